@@ -1,0 +1,137 @@
+"""What to run: a checked Case, and what is comparable with it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from bench.errors import Misuse
+from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
+from workloads.parts.shape import Shape
+from workloads.roster import CARDS, card_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One workload in one setting, and how often it is measured.
+
+    version: of the strategy's definition, from its card.
+    threads: CPU threads of a rank; a rank on the CPU counts as one device of so many threads.
+    trials: times that fresh ranks measure it. steps, warm_up: optimizer steps of a trial, measured and before that.
+    options: all options of the strategy, those left at their default included.
+    """
+
+    strategy: str
+    version: int
+    ranks: int
+    shape: Shape
+    device: Device
+    backend: Backend
+    precision: Precision
+    threads: int
+    trials: int
+    steps: int
+    warm_up: int
+    seed: int
+    options: Mapping[str, OptionValue]
+
+    def key(self) -> str:
+        """Cases of equal key measure the same thing; how often and how long they measure is not part of it."""
+        fields = asdict(self)
+        for name in ("trials", "steps", "warm_up", "seed"):
+            del fields[name]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    def card(self) -> Card:
+        """The card of the case's strategy."""
+        return card_of(self.strategy)
+
+
+def find_card(name: str) -> Card:
+    """The card of that name.
+
+    Raises:
+        Misuse: no strategy is called so; the nearest name is offered.
+    """
+    try:
+        return card_of(name)
+    except KeyError:
+        raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (card.name for card in CARDS))}') from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    offer = f'; did you mean "{close[0]}"?' if close else ";"
+    return f"{offer} (`observatory list` shows all)"
+
+
+def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
+    """All options of the strategy, with those that `key=value` texts set.
+
+    Raises:
+        Misuse: a text is no key=value, the key is unknown or set twice, or the value is not allowed.
+    """
+    known = {option.name: option for option in card.options}
+    values: dict[str, OptionValue] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
+        if name not in known:
+            raise Misuse(f'{card.name} has no option "{name}"{_nearest(name, known)}')
+        if name in values:
+            raise Misuse(f"option {name} is given twice; give it once")
+        try:
+            values[name] = known[name].parse(value)
+        except ValueError as error:
+            raise Misuse(f"{card.name}: {error}") from None
+    return {name: values.get(name, option.default) for name, option in known.items()}
+
+
+def check(case: Case) -> Case:
+    """The case itself, if it can be run.
+
+    Raises:
+        Misuse: a number is too small, the strategy needs something else, or its card refuses the combination.
+    """
+    card = case.card()
+    for name, least in (("ranks", 1), ("threads", 1), ("trials", 1), ("steps", 1), ("warm_up", 0), ("seed", 0)):
+        if getattr(case, name) < least:
+            raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {least} or more")
+    needs = card.needs
+    if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
+        raise Misuse(f"{card.name}: ranks is {case.ranks}; it needs {needs.text()}")
+    if case.device not in needs.devices:
+        raise Misuse(f"{card.name}: device is {case.device}; it needs {needs.text()}")
+    if case.device == "cpu" and case.backend == "nccl":
+        raise Misuse("backend nccl needs --device cuda; on the CPU it is gloo")
+    reasons = card.refusals(case)
+    if reasons:
+        raise Misuse(f"{card.name}: {'; '.join(reasons)}")
+    return case
+
+
+def one_rank_baseline(case: Case, scaling: str) -> Case | None:
+    """The case of `single` that scaling efficiency is read against; None where it would not divide.
+
+    scaling: "weak" has the work of one rank of the case, "strong" has the whole case's work.
+    """
+    batch = case.shape.batch
+    if scaling == "weak":
+        if batch % case.ranks:
+            return None
+        batch //= case.ranks
+    single = card_of("single")
+    options = {option.name: case.options.get(option.name, option.default) for option in single.options}
+    baseline = replace(
+        case,
+        strategy=single.name,
+        version=single.version,
+        ranks=1,
+        shape=replace(case.shape, batch=batch),
+        options=options,
+        backend="nccl" if case.device == "cuda" else "gloo",
+    )
+    return None if single.refusals(baseline) else baseline

@@ -1,0 +1,93 @@
+"""What a runner and an agent, and an agent and its ranks, say to each other: typed JSON, one message a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from bench.case import Case
+from bench.faults import Fault
+
+
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part in one trial.
+
+    folder: where it writes rank<k>.jsonl and rank<k>.err.
+    store_host, store_port, prefix: the key-value store that the ranks of this trial meet in.
+    collective_timeout_s: after which a collective gives up; shorter than the trial's limit.
+    """
+
+    run: str
+    trial: int
+    rank: int
+    local_rank: int
+    case: Case
+    folder: str
+    store_host: str
+    store_port: int
+    prefix: str
+    collective_timeout_s: float
+    fault: Fault | None = None
+
+
+class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """Runner to agent: measure this case once, with fresh ranks, within the limit."""
+
+    run: str
+    trial: int
+    case: Case
+    folder: str
+    limit_s: float
+    fault: Fault | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Agent to runner: ranks can be forked from now on. machine: see `bench.machine.Machine`."""
+
+    machine: dict[str, object]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Agent to runner: how many steps, warm-up included, the slowest rank has finished."""
+
+    run: str
+    trial: int
+    steps: int
+
+
+Outcome = Literal["done", "failed", "timed_out", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a trial did not end well.
+
+    rank: the rank that failed first by its own doing; None where no rank can be told from the others.
+    step: the step it was in. text: what happened to it. last_lines: the end of its rank<k>.err.
+    """
+
+    kind: Literal["killed", "error", "left", "hung", "disk", "interrupted", "agent"]
+    rank: int | None
+    step: int | None
+    text: str
+    last_lines: tuple[str, ...] = ()
+
+
+class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag="trial_ended"):
+    """Agent to runner: all ranks of the trial are gone."""
+
+    run: str
+    trial: int
+    outcome: Outcome
+    cause: Cause | None = None
+
+
+class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, tag="agent_failed"):
+    """Agent to runner: it cannot go on, and why."""
+
+    text: str
+
+
+FromAgent = Ready | Progress | TrialEnded | AgentFailed

@@ -1,0 +1,54 @@
+"""Faults that a rank commits when told to, so that blame can be tried out: a fire drill."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bench.errors import Misuse
+
+FaultKind = Literal["raise", "kill", "hang", "exit", "leave"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What goes wrong, in which rank, at the beginning of which step (counted from 0, warm-up included)."""
+
+    kind: FaultKind
+    rank: int
+    step: int
+
+
+def parse_fault(text: str) -> Fault:
+    """The fault that KIND@RANK:STEP means.
+
+    Raises:
+        Misuse: the text has another form.
+    """
+    kinds = get_args(FaultKind)
+    match = re.fullmatch(rf"({'|'.join(kinds)})@(\d+):(\d+)", text)
+    if match is None:
+        raise Misuse(f'fault "{text}" is not KIND@RANK:STEP, such as hang@1:3; KIND is one of {", ".join(kinds)}')
+    kind, rank, step = match.groups()
+    return Fault(kind=kind, rank=int(rank), step=int(step))  # type: ignore[arg-type]  # The pattern allows no other.
+
+
+def commit(fault: Fault) -> None:
+    """Do it, now, in this process."""
+    match fault.kind:
+        case "raise":
+            raise RuntimeError("a fault was asked for")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "exit":
+            sys.exit(7)
+        case "leave":
+            os._exit(0)

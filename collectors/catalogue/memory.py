@@ -1,0 +1,66 @@
+"""Metrics of memory in a rank: the CUDA allocator's account, live tensors on the CPU, and the process's own."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+ALLOCATED_BYTES = Metric(
+    name="observatory_memory_allocated_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Device memory held by tensors at the end of a step, by the caching allocator's account.",
+)
+RESERVED_BYTES = Metric(
+    name="observatory_memory_reserved_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Device memory that the caching allocator holds at the end of a step, used or not.",
+)
+PEAK_BYTES = Metric(
+    name="observatory_memory_peak_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Most device memory held by tensors at once during a step, by the caching allocator's account.",
+)
+ALLOCATION_RETRIES = Metric(
+    name="observatory_memory_allocation_retries_total",
+    kind="counter",
+    unit="retries",
+    scope="rank",
+    help="Allocations that succeeded only after the caching allocator had returned its unused memory to the device.",
+)
+OUT_OF_MEMORY = Metric(
+    name="observatory_memory_out_of_memory_total",
+    kind="counter",
+    unit="errors",
+    scope="rank",
+    help="Out-of-memory errors that the caching allocator has raised.",
+)
+LIVE_TENSOR_BYTES = Metric(
+    name="observatory_memory_live_tensor_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("category",),
+    help="Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
+)
+RESIDENT_BYTES = Metric(
+    name="observatory_process_resident_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Resident memory of a rank's process at the end of a step, libraries and shared pages included.",
+)
+
+METRICS = (
+    ALLOCATED_BYTES,
+    RESERVED_BYTES,
+    PEAK_BYTES,
+    ALLOCATION_RETRIES,
+    OUT_OF_MEMORY,
+    LIVE_TENSOR_BYTES,
+    RESIDENT_BYTES,
+)

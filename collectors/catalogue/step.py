@@ -1,0 +1,37 @@
+"""Metrics of a training step, measured in each rank."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+STEP_SECONDS = Metric(
+    name="observatory_step_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    help="Time of one optimizer step of a rank, from the end of the step before to its own end, all waits included.",
+)
+PHASE_SECONDS = Metric(
+    name="observatory_phase_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("phase",),
+    help="Time of one step that a rank spent in a phase: data (waiting for its batch), forward, backward, optimizer.",
+)
+TOKENS = Metric(
+    name="observatory_tokens_total",
+    kind="counter",
+    unit="tokens",
+    scope="rank",
+    help="Tokens that a rank has trained on since its start, warm-up included.",
+)
+LOSS = Metric(
+    name="observatory_loss_nats",
+    kind="gauge",
+    unit="nats",
+    scope="rank",
+    help="Mean cross-entropy of a rank's own tokens in one step.",
+)
+
+METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS)

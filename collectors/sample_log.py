@@ -1,0 +1,190 @@
+"""Samples as lines of a file: append, read, follow. The file is the interface between measuring and all that follows.
+
+Each line is one JSON record, written whole by one system call, so that a process that dies loses at most its last line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from collectors.metric import Sample
+
+SCHEMA_VERSION = 1
+Mark = Literal["warm_up", "measured", "memory", "traced"]
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
+    """A rank began a trial. Fresh ranks of one run append to the same file, trial after trial."""
+
+    run: str
+    trial: int
+    rank: int
+    time_ns: int
+    pid: int
+    host: str
+    schema_version: int = SCHEMA_VERSION
+
+
+class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True):
+    """Samples taken together. step counts from 0 with the first warm-up; only marks of `measured` are speed."""
+
+    trial: int
+    time_ns: int
+    mark: Mark
+    step: int
+    samples: list[Sample]
+
+
+class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
+    """Something that is absent or was skipped in this trial, and why."""
+
+    trial: int
+    time_ns: int
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
+    """A rank's own account of how its trial ended; a rank without one was killed or left on its own.
+
+    step: the step it was in. error: the exception's type and message, None where all went well.
+    """
+
+    trial: int
+    time_ns: int
+    step: int
+    error_type: str | None = None
+    error: str | None = None
+
+
+Record = Opened | Reading | Note | Ended
+
+
+class NewerSchema(ValueError):
+    """A log was written by a newer version of this program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a log holds, and what of it could not be read."""
+
+    records: list[Record]
+    left_out: list[str] = field(default_factory=list)
+
+
+class SampleLog:
+    """A log to append to.
+
+    Raises:
+        OSError: the file cannot be opened or written, the disk being full among others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _end_broken_line(path, self._fd)
+
+    def write(self, record: Record) -> None:
+        """Append the record as one line."""
+        line = self._encoder.encode(record) + b"\n"
+        written = os.write(self._fd, line)
+        if written != len(line):  # The disk filled up in the middle; the next call says so.
+            os.write(self._fd, line[written:])
+
+    def close(self, *, durable: bool = False) -> None:
+        """Close the file; with `durable` only after its bytes are on the disk."""
+        if durable:
+            os.fsync(self._fd)
+        os.close(self._fd)
+
+
+def _end_broken_line(path: Path, fd: int) -> None:
+    """A writer that died may have left half a line, which must not swallow the first line of the next."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            os.write(fd, b"\n")
+
+
+def read(path: Path) -> Contents:
+    """All records of a log; lines that cannot be read are left out and named.
+
+    Raises:
+        NewerSchema: a newer version wrote the log.
+        OSError: the file cannot be read.
+    """
+    follower = Follower(path)
+    records = follower.new()
+    if follower.unfinished:
+        follower.left_out.append(f"{path.name}: the last line is cut off; {follower.unfinished} bytes left out")
+    return Contents(records=records, left_out=follower.left_out)
+
+
+class Follower:
+    """Reads what was appended to a log since the last look. A file that is not there yet is empty."""
+
+    def __init__(self, path: Path) -> None:
+        self.left_out: list[str] = []
+        self._path = path
+        self._decoder = msgspec.json.Decoder(Record)
+        self._position = 0
+        self._line = 0
+        self._rest = b""
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes after the last whole line."""
+        return len(self._rest)
+
+    def new(self) -> list[Record]:
+        """The records of all lines that were finished since the last call.
+
+        Raises:
+            NewerSchema: a newer version wrote the log.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._position += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [record for line in lines if (record := self._decode(line)) is not None]
+
+    def _decode(self, line: bytes) -> Record | None:
+        self._line += 1
+        if not line:
+            return None
+        try:
+            record = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._refuse_newer(line)
+            self.left_out.append(f"{self._path.name}: line {self._line} cannot be read and is left out ({error})")
+            return None
+        self._refuse_newer(line)
+        return record
+
+    def _refuse_newer(self, line: bytes) -> None:
+        if b'"schema_version"' not in line:
+            return
+        try:
+            version = msgspec.json.decode(line, type=_Versioned).schema_version
+        except msgspec.DecodeError:
+            return
+        if version > SCHEMA_VERSION:
+            raise NewerSchema(
+                f"{self._path}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
+                " use the version that wrote it"
+            )
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int

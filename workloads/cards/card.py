@@ -1,0 +1,149 @@
+"""What a card is: everything that can be said of a strategy without running it, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from workloads.laws.terms import States, Transfer
+from workloads.parts.shape import Shape
+
+Device = Literal["cpu", "cuda"]
+Backend = Literal["gloo", "nccl"]
+Precision = Literal["fp32", "bf16", "fp16"]
+OptionValue = bool | int | float | str
+
+
+class Setup(Protocol):
+    """What a card and a workload read of a case."""
+
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def options(self) -> Mapping[str, OptionValue]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One setting of a strategy; its type is that of its default.
+
+    choices: the only words allowed, for an option of text.
+    minimum: the least number allowed.
+    """
+
+    name: str
+    default: OptionValue
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        if isinstance(self.default, bool):
+            return "true or false"
+        if self.choices:
+            return ", ".join(self.choices)
+        kind = {int: "a whole number", float: "a number", str: "text"}[type(self.default)]
+        return kind if self.minimum is None else f"{kind} of at least {self.minimum:g}"
+
+    def parse(self, text: str) -> OptionValue:
+        """The value that the text means.
+
+        Raises:
+            ValueError: the text is not of the option's type, or not among what it allows.
+        """
+        try:
+            value = self._read(text)
+        except (ValueError, KeyError):
+            raise ValueError(f'option {self.name} is "{text}"; it may be {self.allowed}') from None
+        return value
+
+    def _read(self, text: str) -> OptionValue:
+        if isinstance(self.default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        value = type(self.default)(text)
+        if self.choices and value not in self.choices:
+            raise ValueError
+        if isinstance(value, (int, float)) and not _is_number_allowed(value, self.minimum):
+            raise ValueError
+        return value
+
+
+def _is_number_allowed(value: float, minimum: float | None) -> bool:
+    return abs(value) < float("inf") and (minimum is None or value >= minimum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What must be there before a strategy can run."""
+
+    minimum_ranks: int = 1
+    maximum_ranks: int | None = None
+    devices: tuple[Device, ...] = ("cpu", "cuda")
+
+    def text(self) -> str:
+        """The needs in words, for people."""
+        if self.minimum_ranks == self.maximum_ranks:
+            ranks = f"{self.minimum_ranks} rank" + ("s" if self.minimum_ranks > 1 else "")
+        elif self.maximum_ranks is None:
+            ranks = f"{self.minimum_ranks} or more ranks"
+        else:
+            ranks = f"{self.minimum_ranks} to {self.maximum_ranks} ranks"
+        return f"{ranks}; {' or '.join(self.devices)}"
+
+
+LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
+"""How far the norm of a difference may be from `single`'s, as a share of the norm, where nothing but the order of
+additions differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """How the strategy's losses and gradients compare with those of `single`; the parity test reads it.
+
+    exact: equal within `limits`, for each of `variants` (options that must not change the result).
+    lossless_limit: exact with `variants`, which switch the loss off.
+    none: not comparable, for `reason`.
+    """
+
+    kind: Literal["exact", "lossless_limit", "none"]
+    limits: Mapping[Precision, float] = field(default_factory=lambda: LIMITS)
+    variants: tuple[Mapping[str, OptionValue], ...] = ({},)
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A strategy: what it is, takes, needs and refuses, and its terms in the laws.
+
+    version: of the definition; a changed workload is a new series and is compared with none of the old.
+    mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
+    refusals: why this setup would be wrong or hang, with what would work; empty where it runs.
+    transfers, states: see `workloads.laws.terms`.
+    """
+
+    name: str
+    kind: Literal["training", "probe"]
+    summary: str
+    version: int
+    options: tuple[Option, ...]
+    needs: Needs
+    parity: Parity
+    mesh: Callable[[Setup], dict[str, int]]
+    refusals: Callable[[Setup], list[str]]
+    transfers: Callable[[Setup], tuple[Transfer, ...]]
+    states: Callable[[Setup], States]

@@ -1,0 +1,43 @@
+"""The options that every training strategy takes, and what `parts.training` and `parts.data` refuse of them."""
+
+from __future__ import annotations
+
+from workloads.cards.card import Option, Setup
+
+TRAINING_OPTIONS: tuple[Option, ...] = (
+    Option(name="accumulate", default=1, minimum=1, help="parts that a rank's batch is split into, one after another"),
+    Option(name="learning_rate", default=3e-4, minimum=0.0, help="of AdamW"),
+    Option(name="clip", default=1.0, minimum=0.0, help="largest norm of the gradient; 0 does not clip"),
+    Option(
+        name="checkpoint",
+        default="none",
+        choices=("none", "full", "selective"),
+        help="activations recomputed in backward: none, whole blocks, or all but products and attention",
+    ),
+    Option(
+        name="compile",
+        default="none",
+        choices=("none", "default", "reduce-overhead", "max-autotune"),
+        help="mode of torch.compile, block by block",
+    ),
+    Option(name="workers", default=1, minimum=0, help="processes that make a rank's batches; 0: in the step"),
+    Option(name="loader_delay_ms", default=0.0, minimum=0.0, help="slows each batch on purpose"),
+)
+
+
+def local_batch(setup: Setup, data_ranks: int) -> int:
+    """Sequences that one data rank takes through the model at a time: the effective batch over ranks and parts."""
+    return setup.shape.batch // (data_ranks * int(setup.options["accumulate"]))
+
+
+def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
+    """Why the batch cannot be shared out over data ranks and accumulated parts, with the numbers that could."""
+    accumulate = int(setup.options["accumulate"])
+    parts = data_ranks * accumulate
+    batch = setup.shape.batch
+    if batch % parts == 0:
+        return []
+    shares = f"{data_ranks} data ranks" + (f" x accumulate {accumulate}" if accumulate > 1 else "")
+    lower, upper = batch - batch % parts, batch - batch % parts + parts
+    fitting = f"{lower} or {upper}" if lower else str(upper)
+    return [f"batch {batch} cannot be shared equally by {shares}; --batch {fitting} would fit"]

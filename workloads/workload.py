@@ -1,0 +1,43 @@
+"""What a strategy's module gives a rank: a `build` function that makes a `Workload`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from workloads.cards.card import Setup
+
+Phase = Callable[[str], AbstractContextManager[None]]
+"""Marks a part of the step: `with phase("forward"):`. Who hands it in decides what it measures."""
+
+
+class Workload(Protocol):
+    """A strategy that stands ready to train."""
+
+    model: nn.Module
+    optimizer: Optimizer
+
+    def step(self, tokens_bs: Tensor) -> Tensor | None:
+        """One optimizer step over this rank's share of the batch.
+
+        tokens_bs: (accumulate x local batch, sequence + 1) int64 on the rank's device; the last column is only a
+        target.
+        Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None where this rank
+        computes no loss.
+        """
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """The gradient of the last step, whole, by the name that the weight has in `single`; for the parity test.
+
+        Raises:
+            RuntimeError: a weight has no gradient.
+        """
+
+
+Build = Callable[[Setup, DeviceMesh, Phase], Workload]
+"""A strategy's module has a function `build` of this type: it seeds, makes model and optimizer, and wraps them."""
