@@ -94,8 +94,8 @@ class Shape:
 DIMENSIONS = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence", "batch")
 
 PRESETS: dict[str, Shape] = {
-    # A step of some ten milliseconds on one CPU core: long enough to measure, short enough to wait for.
-    "tiny": Shape(layers=2, width=128, heads=4, kv_heads=2, mlp_width=384, vocabulary=512, sequence=64, batch=8),
+    # A step of a tenth of a second on one CPU core: long enough to measure, short enough to wait for.
+    "tiny": Shape(layers=4, width=128, heads=4, kv_heads=2, mlp_width=384, vocabulary=512, sequence=128, batch=8),
     "125m": Shape(layers=12, width=768, heads=12, kv_heads=4, mlp_width=2048, vocabulary=32000, sequence=2048, batch=8),
     # TinyLlama 1.1B (Zhang et al. 2024).
     "1b": Shape(layers=22, width=2048, heads=32, kv_heads=4, mlp_width=5632, vocabulary=32000, sequence=2048, batch=8),

@@ -1,0 +1,51 @@
+"""Setups for tests of workloads: small, on the CPU, and without bench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
+from workloads.parts.shape import Shape
+from workloads.roster import card_of
+
+SMALL = Shape(layers=4, width=64, heads=4, kv_heads=2, mlp_width=128, vocabulary=64, sequence=16, batch=8)
+"""Large enough for several gradient buckets of 0.1 MiB, and divisible by what strategies cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallSetup:
+    """A `Setup` with what the tests vary."""
+
+    strategy: str
+    ranks: int
+    shape: Shape
+    precision: Precision
+    options: Mapping[str, OptionValue]
+    device: Device = "cpu"
+    backend: Backend = "gloo"
+    seed: int = 7
+
+
+def small_setup(
+    strategy: str = "single",
+    *,
+    ranks: int = 1,
+    shape: Shape = SMALL,
+    precision: Precision = "fp32",
+    options: Mapping[str, OptionValue] | None = None,
+) -> SmallSetup:
+    """The strategy with its default options, some replaced, and no worker processes unless asked for."""
+    defaults = {option.name: option.default for option in card_of(strategy).options}
+    return SmallSetup(
+        strategy=strategy,
+        ranks=ranks,
+        shape=shape,
+        precision=precision,
+        options={**defaults, "workers": 0, **(options or {})},
+    )
+
+
+def ranks_of(card: Card) -> int:
+    """Two ranks, or as near as the strategy's needs allow."""
+    return min(max(2, card.needs.minimum_ranks), card.needs.maximum_ranks or 2)

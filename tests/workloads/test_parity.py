@@ -1,0 +1,84 @@
+"""Every training strategy of the roster computes what `single` computes, as far as its card declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from tests.ranks import OnRanks
+from tests.workloads.setups import SmallSetup, ranks_of, small_setup
+from tests.workloads.training_runs import StepRecord, train
+from workloads.cards.card import Card, OptionValue, Precision
+from workloads.roster import CARDS
+
+STEPS = 3
+GOALS = ("learning_rate", "clip")
+"""Options that say what is to be computed and not how; `single` gets them as the variant has them."""
+
+Reference = Callable[[SmallSetup], list[StepRecord]]
+
+
+def cases() -> Iterator[tuple[Card, Precision, Mapping[str, OptionValue]]]:
+    """Each variant in fp32, and the first in each precision; without clipping but once.
+
+    Clipping to a norm makes gradients alike that are wrong by a factor, such as a sum taken for a mean.
+    """
+    for card in CARDS:
+        if card.kind != "training" or card.parity.kind == "none":
+            continue
+        plain = card.parity.variants[0] if card.parity.kind == "lossless_limit" else {}
+        yield card, "fp32", plain
+        for variant in card.parity.variants:
+            yield card, "fp32", {"clip": 0.0, **variant}
+        yield card, "bf16", {"clip": 0.0, **plain}
+        yield card, "fp16", {"clip": 0.0, **plain}
+
+
+def name_of(card: Card, precision: Precision, options: Mapping[str, OptionValue]) -> str:
+    return " ".join([card.name, precision, *(f"{key}={value}" for key, value in options.items())])
+
+
+@pytest.fixture(scope="module")
+def reference(on_ranks: OnRanks) -> Reference:
+    known: dict[str, list[StepRecord]] = {}
+
+    def run(setup: SmallSetup) -> list[StepRecord]:
+        goals = {name: setup.options[name] for name in GOALS}
+        key = f"{setup.precision} {goals}"
+        if key not in known:
+            (known[key],) = on_ranks(1, train, small_setup(precision=setup.precision, options=goals), STEPS)
+        return known[key]
+
+    return run
+
+
+@pytest.mark.parametrize(("card", "precision", "options"), [pytest.param(*case, id=name_of(*case)) for case in cases()])
+def test_losses_and_gradients_are_those_of_single(
+    card: Card,
+    precision: Precision,
+    options: Mapping[str, OptionValue],
+    on_ranks: OnRanks,
+    reference: Reference,
+) -> None:
+    setup = small_setup(card.name, ranks=ranks_of(card), precision=precision, options=options)
+    assert not card.refusals(setup)
+    limit = card.parity.limits[precision]
+    records = on_ranks(setup.ranks, train, setup, STEPS)
+    for step, expected in enumerate(reference(setup)):
+        losses = [record[step].loss for record in records]
+        known_losses = [loss for loss in losses if loss is not None]
+        assert expected.loss is not None
+        assert sum(known_losses) / len(known_losses) == pytest.approx(expected.loss, rel=limit)
+        for record in records:
+            gradients = record[step].gradients
+            assert gradients.keys() == expected.gradients.keys()
+            for name, gradient in gradients.items():
+                truth = expected.gradients[name]
+                difference = ((gradient - truth).norm() / truth.norm()).item()
+                assert difference <= limit, f"step {step}: {name} is off by {difference:.1e}"
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_strategy_without_parity_says_why(card: Card) -> None:
+    assert card.parity.reason or card.parity.kind != "none"

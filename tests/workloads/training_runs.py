@@ -1,0 +1,59 @@
+"""Trains a strategy for a few steps as one of its ranks, for tests to look at."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tests.workloads.setups import SmallSetup
+from workloads.parts.data import Batches
+from workloads.parts.mesh import make_mesh
+from workloads.roster import card_of
+from workloads.workload import Phase, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one step left behind on a rank."""
+
+    loss: float | None
+    gradients: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A rank's workload with its batches."""
+
+    workload: Workload
+    batches: Batches
+
+    def step(self) -> Tensor | None:
+        """One step on the next batch."""
+        return self.workload.step(next(self.batches))
+
+
+def no_phase(name: str) -> nullcontext[None]:
+    """Marks nothing."""
+    return nullcontext()
+
+
+def make_ready(setup: SmallSetup, phase: Phase = no_phase) -> Ready:
+    """Build the setup's strategy on this rank; the process group exists."""
+    mesh = make_mesh(card_of(setup.strategy).mesh(setup), setup.device)
+    workload: Workload = importlib.import_module(f"workloads.{setup.strategy}").build(setup, mesh, phase)
+    batches = Batches(setup, data_rank=mesh.get_local_rank("data"), data_ranks=mesh["data"].size())
+    return Ready(workload=workload, batches=batches)
+
+
+def train(setup: SmallSetup, steps: int) -> list[StepRecord]:
+    """Loss and gradients of each step."""
+    ready = make_ready(setup)
+    records = []
+    for _ in range(steps):
+        loss = ready.step()
+        gradients = {name: gradient.clone() for name, gradient in ready.workload.full_gradients().items()}
+        records.append(StepRecord(loss=None if loss is None else loss.item(), gradients=gradients))
+    return records

@@ -1,0 +1,145 @@
+"""One optimizer step, the same for every strategy: precision, accumulation, clipping, compilation.
+
+Knows no strategy: what differs between them is handed in.
+Dimensions: b sequences of a rank, s sequence + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from workloads.cards.card import Precision, Setup
+from workloads.parts.transformer import Checkpoint, Transformer, next_token_loss
+from workloads.workload import Phase
+
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.95)
+AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Trainer:
+    """A model and its optimizer, trained on one batch of the rank at a time; a `Workload` of itself.
+
+    After a step the gradients stay readable until the next one: the mean over the effective batch, unscaled, clipped.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        model: nn.Module,
+        phase: Phase,
+        *,
+        no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+        after_backward: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over a model that lies on its device, and make its optimizer.
+
+        model: what is called, wrappers included.
+        no_sync: entered around forward and backward of every microbatch but the last.
+        after_backward: called when the last microbatch's backward is through; its time is backward's.
+        """
+        self.model = model
+        self.optimizer: Optimizer = make_optimizer(setup, model.parameters())
+        self._phase = phase
+        self._no_sync = no_sync
+        self._after_backward = after_backward
+        self._device = setup.device
+        self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
+        self._accumulate = int(setup.options["accumulate"])
+        self._clip = float(setup.options["clip"])
+        # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
+        self._scaler = torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
+
+    def step(self, tokens_bs: Tensor) -> Tensor:
+        """See `Workload.step`."""
+        with self._phase("optimizer"):
+            self.optimizer.zero_grad()
+        microbatches = tokens_bs.chunk(self._accumulate)
+        losses = []
+        for microbatch_bs in microbatches[:-1]:
+            with self._no_sync():
+                losses.append(self._forward_backward(microbatch_bs))
+        losses.append(self._forward_backward(microbatches[-1], then=self._after_backward))
+        with self._phase("optimizer"):
+            self._update()
+        return torch.stack(losses).sum()
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """See `Workload.full_gradients`; for models whose gradients are whole on each rank."""
+        return whole_gradients(self.model)
+
+    def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
+        """The microbatch's part of the loss, detached; its gradients are added to those that are there."""
+        with self._phase("forward"), self._autocast():
+            logits_bsv = self.model(tokens_bs[:, :-1])
+            loss = next_token_loss(logits_bsv, tokens_bs[:, 1:]) / self._accumulate
+        with self._phase("backward"):
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            then()
+        return loss.detach()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._autocast_type is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._autocast_type)
+
+    def _update(self) -> None:
+        # The optimizer could unscale by itself, but then clipping would see scaled gradients, and so would readers.
+        self._scaler.unscale_(self.optimizer)
+        if self._clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+
+
+def make_model(setup: Setup) -> Transformer:
+    """The reference model on the rank's device: equal in all ranks, whatever was drawn before."""
+    torch.manual_seed(setup.seed)
+    with torch.device(setup.device):
+        model = Transformer(setup.shape, checkpoint=_checkpoint(setup))
+    compile_blocks(model, str(setup.options["compile"]))
+    return model
+
+
+def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:
+    """AdamW over these weights, its update one kernel."""
+    return AdamW(
+        parameters,
+        lr=float(setup.options["learning_rate"]),
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
+    )
+
+
+def compile_blocks(model: Transformer, mode: str) -> None:
+    """Compile each block in place, so that no name changes; all blocks share one graph. mode: "none" leaves them."""
+    if mode == "none":
+        return
+    for block in model.blocks:
+        block.compile(mode=mode, fullgraph=True)
+
+
+def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of each weight, by the weight's name without those of wrappers.
+
+    Raises:
+        RuntimeError: a weight has no gradient.
+    """
+    gradients = {}
+    for name, weight in model.named_parameters():
+        plain_name = name.removeprefix("module.")
+        if weight.grad is None:
+            raise RuntimeError(f"weight {plain_name} has no gradient; the last backward did not reach it")
+        gradients[plain_name] = weight.grad
+    return gradients
+
+
+def _checkpoint(setup: Setup) -> Checkpoint:
+    choice: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    return choice
