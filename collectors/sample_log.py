@@ -6,6 +6,8 @@ Each line is one JSON record, written whole by one system call, so that a proces
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -64,6 +66,10 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
 Record = Opened | Reading | Note | Ended
 
 
+class LogUnwritable(OSError):
+    """A log cannot be opened or written: the disk is full, or the folder is gone."""
+
+
 class NewerSchema(ValueError):
     """A log was written by a newer version of this program."""
 
@@ -80,31 +86,44 @@ class SampleLog:
     """A log to append to.
 
     Raises:
-        OSError: the file cannot be opened or written, the disk being full among others.
+        LogUnwritable: from each call that writes.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._encoder = msgspec.json.Encoder()
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        _end_broken_line(path, self._fd)
+        with _refusing(path):
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            _end_broken_line(path, self._fd)
+        self._path = path
 
     def write(self, record: Record) -> None:
         """Append the record as one line."""
         line = self._encoder.encode(record) + b"\n"
-        written = os.write(self._fd, line)
-        if written != len(line):  # The disk filled up in the middle; the next call says so.
-            os.write(self._fd, line[written:])
+        with _refusing(self._path):
+            written = os.write(self._fd, line)
+            if written != len(line):  # The disk filled up in the middle; the next call says so.
+                os.write(self._fd, line[written:])
 
     def close(self, *, durable: bool = False) -> None:
         """Close the file; with `durable` only after its bytes are on the disk."""
-        if durable:
-            os.fsync(self._fd)
-        os.close(self._fd)
+        with _refusing(self._path):
+            if durable:
+                os.fsync(self._fd)
+            os.close(self._fd)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LogUnwritable(error.errno, error.strerror, str(path)) from error
 
 
 def _end_broken_line(path: Path, fd: int) -> None:
     """A writer that died may have left half a line, which must not swallow the first line of the next."""
+    if not path.is_file():
+        return
     with path.open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return
@@ -133,7 +152,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.left_out: list[str] = []
         self._path = path
-        self._decoder = msgspec.json.Decoder(Record)
+        self._decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
         self._position = 0
         self._line = 0
         self._rest = b""
@@ -149,12 +168,11 @@ class Follower:
         Raises:
             NewerSchema: a newer version wrote the log.
         """
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                data = file.read()
-        except FileNotFoundError:
+        if not self._path.is_file():  # A device, too, which may have no end.
             return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
         self._position += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [record for line in lines if (record := self._decode(line)) is not None]
@@ -164,7 +182,7 @@ class Follower:
         if not line:
             return None
         try:
-            record = self._decoder.decode(line)
+            record: Record = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._refuse_newer(line)
             self.left_out.append(f"{self._path.name}: line {self._line} cannot be read and is left out ({error})")

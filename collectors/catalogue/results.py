@@ -56,6 +56,22 @@ RUN_SCALING_EFFICIENCY = Metric(
     help="Tokens per second and rank of a run, divided by those of its one-rank baseline with equal work per rank"
     " (weak) or equal total work (strong).",
 )
+RUN_PEAK_MEMORY_BYTES = Metric(
+    name="observatory_run_peak_memory_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("account",),
+    help="Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
+    " CPU, one unmeasured step) or resident (the process).",
+)
+RUN_LOSS = Metric(
+    name="observatory_run_loss_nats",
+    kind="gauge",
+    unit="nats",
+    scope="run",
+    help="Cross-entropy of the last measured step, as the mean over ranks that compute a loss.",
+)
 
 METRICS = (
     RUN_STEP_SECONDS,
@@ -65,4 +81,6 @@ METRICS = (
     RUN_MFU,
     RUN_PHASE_SECONDS,
     RUN_SCALING_EFFICIENCY,
+    RUN_PEAK_MEMORY_BYTES,
+    RUN_LOSS,
 )

@@ -34,4 +34,7 @@ LOSS = Metric(
     help="Mean cross-entropy of a rank's own tokens in one step.",
 )
 
+PHASES = ("data", "forward", "backward", "optimizer")
+"""The phases of every training step, in its order; a strategy may mark others beside them."""
+
 METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS)

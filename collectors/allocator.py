@@ -1,0 +1,105 @@
+"""The memory of a rank, as the CUDA allocator, the system or the live tensors account for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim import Optimizer
+
+from collectors.catalogue.memory import (
+    ALLOCATED_BYTES,
+    ALLOCATION_RETRIES,
+    LIVE_TENSOR_BYTES,
+    OUT_OF_MEMORY,
+    PEAK_BYTES,
+    RESERVED_BYTES,
+    RESIDENT_BYTES,
+)
+from collectors.metric import Sample
+
+STATM = Path("/proc/self/statm")
+
+CATEGORIES = {
+    "Parameter": "parameters",
+    "Buffer": "buffers",
+    "Gradient": "gradients",
+    "Activation": "activations",
+    "Temp": "temporary",
+    "Optstate": "optimizer",
+    "Other": "other",
+    "Total": "total",
+}
+"""MemTracker's names, and ours. temporary: made in backward, such as gradients of activations."""
+
+
+class CannotTrack(RuntimeError):
+    """Live tensors cannot be followed in this workload; the message says why."""
+
+
+def step_samples(device: torch.device) -> list[Sample]:
+    """The rank's memory now; on CUDA its peak since the last call, so call it once at the end of each step.
+
+    The allocator keeps its account when the host queues work, so that nothing here waits for the device.
+    """
+    if device.type != "cuda":
+        return resident_samples()
+    account = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated_bytes, reserved_bytes = account["allocated_bytes"]["all"], account["reserved_bytes"]["all"]
+    torch.cuda.reset_peak_memory_stats(device)
+    return [
+        ALLOCATED_BYTES.at(allocated_bytes["current"]),
+        RESERVED_BYTES.at(reserved_bytes["current"]),
+        PEAK_BYTES.at(allocated_bytes["peak"]),
+        ALLOCATION_RETRIES.at(account["num_alloc_retries"]),
+        OUT_OF_MEMORY.at(account["num_ooms"]),
+    ]
+
+
+def resident_samples(statm: Path = STATM) -> list[Sample]:
+    """The process's resident memory now; empty where the system has no /proc.
+
+    getrusage knows the largest value since the start only, which is another figure: there is no fallback to it.
+    """
+    try:
+        pages = int(statm.read_text().split()[1])
+    except FileNotFoundError:
+        return []
+    return [RESIDENT_BYTES.at(pages * os.sysconf("SC_PAGE_SIZE"))]
+
+
+def live_tensor_bytes(run_step: Callable[[], object], model: nn.Module, optimizer: Optimizer) -> list[Sample]:
+    """The bytes of live tensors at their peak in one step, by category and in total.
+
+    For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
+    not.
+    model: the outermost module that the step calls.
+
+    Raises:
+        CannotTrack: the model is compiled, or MemTracker does not know what the step does.
+    """
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise CannotTrack("compiled blocks allocate where no tensor is seen; use compile=none to see them")
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+
+    def forget_last_forward(module: nn.Module, arguments: object) -> None:
+        # MemTracker refuses a second forward of the root, as accumulation makes, unless its account by module is reset.
+        if module is model:
+            tracker.reset_mod_stats()
+
+    # A hook of the model itself would run after the tracker's, which is global; global hooks run in order.
+    handle = nn.modules.module.register_module_forward_pre_hook(forget_last_forward)
+    try:
+        with tracker:
+            run_step()
+    except NotImplementedError as error:
+        raise CannotTrack(str(error)) from error
+    finally:
+        handle.remove()
+    (peak_bytes,) = tracker.get_tracker_snapshot("peak").values()
+    return [LIVE_TENSOR_BYTES.at(peak_bytes[theirs], category=ours) for theirs, ours in CATEGORIES.items()]

@@ -1,0 +1,211 @@
+"""The times of each step and of its phases, in the rank, without holding the device up.
+
+Knows no workload. Steps are contiguous: each lasts from the end of the step before it to its own, so nothing is hidden
+between two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+HOST_PHASES = frozenset({"data"})
+"""Phases in which the host waits, whatever the device does meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What one step took.
+
+    phases_s: seconds by phase; a phase that was entered several times is summed.
+    loss: the step's loss in nats, None where the rank computes none.
+    """
+
+    step_s: float
+    phases_s: dict[str, float]
+    loss: float | None
+
+
+class StepClock(Protocol):
+    """Measures steps that follow each other."""
+
+    def start(self) -> None:
+        """The first step begins now; again after a pause."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what is inside as a part of the running step."""
+
+    def end_step(self, loss: Tensor | None = None) -> None:
+        """The running step ends and the next begins. loss: a scalar on the device, read when it is there."""
+
+    def finished(self) -> list[StepTimes]:
+        """The steps whose times are known by now, in order, each once."""
+
+    def drain(self) -> list[StepTimes]:
+        """Wait for the device, then all steps that are left."""
+
+
+def make_clock(device: torch.device) -> StepClock:
+    """The clock that suits the device: host time on the CPU, events on CUDA."""
+    if device.type == "cuda":
+        return DeviceClock(new_event=partial(torch.cuda.Event, enable_timing=True))
+    return HostClock()
+
+
+class HostClock:
+    """Steps by the host's clock, for devices that are done when the call returns."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now_ns = now_ns
+        self._begun_ns: int | None = None
+        self._phases_ns: dict[str, int] = {}
+        self._finished: list[StepTimes] = []
+
+    def start(self) -> None:
+        """See `StepClock.start`."""
+        self._phases_ns = {}
+        self._begun_ns = self._now_ns()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `StepClock.phase`."""
+        begun_ns = self._now_ns()
+        yield
+        self._phases_ns[name] = self._phases_ns.get(name, 0) + self._now_ns() - begun_ns
+
+    def end_step(self, loss: Tensor | None = None) -> None:
+        """See `StepClock.end_step`."""
+        assert self._begun_ns is not None, "start() comes before the first step"
+        ended_ns = self._now_ns()
+        self._finished.append(
+            StepTimes(
+                step_s=(ended_ns - self._begun_ns) / 1e9,
+                phases_s={name: phase_ns / 1e9 for name, phase_ns in self._phases_ns.items()},
+                loss=None if loss is None else loss.item(),
+            )
+        )
+        self._begun_ns, self._phases_ns = ended_ns, {}
+
+    def finished(self) -> list[StepTimes]:
+        """See `StepClock.finished`."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def drain(self) -> list[StepTimes]:
+        """See `StepClock.drain`."""
+        return self.finished()
+
+
+class Event(Protocol):
+    """A mark in the device's queue of work; `torch.cuda.Event` is one."""
+
+    def record(self) -> None:
+        """Put the mark at the end of the queue."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds of the device from this mark to that one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queued:
+    """A step that the host has ended and that the device may still be at. loss: on its way to the host."""
+
+    begun: Event
+    ended: Event
+    phases: tuple[tuple[str, Event, Event], ...]
+    host_phases_ns: dict[str, int]
+    loss: Tensor | None
+
+
+class DeviceClock:
+    """Steps by events in the device's queue, which the host may be many steps ahead of; only `drain` waits for it.
+
+    Phases in which the host itself waits (`HOST_PHASES`) are by the host's clock.
+    """
+
+    def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._new_event = new_event
+        self._now_ns = now_ns
+        self._begun: Event | None = None
+        self._phases: list[tuple[str, Event, Event]] = []
+        self._host_phases_ns: dict[str, int] = {}
+        self._queued: deque[_Queued] = deque()
+
+    def start(self) -> None:
+        """See `StepClock.start`."""
+        self._begin_at(self._mark())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `StepClock.phase`."""
+        if name in HOST_PHASES:
+            begun_ns = self._now_ns()
+            yield
+            self._host_phases_ns[name] = self._host_phases_ns.get(name, 0) + self._now_ns() - begun_ns
+        else:
+            begun = self._mark()
+            yield
+            self._phases.append((name, begun, self._mark()))
+
+    def end_step(self, loss: Tensor | None = None) -> None:
+        """See `StepClock.end_step`."""
+        assert self._begun is not None, "start() comes before the first step"
+        # A copy off a GPU that does not block lands in pinned memory, and is whole once the step's end is passed.
+        loss_on_host = None if loss is None else loss.detach().to("cpu", non_blocking=True)
+        ended = self._mark()
+        self._queued.append(
+            _Queued(
+                begun=self._begun,
+                ended=ended,
+                phases=tuple(self._phases),
+                host_phases_ns=self._host_phases_ns,
+                loss=loss_on_host,
+            )
+        )
+        self._begin_at(ended)
+
+    def finished(self) -> list[StepTimes]:
+        """See `StepClock.finished`."""
+        finished = []
+        while self._queued and self._queued[0].ended.query():
+            finished.append(_resolve(self._queued.popleft()))
+        return finished
+
+    def drain(self) -> list[StepTimes]:
+        """See `StepClock.drain`."""
+        if self._queued:
+            self._queued[-1].ended.synchronize()
+        return self.finished()
+
+    def _begin_at(self, event: Event) -> None:
+        self._begun, self._phases, self._host_phases_ns = event, [], {}
+
+    def _mark(self) -> Event:
+        event = self._new_event()
+        event.record()
+        return event
+
+
+def _resolve(step: _Queued) -> StepTimes:
+    phases_s = {name: phase_ns / 1e9 for name, phase_ns in step.host_phases_ns.items()}
+    for name, begun, ended in step.phases:
+        phases_s[name] = phases_s.get(name, 0.0) + begun.elapsed_time(ended) / 1e3
+    return StepTimes(
+        step_s=step.begun.elapsed_time(step.ended) / 1e3,
+        phases_s=phases_s,
+        loss=None if step.loss is None else step.loss.item(),
+    )

@@ -1,0 +1,44 @@
+"""The catalogue's promises: names are unique, end in their units, and are spelt nowhere else."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from collectors.catalogue.every import METRICS
+from collectors.metric import Metric
+
+ROOT = Path(__file__).parents[2]
+BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors"}
+
+
+def test_names_are_unique() -> None:
+    repeated = [name for name, count in Counter(metric.name for metric in METRICS).items() if count > 1]
+    assert repeated == []
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_name_ends_in_its_unit_and_kind(metric: Metric) -> None:
+    assert metric.unit in BASE_UNITS
+    ending = "_total" if metric.kind == "counter" else f"_{metric.unit}"
+    assert metric.name.startswith("observatory_")
+    assert metric.name.endswith(ending)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
+    assert metric.help.endswith(".")
+    assert len(metric.help.split()) > 5
+
+
+def test_names_are_spelt_in_the_catalogue_only() -> None:
+    spelt = re.compile(r"[\"']observatory_[a-z_]+[\"']")
+    elsewhere = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for folder in ("bench", "collectors", "workloads")
+        for path in (ROOT / folder).rglob("*.py")
+        if "catalogue" not in path.parts
+        for found in spelt.finditer(path.read_text())
+    ]
+    assert elsewhere == []

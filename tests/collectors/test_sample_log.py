@@ -1,0 +1,109 @@
+"""A sample log is whole up to its last line, whatever happened to its writer."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectors.metric import Sample
+from collectors.sample_log import (
+    SCHEMA_VERSION,
+    Ended,
+    Follower,
+    LogUnwritable,
+    NewerSchema,
+    Note,
+    Opened,
+    Reading,
+    Record,
+    SampleLog,
+    read,
+)
+
+OPENED = Opened(run="r", trial=0, rank=1, time_ns=1, pid=2, host="here")
+READING = Reading(
+    trial=0, time_ns=2, mark="measured", step=5, samples=[Sample("observatory_phase_seconds", 0.25, {"phase": "data"})]
+)
+ENDED = Ended(trial=0, time_ns=3, step=6, error_type="ValueError", error="no")
+RECORDS: list[Record] = [OPENED, READING, Note(trial=0, time_ns=2, text="because"), ENDED]
+
+
+def _write(path: Path, records: list[Record] = RECORDS) -> None:
+    log = SampleLog(path)
+    for record in records:
+        log.write(record)
+    log.close(durable=True)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    _write(tmp_path / "log")
+    contents = read(tmp_path / "log")
+    assert contents.records == RECORDS
+    assert contents.left_out == []
+
+
+@given(kept=st.integers(min_value=0, max_value=10_000))
+def test_a_log_cut_anywhere_loses_at_most_its_last_line(kept: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("cut") / "log"
+    _write(path)
+    data = path.read_bytes()[:kept]
+    path.write_bytes(data)
+    contents = read(path)
+    assert contents.records == RECORDS[: data.count(b"\n")]
+    assert (contents.left_out == []) == (data.endswith(b"\n") or not data)
+
+
+def test_a_cut_line_is_named_with_its_bytes(tmp_path: Path) -> None:
+    _write(tmp_path / "log")
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b'{"type":"rea')
+    assert read(tmp_path / "log").left_out == ["log: the last line is cut off; 12 bytes left out"]
+
+
+def test_a_line_that_is_no_record_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    _write(tmp_path / "log", [OPENED])
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"\x00\xff nonsense\n")
+    _write(tmp_path / "log", [ENDED])
+    contents = read(tmp_path / "log")
+    assert contents.records == [OPENED, ENDED]
+    assert len(contents.left_out) == 1
+    assert "line 2 cannot be read" in contents.left_out[0]
+
+
+def test_a_new_writer_does_not_continue_the_half_line_of_a_dead_one(tmp_path: Path) -> None:
+    _write(tmp_path / "log", [OPENED])
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b'{"type":"rea')
+    _write(tmp_path / "log", [ENDED])
+    assert read(tmp_path / "log").records == [OPENED, ENDED]
+
+
+def test_a_follower_gives_each_record_once_and_a_half_line_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = Follower(path)
+    assert follower.new() == []
+    _write(path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-5])
+    assert follower.new() == RECORDS[:-1]
+    path.write_bytes(data)
+    assert follower.new() == RECORDS[-1:]
+    assert follower.new() == []
+
+
+def test_a_log_of_a_newer_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    newer = OPENED.__class__(run="r", trial=0, rank=0, time_ns=0, pid=1, host="h", schema_version=SCHEMA_VERSION + 1)
+    _write(tmp_path / "log", [newer])
+    with pytest.raises(NewerSchema, match=rf"version {SCHEMA_VERSION + 1}.*up to {SCHEMA_VERSION}"):
+        read(tmp_path / "log")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here, which is a disk that is always full")  # noqa: PTH110
+def test_a_full_disk_is_an_error_with_the_path(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    log = SampleLog(tmp_path / "log")
+    with pytest.raises(LogUnwritable, match=r"No space left on device.*log"):
+        log.write(OPENED)
