@@ -1,0 +1,147 @@
+"""What several trials say of one metric: a median with its interval, and the ratio of two such medians.
+
+Trial values are times and rates: positive, and skewed to one side, so that intervals are taken on their logarithms.
+One value a trial: steps of one trial share their process and its luck, and are no repetitions of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, variance
+
+from collectors.metric import Metric
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A metric over the trials of a run.
+
+    low, high: 95 % interval by Student's t on the logarithms, so of the geometric mean; widened to hold the median
+    where skew puts that outside. Both None where there is no interval: see `why_no_interval`.
+    trials: the value of each trial, in order.
+    """
+
+    metric: str
+    labels: dict[str, str]
+    median: float
+    low: float | None
+    high: float | None
+    trials: tuple[float, ...]
+
+    @property
+    def why_no_interval(self) -> str | None:
+        """The reason, None where there is an interval."""
+        return _why_no_interval(self.trials)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """The median of one estimate over that of another.
+
+    low, high: 95 % interval by Welch's t on the logarithms, so that the two sides may differ in noise and in number of
+    trials; widened to hold the value. Both None where there is no interval: see `why_no_interval`.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    numerator_trials: int
+    denominator_trials: int
+
+    @property
+    def why_no_interval(self) -> str | None:
+        """The reason, None where there is an interval."""
+        if self.low is not None:
+            return None
+        if min(self.numerator_trials, self.denominator_trials) == 1:
+            return "one trial has no interval"
+        return _EQUAL_TRIALS
+
+
+_EQUAL_TRIALS = "equal trials have no interval: their noise is below what was resolved"
+
+
+def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
+    """The median of the trials with its interval.
+
+    Trials that are equal to the last digit get no interval rather than one of no width: it would call every later
+    difference real. Their values are kept, so that a count or a size can still be compared exactly.
+
+    Raises:
+        ValueError: there is no trial, a value is not positive and finite, or a label is missing or unknown.
+    """
+    if not trials:
+        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
+    for value in trials:
+        metric.at(value, **labels)  # Refuses wrong labels.
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be positive and finite")
+    middle = median(trials)
+    low = high = None
+    if _why_no_interval(trials) is None:
+        logarithms = [math.log(value) for value in trials]
+        reach = _student(len(trials) - 1) * math.sqrt(variance(logarithms) / len(trials))
+        low, high = _widened(fmean(logarithms), reach, middle)
+    return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
+
+
+def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
+    """How many times the denominator's median the numerator's is.
+
+    Degrees of freedom by Welch and Satterthwaite. Where the trials of one side are equal, all noise is the other's;
+    where those of both sides are, there is no interval, for the reason that `estimate` gives.
+    """
+    value = numerator.median / denominator.median
+    low = high = None
+    equal = all(min(side.trials) == max(side.trials) for side in (numerator, denominator))
+    if not equal and min(len(numerator.trials), len(denominator.trials)) > 1:
+        above = [math.log(trial) for trial in numerator.trials]
+        below = [math.log(trial) for trial in denominator.trials]
+        squares = [variance(side) / len(side) for side in (above, below)]
+        freedom = sum(squares) ** 2 / sum(
+            square**2 / (len(side) - 1) for square, side in zip(squares, (above, below), strict=True)
+        )
+        reach = _student(freedom) * math.sqrt(sum(squares))
+        low, high = _widened(fmean(above) - fmean(below), reach, value)
+    return Ratio(
+        value=value,
+        low=low,
+        high=high,
+        numerator_trials=len(numerator.trials),
+        denominator_trials=len(denominator.trials),
+    )
+
+
+def spread(steps: Sequence[float]) -> float:
+    """Median absolute deviation of the steps from their median, divided by that median.
+
+    A plain share, not scaled to a normal distribution's standard deviation: half the steps are nearer than it.
+
+    Raises:
+        ValueError: there is no step, or the median is not positive.
+    """
+    middle = median(steps) if steps else 0.0
+    if not middle > 0:
+        raise ValueError(f"the spread of {len(steps)} steps with median {middle} is not defined; give measured times")
+    return median(abs(step - middle) for step in steps) / middle
+
+
+def _why_no_interval(trials: Sequence[float]) -> str | None:
+    if len(trials) == 1:
+        return "one trial has no interval"
+    return _EQUAL_TRIALS if min(trials) == max(trials) else None
+
+
+def _widened(centre: float, reach: float, held: float) -> tuple[float, float]:
+    return min(math.exp(centre - reach), held), max(math.exp(centre + reach), held)
+
+
+def _student(freedom: float) -> float:
+    """The two-sided quantile of Student's t."""
+    from scipy.special import stdtrit  # Commands that only read estimates do without scipy.
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -1,0 +1,60 @@
+"""From the trials of a run to its Estimates, with a reason for each one that is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.case import Case
+from bench.judgement.efficiency import Mfu, flops_per_second_per_device, mfu
+from bench.judgement.estimate import Estimate, estimate
+from bench.judgement.trials import Trial
+from bench.peaks import Absent, Peak
+from collectors.catalogue import results
+
+
+def results_of(
+    case: Case, trials: Sequence[Trial], peak: Peak | Absent
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """All Estimates of a run, and what is absent with its reason."""
+    if not trials:
+        return (), ("no trial was completed: all figures are absent",)
+    times_s = [trial.step_s for trial in trials]
+    tokens_per_second = [case.shape.tokens / step_s for step_s in times_s]
+    found = [
+        estimate(results.RUN_STEP_SECONDS, times_s),
+        estimate(results.RUN_TOKENS_PER_SECOND, tokens_per_second),
+        estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
+        estimate(
+            results.RUN_FLOPS, [flops_per_second_per_device(case.shape, case.ranks, step_s) for step_s in times_s]
+        ),
+    ]
+    notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
+    shares = [mfu(case.shape, case.ranks, step_s, peak) for step_s in times_s]
+    if refused := [share.reason for share in shares if isinstance(share, Absent)]:
+        notes.append(f"MFU is absent: {refused[0]}")
+    else:
+        found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
+    found += _phases(trials)
+    found += _memory(trials)
+    losses = [trial.loss for trial in trials if trial.loss is not None]
+    if len(losses) == len(trials):
+        found.append(estimate(results.RUN_LOSS, losses))
+    else:
+        notes.append("the loss is absent: the last measured step has none that is finite")
+    return tuple(found), tuple(notes)
+
+
+def _phases(trials: Sequence[Trial]) -> list[Estimate]:
+    return [
+        estimate(results.RUN_PHASE_SECONDS, [trial.phases_s[phase] for trial in trials], phase=phase)
+        for phase in trials[0].phases_s
+        if all(trial.phases_s.get(phase, 0) > 0 for trial in trials)
+    ]
+
+
+def _memory(trials: Sequence[Trial]) -> list[Estimate]:
+    return [
+        estimate(results.RUN_PEAK_MEMORY_BYTES, [trial.peak_bytes[account] for trial in trials], account=account)
+        for account in trials[0].peak_bytes
+        if all(account in trial.peak_bytes for trial in trials)
+    ]

@@ -1,0 +1,97 @@
+"""How much of a rank's speed is left when there are more of them: scaling efficiency against a baseline run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.case import Case
+from bench.errors import Misuse
+from bench.judgement.estimate import Ratio, estimate, ratio
+from collectors.catalogue.results import RUN_TOKENS_PER_SECOND_PER_DEVICE
+from workloads.parts.shape import DIMENSIONS
+
+Scaling = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingEfficiency:
+    """Tokens per second and rank of a run, divided by those of its baseline.
+
+    scaling: weak has the baseline's work for each rank, strong the baseline's work in total.
+    baseline_ranks: 1, unless a run was compared with a smaller one of several ranks.
+    """
+
+    scaling: Scaling
+    baseline_run: str
+    ratio: Ratio
+    baseline_ranks: int = 1
+
+
+def scaling_efficiency(
+    case: Case,
+    tokens_per_second: Sequence[float],
+    baseline_case: Case,
+    baseline_tokens_per_second: Sequence[float],
+    baseline_run: str,
+) -> ScalingEfficiency:
+    """The efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
+
+    That both ran on the same hardware is for the caller to see to: a Case does not know it.
+
+    Raises:
+        Misuse: the baseline is none, see `scaling_between`.
+    """
+    return ScalingEfficiency(
+        scaling=scaling_between(case, baseline_case),
+        baseline_run=baseline_run,
+        ratio=ratio(
+            estimate(RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
+            estimate(
+                RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / baseline_case.ranks for rate in baseline_tokens_per_second]
+            ),
+        ),
+        baseline_ranks=baseline_case.ranks,
+    )
+
+
+def scaling_between(case: Case, baseline_case: Case) -> Scaling:
+    """Which of the two scalings the baseline is for.
+
+    The strategies may differ, and so may `accumulate`, which only says how a batch is carried out.
+
+    Raises:
+        Misuse: the baseline has not fewer ranks, another workload, or a batch that fits neither.
+    """
+    name = f"baseline ({baseline_case.strategy}, ranks {baseline_case.ranks})"
+    if baseline_case.ranks >= case.ranks:
+        raise Misuse(f"{name} has not fewer ranks than the run, which has {case.ranks}; choose one with fewer, best 1")
+    differences = _differences(case, baseline_case)
+    if differences:
+        raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
+    batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
+    if batch * baseline_case.ranks == baseline_batch * case.ranks:
+        return "weak"
+    if batch == baseline_batch:
+        return "strong"
+    share = batch * baseline_case.ranks
+    weak = f"{share // case.ranks} (weak) or " if share % case.ranks == 0 else ""
+    raise Misuse(
+        f"{name} has batch {baseline_batch}, which is neither scaling of batch {batch} on {case.ranks} ranks;"
+        f" it may be {weak}{batch} (strong)"
+    )
+
+
+def _differences(case: Case, baseline: Case) -> list[str]:
+    pairs = [
+        (dimension, getattr(case.shape, dimension), getattr(baseline.shape, dimension))
+        for dimension in DIMENSIONS
+        if dimension != "batch"
+    ]
+    pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
+    if case.strategy == baseline.strategy:
+        pairs.append(("version", case.version, baseline.version))
+    shared = case.options.keys() & baseline.options.keys() - {"accumulate"}
+    pairs += [(f"option {name}", case.options[name], baseline.options[name]) for name in sorted(shared)]
+    return [f"{name} is {theirs}, the run's is {ours}" for name, ours, theirs in pairs if ours != theirs]
