@@ -1,0 +1,174 @@
+"""Where a run ran: hardware, software and settings, as far as they can be known."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.environment import relevant
+from bench.gpus import Gpu, GpuLink, Nvml, read_gpus
+from workloads.cards.card import Device
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One node, as the process that read it saw it. What cannot be known is None, with its reason in `absent`.
+
+    gpus, links: those that the process may use. torch_cuda_version: the one torch is built for.
+    usable_cores, physical_cores: logical CPUs that the process may run on, and the cores they are threads of.
+    memory_bytes: of the whole node, whatever a container allows.
+    commit, is_dirty: of our own source tree, and whether it had changes.
+    environment: variables that can change a measurement, see `bench.environment`.
+    """
+
+    hostname: str
+    system: str
+    kernel: str
+    architecture: str
+    python_version: str
+    own_version: str | None
+    commit: str | None
+    is_dirty: bool | None
+    torch_version: str | None
+    torch_cuda_version: str | None
+    nccl_version: str | None
+    driver_version: str | None
+    gpus: tuple[Gpu, ...]
+    links: tuple[GpuLink, ...]
+    cpu: str | None
+    usable_cores: int
+    physical_cores: int | None
+    memory_bytes: int
+    environment: dict[str, str]
+    absent: dict[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def hardware(self, device: Device) -> str:
+        """The words that machines share when results on this device can be compared."""
+        if device == "cpu":
+            cores = "1 core" if self.usable_cores == 1 else f"{self.usable_cores} cores"
+            return f"{self.cpu or f'unnamed {self.architecture} CPU'}, {cores}"
+        counts = Counter(gpu.name for gpu in self.gpus)
+        return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "unnamed GPUs"
+
+
+def read(
+    *,
+    nvml: Nvml | None = None,
+    torch: Any = None,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    source: Path = Path(__file__).parents[1],
+) -> Machine:
+    """The machine of this process. Imports torch unless it is handed in, but starts no CUDA.
+
+    root: where /proc and /sys are. source: the tree that this program runs from.
+    """
+    absent: dict[str, str] = {}
+    # By name: whoever knows a Machine would otherwise import torch in the eyes of import-linter.
+    torch = torch or importlib.import_module("torch")
+    gpus = read_gpus(nvml, environment)
+    absent |= gpus.absent
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    commit, is_dirty = _source_state(source, absent)
+    return Machine(
+        hostname=platform.node(),
+        system=platform.system(),
+        kernel=platform.release(),
+        architecture=platform.machine(),
+        python_version=platform.python_version(),
+        own_version=_own_version(absent),
+        commit=commit,
+        is_dirty=is_dirty,
+        torch_version=str(torch.__version__),
+        torch_cuda_version=_cuda_version(torch, absent),
+        nccl_version=_nccl_version(torch, absent),
+        driver_version=gpus.driver_version,
+        gpus=gpus.gpus,
+        links=gpus.links,
+        cpu=_cpu_model(root, absent),
+        usable_cores=len(usable),
+        physical_cores=_physical_cores(root, usable, absent),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        environment=relevant(environment),
+        absent=absent,
+    )
+
+
+def _cuda_version(torch: Any, absent: dict[str, str]) -> str | None:
+    if torch.version.cuda is None:
+        hip = getattr(torch.version, "hip", None)
+        absent["torch_cuda_version"] = f"torch is built for ROCm {hip}" if hip else "torch is built without CUDA"
+        return None
+    return str(torch.version.cuda)
+
+
+def _nccl_version(torch: Any, absent: dict[str, str]) -> str | None:
+    if not hasattr(torch._C, "_nccl_version"):
+        absent["nccl_version"] = "torch is built without NCCL"
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _own_version(absent: dict[str, str]) -> str | None:
+    try:
+        return metadata.version("parallel-observatory")
+    except metadata.PackageNotFoundError:
+        absent["own_version"] = "parallel-observatory is not installed; it runs from its source tree"
+        return None
+
+
+def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
+    """Commit of the tree, and whether files of it are changed; both None where it is no tree of git."""
+    try:
+        if not (source / ".git").exists():
+            raise FileNotFoundError(f"{source} is no git tree")
+        commit = _git(source, "rev-parse", "HEAD")
+        return commit, bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        absent["commit"] = absent["is_dirty"] = " ".join((said or str(error)).split())
+        return None, None
+
+
+def _git(source: Path, *arguments: str) -> str:
+    # No optional locks: a status must not write into a tree that somebody else works in.
+    command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _cpu_model(root: Path, absent: dict[str, str]) -> str | None:
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError as error:
+        absent["cpu"] = f"/proc/cpuinfo: {error.strerror}"
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return " ".join(value.split())
+    absent["cpu"] = "/proc/cpuinfo names no model"
+    return None
+
+
+def _physical_cores(root: Path, usable: list[int], absent: dict[str, str]) -> int | None:
+    """Cores, by package and number within it, that the logical CPUs are threads of."""
+    cores = set()
+    for cpu in usable:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        try:
+            cores.add(tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id")))
+        except OSError as error:
+            absent["physical_cores"] = f"/sys has no topology of cpu{cpu}: {error.strerror}"
+            return None
+    return len(cores)

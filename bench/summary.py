@@ -1,0 +1,76 @@
+"""What is known of a run when it is over: the content of its summary.json, and of its place in the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from bench.case import Case
+from bench.engines.messages import Cause, Outcome
+from bench.errors import Misuse
+from bench.judgement.estimate import Estimate
+from bench.judgement.scaling import ScalingEfficiency
+from bench.peaks import Peak
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One run, judged.
+
+    hardware: what it ran on, in the words that comparable runs share (`Machine.hardware`).
+    started_ns, ended_ns: Unix time.
+    trials_done: trials that were completed by all ranks; the only ones that count.
+    effective_batch: local, data_ranks, accumulate and total, in sequences.
+    peak: what the run's MFU is a share of; None where it is unknown.
+    step_spread_ratio: see `bench.judgement.estimate.spread`; None where nothing was measured.
+    notes: what is absent, and why.
+    """
+
+    run: str
+    case: Case
+    hardware: str
+    started_ns: int
+    ended_ns: int
+    outcome: Outcome
+    cause: Cause | None
+    trials_done: int
+    estimates: tuple[Estimate, ...]
+    scaling: tuple[ScalingEfficiency, ...]
+    effective_batch: dict[str, int]
+    step_spread_ratio: float | None
+    notes: tuple[str, ...]
+    folder: str
+    peak: Peak | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def encode(summary: Summary) -> bytes:
+    """The summary as JSON, its schema version included."""
+    return msgspec.json.encode(summary)
+
+
+def decode(data: bytes, source: str = "summary") -> Summary:
+    """The summary that the JSON holds. source: its place, for messages.
+
+    Raises:
+        Misuse: a newer version wrote it, or it is no summary.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
+        if version > SCHEMA_VERSION:
+            raise Misuse(
+                f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
+                " use the version that wrote it"
+            )
+        return msgspec.json.decode(data, type=Summary)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Misuse(
+            f"{source}: cannot be read as a summary ({error}); show the run's folder to read its logs"
+        ) from None

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Installs from Debian what the tests marked `stack` start for themselves; says what is missing where it may not.
+set -eu
+
+packages=""
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
+[ -z "$packages" ] && exit 0
+
+if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
+    echo "not installed, for want of apt-get or root:$packages; the tests that need it will skip"
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+# A package must not start a server of its own: the tests start theirs on free ports.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+apt-get update -qq
+# shellcheck disable=SC2086
+apt-get install -y -qq --no-install-recommends $packages >/dev/null

@@ -1,0 +1,99 @@
+"""Real servers for tests, started where they are installed and gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+_START_ATTEMPTS = 3
+
+
+def absent_server(reason: str) -> NoReturn:
+    """Skip the test because a server is not installed; where all must be, as in CI, fail instead."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}; CI installs it")
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresServer:
+    """A running server of one test session."""
+
+    port: int
+    user: str
+    password: str
+
+    def url(self, database: str) -> str:
+        """The database's address, as a user writes it."""
+        return f"postgresql://{self.user}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+
+@contextlib.contextmanager
+def run_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL on a free loopback port; its files are in a folder of its own, which goes with it."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
+    if not programs:
+        absent_server("PostgreSQL is not installed (apt-get install postgresql)")
+    binaries = programs[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="observatory-postgres-"))
+    try:
+        password_file = folder / "password"
+        password_file.write_text("geheim-0815\n")
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
+            for path in (folder, password_file):
+                shutil.chown(path, "postgres", "postgres")
+        data = folder / "data"
+        login = ("--username=tester", "--auth=scram-sha-256", f"--pwfile={password_file}")
+        _run([binaries / "initdb", "--pgdata", data, "--no-sync", "--encoding=UTF8", "--locale=C", *login], folder)
+        port = _start(binaries, data, folder)
+        try:
+            yield PostgresServer(port=port, user="tester", password=password_file.read_text().strip())
+        finally:
+            _run([binaries / "pg_ctl", "stop", "--pgdata", data, "--mode=immediate", "--wait"], folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _start(binaries: Path, data: Path, folder: Path) -> int:
+    """Start the server. Another process may take the free port first, so a few are tried."""
+    for attempt in range(_START_ATTEMPTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off -p {port}"
+        log = folder / "log"
+        try:
+            _run([binaries / "pg_ctl", "start", "--pgdata", data, "--wait", "--log", log, "-o", options], folder)
+        except subprocess.CalledProcessError:
+            if attempt == _START_ATTEMPTS - 1:
+                pytest.fail(f"PostgreSQL does not start: {log.read_text()[-2000:]}")
+        else:
+            return port
+    raise AssertionError("the last attempt returned or failed")
+
+
+def _run(command: Sequence[str | Path], folder: Path) -> None:
+    account = "postgres" if os.geteuid() == 0 else None
+    # To a file: the server keeps its output open, and a pipe would never end.
+    with (folder / "output").open("ab") as output:
+        subprocess.run(
+            command,
+            check=True,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            user=account,
+            group=account,
+            extra_groups=[] if account else None,
+            timeout=60,
+        )
