@@ -24,17 +24,19 @@ class Fault:
     step: int
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str, ranks: int) -> Fault:
     """The fault that KIND@RANK:STEP means.
 
     Raises:
-        Misuse: the text has another form.
+        Misuse: the text has another form, or there is no such rank.
     """
     kinds = get_args(FaultKind)
     match = re.fullmatch(rf"({'|'.join(kinds)})@(\d+):(\d+)", text)
     if match is None:
         raise Misuse(f'fault "{text}" is not KIND@RANK:STEP, such as hang@1:3; KIND is one of {", ".join(kinds)}')
     kind, rank, step = match.groups()
+    if int(rank) >= ranks:
+        raise Misuse(f'fault "{text}" is for rank {rank}; ranks are 0 to {ranks - 1}')
     return Fault(kind=kind, rank=int(rank), step=int(step))  # type: ignore[arg-type]  # The pattern allows no other.
 
 

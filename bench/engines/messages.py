@@ -9,6 +9,7 @@ import msgspec
 
 from bench.case import Case
 from bench.faults import Fault
+from bench.machine import Machine
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +45,9 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Agent to runner: ranks can be forked from now on. machine: see `bench.machine.Machine`."""
+    """Agent to runner: ranks can be forked from now on."""
 
-    machine: dict[str, object]
+    machine: Machine
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):

@@ -1,0 +1,105 @@
+"""The `observatory` command: loads a command's file when called, and turns errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from bench.errors import InfrastructureFailed, Misuse
+
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
+
+COMMANDS = {
+    "list": "Strategies: what each is, needs and takes.",
+    "run": "Measure one strategy on this machine.",
+    "show": "The history of runs, or one run whole.",
+}
+"""Each command and its one line of help, so that `--help` need load none of their files."""
+
+
+class _LateGroup(click.Group):
+    """A group that imports a command's module only when the command is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"bench.commands.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="parallel-observatory", prog_name="observatory")
+def observatory() -> None:
+    """Measures distributed training: every parallelism strategy, with intervals.
+
+    \b
+    Example:
+      observatory run ddp --ranks 2
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "observatory"
+        return _fail(MISUSE, f"{error.format_message()} (`{path} --help`)")
+    except click.ClickException as error:
+        return _fail(MISUSE, error.format_message())
+    except Misuse as error:
+        return _fail(MISUSE, str(error))
+    except InfrastructureFailed as error:
+        return _fail(INFRASTRUCTURE, str(error))
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(INTERRUPTED, "interrupted")
+    except BrokenPipeError:  # Whoever read our output has enough; `observatory show | head` is no failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
+        return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+    return code if isinstance(code, int) else FINE
+
+
+def main() -> NoReturn:
+    """The entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"observatory: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _crash(arguments: Sequence[str], trace: str) -> str:
+    """Write what happened into a file; the line that tells of it."""
+    from bench.environment import redact
+    from bench.places import data_folder
+
+    trace = redact(trace)
+    last = trace.strip().splitlines()[-1]
+    text = redact(f"observatory {' '.join(arguments)}") + f"\nPython {sys.version}\n\n{trace}"
+    folder = data_folder() / "crashes"
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        print(text, file=sys.stderr)
+        return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"
+    return f"this is our own bug: {last}; please report it with {path}"

@@ -1,0 +1,62 @@
+"""One agent per node, the same for every engine: takes trial orders from its runner, gives back how they ended.
+
+Started as `python -P -m bench.engines.agent`. Orders come on standard input and answers go to standard output, one
+JSON message a line. When standard input ends the runner is gone: ranks are ended, then the agent itself.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing import forkserver
+
+import msgspec
+
+from bench.engines.messages import AgentFailed, FromAgent, Ready, TrialOrder
+from bench.machine import read as read_machine
+
+
+def main() -> int:
+    """Serve one runner until it hangs up; the exit code."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # Whatever else prints here must not stand between the answers.
+
+    def answer(message: FromAgent) -> None:
+        with suppress(BrokenPipeError):  # The runner is gone; the end of standard input says so too.
+            answers.write(msgspec.json.encode(message) + b"\n")
+
+    orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
+    stop, hung_up = os.pipe()
+    threading.Thread(target=_listen, args=(orders, hung_up), daemon=True).start()
+    forkserver.set_forkserver_preload(["bench.engines.warm"])
+    forkserver.ensure_running()
+    try:
+        # The forkserver loads torch for the ranks at this moment, and this process does so beside it.
+        from bench.engines.supervisor import Supervisor
+
+        supervisor = Supervisor(host="127.0.0.1")
+        supervisor.warm()
+        answer(Ready(machine=read_machine()))
+        while (order := orders.get()) is not None:
+            answer(supervisor.run(order, stop=stop, progress=answer))
+    except Exception as error:  # noqa: BLE001  # The runner shall hear of it, whatever it was.
+        traceback.print_exc()
+        answer(AgentFailed(text=f"{type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int) -> None:
+    decoder = msgspec.json.Decoder(TrialOrder)
+    # Unbuffered: at the end the interpreter would stumble over the lock of a buffer that this thread still holds.
+    for line in os.fdopen(0, "rb", buffering=0, closefd=False):
+        orders.put(decoder.decode(line))
+    orders.put(None)
+    os.close(hung_up)
+
+
+if __name__ == "__main__":
+    os._exit(main())  # With torch loaded, the interpreter's farewell takes most of a second.

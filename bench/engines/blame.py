@@ -1,0 +1,116 @@
+"""Which rank broke a trial: judged from what the ranks wrote, and from exit codes only where they wrote nothing."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from bench.engines.messages import Cause
+from collectors.sample_log import Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How one rank of a trial ended.
+
+    result: its own account; None where it left none. exit_code: as the operating system gives it, minus the number of
+    the signal that killed it; None where it had to be ended by us.
+    ended_s: time of its end. step: the step that it was in. collectives: how many it had entered, where that is known.
+    disk: why it could not write its log.
+    """
+
+    rank: int
+    result: Ended | None
+    exit_code: int | None
+    ended_s: float
+    step: int
+    collectives: int | None = None
+    disk: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """It did all its steps and said so."""
+        return self.result is not None and self.result.error is None
+
+    @property
+    def is_hung(self) -> bool:
+        """It was still there when its time, or that of its peers, was over."""
+        return self.exit_code is None and self.result is None
+
+    @property
+    def is_killed(self) -> bool:
+        """A signal ended it that we did not send; the abort of NCCL's watchdog is but the echo of a peer's failure."""
+        return self.exit_code is not None and self.exit_code < 0 and not self._is_watchdog_abort
+
+    @property
+    def is_echo(self) -> bool:
+        """It failed because another rank was gone or silent."""
+        if self._is_watchdog_abort:
+            return True
+        error = self.result.error if self.result is not None else None
+        return error is not None and (_PEER_ERROR.search(f"{self.result.error_type}: {error}") is not None)  # type: ignore[union-attr]
+
+    @property
+    def _is_watchdog_abort(self) -> bool:
+        return self.exit_code == -signal.SIGABRT and any(_WATCHDOG.search(line) for line in self.last_lines)
+
+
+# What gloo, NCCL and the store say when a peer is gone or silent (torch 2.11 to 2.13).
+_PEER_ERROR = re.compile(
+    r"Connection closed|Connection reset|Connection refused|Timed out waiting|Broken pipe|DistBackendError"
+    r"|DistNetworkError|DistStoreError|Socket Timeout|wait timeout|recvValue failed|failed to recv"
+)
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*(timeout|abort)")
+
+
+def root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
+    """The rank whose own doing ended the trial; None where every rank ended well.
+
+    In order: a log that cannot be written, killed by a signal that we did not send, an error that is not the echo of
+    a peer's, left without a result, hung, and last the earliest echo.
+    """
+    if all(end.is_good for end in ends):
+        return None
+    by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_s)
+    for end in by_time:
+        if end.disk is not None:
+            return _cause("disk", end, f"rank {end.rank} could not write its log: {end.disk}", folder)
+    for end in by_time:
+        if end.is_killed:
+            name = signal.Signals(-(end.exit_code or 0)).name
+            guess = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
+            return _cause("killed", end, f"rank {end.rank} was killed by {name}{guess}", folder)
+    for end in by_time:
+        if end.result is not None and not end.is_echo:
+            error = f"{end.result.error_type}: {end.result.error}"
+            return _cause("error", end, f"rank {end.rank} failed with {error}", folder)
+    for end in by_time:
+        if end.result is None and not end.is_hung and not end.is_echo:
+            text = f"rank {end.rank} left with exit code {end.exit_code} and no result"
+            return _cause("left", end, text, folder)
+    hung = [end for end in by_time if end.is_hung]
+    if hung:
+        return _hung(hung, ranks=len(ends), folder=folder)
+    first = by_time[0]
+    return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and none says why", folder)
+
+
+def _hung(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
+    """Of ranks that hang, the one that entered the fewest collectives keeps the others waiting."""
+
+    def progress(end: RankEnd) -> tuple[int, int]:
+        return (end.collectives if end.collectives is not None else -1, end.step)
+
+    behind = min(hung, key=progress)
+    if len(hung) > 1 and all(progress(end) == progress(behind) for end in hung):
+        numbers = "all ranks hung" if len(hung) == ranks else f"ranks {', '.join(str(end.rank) for end in hung)} hung"
+        text = f"{numbers} in step {behind.step}, all at the same collective; their stacks are in {folder}/rank*.err"
+        return Cause(kind="hung", rank=None, step=behind.step, text=text, last_lines=behind.last_lines)
+    return _cause("hung", behind, f"rank {behind.rank} hung", folder)
+
+
+def _cause(kind: str, end: RankEnd, text: str, folder: str) -> Cause:
+    where = f"{text} in step {end.step}; its last lines are in {folder}/rank{end.rank}.err"
+    return Cause(kind=kind, rank=end.rank, step=end.step, text=where, last_lines=end.last_lines)  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""The engine of this machine: one agent, as a child of the runner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO
+
+import msgspec
+import psutil
+
+from bench.engines.messages import AgentFailed, FromAgent, Progress, Ready, TrialEnded, TrialOrder
+from bench.errors import InfrastructureFailed
+from bench.machine import Machine
+
+STOP_S = 10.0
+"""How long an agent may take to end its ranks and itself before it is killed."""
+
+
+class LocalEngine:
+    """All ranks on this machine. Use it in a `with`: at its end no process of it is left."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
+        self._decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+        self._agent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bench.engines.agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for the runner, which then ends the agent in order.
+        )
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def machine(self) -> Machine:
+        """The machine where the ranks will run; waits until they can be started.
+
+        Raises:
+            InfrastructureFailed: the agent does not start.
+        """
+        message = self._receive()
+        if not isinstance(message, Ready):
+            raise InfrastructureFailed(f"the agent answered {type(message).__name__} before it was ready")
+        return message.machine
+
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        """Measure one trial.
+
+        Raises:
+            InfrastructureFailed: the agent is gone.
+        """
+        assert self._agent.stdin is not None
+        try:
+            self._agent.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._agent.stdin.flush()
+        except BrokenPipeError:
+            raise InfrastructureFailed(self._obituary()) from None
+        while True:
+            message = self._receive()
+            if isinstance(message, Progress):
+                progress(message)
+            elif isinstance(message, TrialEnded):
+                return message
+
+    def stop(self) -> None:
+        """End the agent and its ranks; a second call does nothing."""
+        if self._errors.closed:
+            return
+        assert self._agent.stdin is not None
+        assert self._agent.stdout is not None
+        self._agent.stdin.close()
+        try:
+            self._agent.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
+            self._agent.wait()
+        self._agent.stdout.close()
+        self._errors.close()
+
+    def _receive(self) -> FromAgent:
+        assert self._agent.stdout is not None
+        line = self._agent.stdout.readline()
+        if not line:
+            raise InfrastructureFailed(self._obituary())
+        message = self._decoder.decode(line)
+        if isinstance(message, AgentFailed):
+            raise InfrastructureFailed(f"the agent of this machine failed: {message.text}")
+        return message
+
+    def _obituary(self) -> str:
+        code = self._agent.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        said = f"; it said: {lines[-1]}" if lines else ""
+        return f"the agent of this machine ended with code {code}{said}"
+
+
+def _environment() -> dict[str, str]:
+    """What the forkserver and so every rank inherits: torch's own settings, unless the user set them."""
+    ours = {"TORCH_FR_BUFFER_SIZE": "2000"}  # The flight recorder, which tells a hung rank from those that wait for it.
+    loopback = _loopback()
+    if loopback is not None:
+        ours["GLOO_SOCKET_IFNAME"] = loopback  # gloo would look up the host's own name, which laptops cannot resolve.
+    return {**ours, **os.environ}
+
+
+def _loopback() -> str | None:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    return None

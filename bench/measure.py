@@ -1,0 +1,179 @@
+"""The loop of one rank: join the others, build the workload, warm up, measure step by step.
+
+Every figure goes into the rank's log as soon as it is known; nothing is summarised here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+
+from bench.engines.messages import RankOrder
+from bench.faults import commit
+from collectors import allocator
+from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.metric import Sample
+from collectors.sample_log import Mark, Note, Reading, SampleLog
+from collectors.step_clock import StepClock, StepTimes, make_clock
+from workloads.parts.data import Batches, to_device
+from workloads.parts.mesh import make_mesh
+from workloads.workload import Workload
+
+
+@dataclass(slots=True)
+class Position:
+    """The step that a rank is in, for whoever must say where it failed."""
+
+    step: int = 0
+
+
+def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
+    """Run all steps of the order's case as one rank, and log what each measured.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the workload raises.
+    """
+    case = order.case
+    torch.set_num_threads(case.threads)
+    device = _device(order)
+    _join(order, device)
+    mesh = make_mesh(case.card().mesh(case), case.device)
+    clock = make_clock(device)
+    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, clock.phase)
+    batches = Batches(case, data_rank=mesh.get_local_rank("data"), data_ranks=mesh["data"].size())
+    rank = _Rank(order, log, position, device, clock, workload, batches)
+    try:
+        rank.run()
+    finally:
+        batches.close()
+
+
+def _device(order: RankOrder) -> torch.device:
+    if order.case.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", order.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(order: RankOrder, device: torch.device) -> None:
+    """Meet the other ranks in the supervisor's store."""
+    timeout = timedelta(seconds=order.collective_timeout_s)
+    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        order.case.backend,
+        store=PrefixStore(order.prefix, store),
+        rank=order.rank,
+        world_size=order.case.ranks,
+        timeout=timeout,
+        device_id=device if order.case.backend == "nccl" else None,
+    )
+
+
+class _Rank:
+    """What the loop holds from step to step."""
+
+    def __init__(
+        self,
+        order: RankOrder,
+        log: SampleLog,
+        position: Position,
+        device: torch.device,
+        clock: StepClock,
+        workload: Workload,
+        batches: Batches,
+    ) -> None:
+        self._order = order
+        self._log = log
+        self._position = position
+        self._device = device
+        self._clock = clock
+        self._workload = workload
+        self._batches = batches
+        self._tokens = 0
+        self._logged = 0
+        self._is_loss_finite = True
+
+    def run(self) -> None:
+        """Warm up, measure, and look at memory in a step of its own."""
+        case = self._order.case
+        self._steps(case.warm_up, "warm_up")
+        self._wait_for_all()
+        self._steps(case.steps, "measured")
+        self._wait_for_all()
+        if self._device.type == "cpu":
+            self._measure_live_tensors()
+
+    def _steps(self, count: int, mark: Mark) -> None:
+        self._clock.start()
+        for _ in range(count):
+            self._strike()
+            loss = self._step()
+            self._clock.end_step(loss)
+            self._position.step += 1
+            self._write(self._clock.finished(), mark)
+        self._write(self._clock.drain(), mark)
+
+    def _strike(self) -> None:
+        fault = self._order.fault
+        if fault is not None and (fault.rank, fault.step) == (self._order.rank, self._position.step):
+            commit(fault)
+
+    def _step(self) -> torch.Tensor | None:
+        with self._clock.phase("data"):
+            tokens_bs = to_device(next(self._batches), self._device)
+        return self._workload.step(tokens_bs)
+
+    def _write(self, finished: list[StepTimes], mark: Mark) -> None:
+        """Log steps whose times are known by now; on a GPU that is some steps after they were queued."""
+        shape = self._order.case.shape
+        for times in finished:
+            self._tokens += shape.sequence * self._batches.sequences
+            samples = [
+                STEP_SECONDS.at(times.step_s),
+                *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
+                TOKENS.at(self._tokens),
+                *self._loss(times.loss),
+                *allocator.step_samples(self._device),
+            ]
+            self._log.write(self._reading(mark, self._logged, samples))
+            self._logged += 1
+
+    def _loss(self, loss: float | None) -> list[Sample]:
+        if loss is None:
+            return []
+        if math.isfinite(loss):
+            return [LOSS.at(loss)]
+        if self._is_loss_finite:
+            self._is_loss_finite = False
+            self._note(f"rank {self._order.rank}: the loss is {loss} from step {self._logged} on")
+        return []
+
+    def _measure_live_tensors(self) -> None:
+        try:
+            samples = allocator.live_tensor_bytes(self._step, self._workload.model, self._workload.optimizer)
+        except allocator.CannotTrack as error:
+            self._note(f"live tensor bytes are absent: {error}")
+            return
+        self._position.step += 1
+        self._log.write(self._reading("memory", self._logged, samples))
+
+    def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:
+        return Reading(trial=self._order.trial, time_ns=time.time_ns(), mark=mark, step=step, samples=samples)
+
+    def _note(self, text: str) -> None:
+        self._log.write(Note(trial=self._order.trial, time_ns=time.time_ns(), text=text))
+
+    def _wait_for_all(self) -> None:
+        """Begin a window together, so that the first of its steps does not wait for a late rank."""
+        dist.barrier()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,0 +1,198 @@
+"""Runs as tables on a terminal: figures down, runs across, and below them what the figures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.judgement.estimate import Estimate
+from bench.reports.figures import figure, percent
+from bench.reports.formats import print_csv, print_json
+from bench.summary import Summary
+from collectors.catalogue import results
+from collectors.metric import Metric
+
+RUNS_ABREAST = 3
+
+_ROWS: tuple[tuple[str, Metric], ...] = (
+    ("step", results.RUN_STEP_SECONDS),
+    ("  of it", results.RUN_PHASE_SECONDS),
+    ("tokens/s", results.RUN_TOKENS_PER_SECOND),
+    ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
+    ("model FLOP/s/device", results.RUN_FLOPS),
+    ("MFU", results.RUN_MFU),
+    ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
+    ("loss, last step", results.RUN_LOSS),
+)
+
+
+def print_summaries(summaries: Sequence[Summary], format_name: str) -> None:
+    """Print measured runs, side by side."""
+    if format_name == "json":
+        print_json([msgspec.to_builtins(summary) for summary in summaries])
+        return
+    if format_name == "csv":
+        print_csv([row for summary in summaries for row in _rows(summary)])
+        return
+    console = _console()
+    for first in range(0, len(summaries), RUNS_ABREAST):
+        console.print(_table(summaries[first : first + RUNS_ABREAST]))
+    for summary in summaries:
+        _print_below(console, summary)
+    console.print()
+    for summary in summaries:
+        console.print(f"run folder: {summary.folder}", soft_wrap=True)
+
+
+def cause_lines(summary: Summary) -> list[str]:
+    """Why the run did not end well, and the last lines of the rank that is blamed; nothing where it did."""
+    if summary.cause is None:
+        return []
+    outcome = summary.outcome.replace("_", " ")
+    first = f"{summary.case.strategy} on {summary.case.ranks}: {outcome}: {summary.cause.text}"
+    return [first, *(f"    {line}" for line in summary.cause.last_lines)]
+
+
+def print_history(summaries: Sequence[Summary], format_name: str) -> None:
+    """Print runs as a list, newest first."""
+    if format_name != "table":
+        print_summaries(summaries, format_name)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "started", "ranks", "device", "precision", "batch", "tokens/s", "outcome"):
+        table.add_column(column, no_wrap=column == "run", overflow="fold")
+    for summary in summaries:
+        case = summary.case
+        rate = _find(summary, results.RUN_TOKENS_PER_SECOND)
+        table.add_row(
+            summary.run,
+            f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}",
+            str(case.ranks),
+            case.device,
+            case.precision,
+            str(case.shape.batch),
+            figure(rate[0]) if rate else "-",
+            summary.outcome.replace("_", " "),
+        )
+    _console().print(table)
+
+
+def print_whole(summary: Summary, format_name: str) -> None:
+    """Print one run with its settings."""
+    if format_name == "table":
+        case = summary.case
+        settings = Table(box=None, pad_edge=False, show_header=False)
+        shape = case.shape
+        fields = {
+            "run": summary.run,
+            "outcome": summary.outcome.replace("_", " "),
+            "hardware": summary.hardware,
+            "shape": f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and"
+            f" values), MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
+            f" {shape.parameters():,} parameters",
+            "setting": f"{case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank,"
+            f" seed {case.seed}",
+            "options": ", ".join(f"{name}={value}" for name, value in case.options.items()),
+            "measured": f"{summary.trials_done} of {case.trials} trials, {case.steps} steps after {case.warm_up} of"
+            " warm-up",
+        }
+        for name, value in fields.items():
+            settings.add_row(name, value)
+        _console().print(settings)
+        _console().print()
+    print_summaries([summary], format_name)
+    if format_name == "table":
+        for line in cause_lines(summary):
+            _console().print(Text(line), soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _table(summaries: Sequence[Summary]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for summary in summaries:
+        table.add_column(summary.case.strategy, justify="right")
+    table.add_row("ranks", *(str(summary.case.ranks) for summary in summaries))
+    table.add_row("effective batch", *(_batch(summary) for summary in summaries))
+    for title, metric in _ROWS:
+        for labels in _labels(summaries, metric):
+            name = " ".join([title, *labels])
+            table.add_row(name, *(_cell(summary, metric, labels) for summary in summaries))
+        if metric is results.RUN_STEP_SECONDS:
+            table.add_row("  spread of steps", *(_spread(summary) for summary in summaries))
+    return table
+
+
+def _batch(summary: Summary) -> str:
+    batch = summary.effective_batch
+    parts = f"{batch['local']} local x {batch['data_ranks']} ranks"
+    if batch["accumulate"] > 1:
+        parts += f" x {batch['accumulate']} parts"
+    return f"{batch['total']} = {parts}"
+
+
+def _spread(summary: Summary) -> str:
+    return "-" if summary.step_spread_ratio is None else f"{100 * summary.step_spread_ratio:.1f} %"
+
+
+def _find(summary: Summary, metric: Metric) -> list[Estimate]:
+    return [estimate for estimate in summary.estimates if estimate.metric == metric.name]
+
+
+def _labels(summaries: Iterable[Summary], metric: Metric) -> list[tuple[str, ...]]:
+    """The label values under which any of the runs has the metric, in order."""
+    return list(
+        dict.fromkeys(tuple(found.labels.values()) for summary in summaries for found in _find(summary, metric))
+    )
+
+
+def _cell(summary: Summary, metric: Metric, labels: tuple[str, ...]) -> str:
+    found = [estimate for estimate in _find(summary, metric) if tuple(estimate.labels.values()) == labels]
+    return figure(found[0]) if found else "-"
+
+
+def _print_below(console: Console, summary: Summary) -> None:
+    """What the table does not say: efficiency, the peak behind MFU, what is absent."""
+    name = f"{summary.case.strategy} on {summary.case.ranks}"
+    lines = [
+        f"{name}: {found.scaling} scaling efficiency {percent(found.ratio.value, found.ratio.low, found.ratio.high)}"
+        f" against {found.baseline_run}" + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
+        for found in summary.scaling
+    ]
+    if summary.peak is not None:
+        peak = summary.peak
+        lines.append(
+            f"{name}: MFU by PaLM's formula, of {peak.flops_per_second / 1e12:g} TFLOP/s dense {peak.precision}"
+            f" ({peak.source})"
+        )
+    lines += [f"{name}: {note}" for note in summary.notes]
+    if lines:
+        console.print()
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _rows(summary: Summary) -> list[dict[str, object]]:
+    return [
+        {
+            "run": summary.run,
+            "strategy": summary.case.strategy,
+            "ranks": summary.case.ranks,
+            "outcome": summary.outcome,
+            "metric": estimate.metric,
+            "labels": " ".join(f"{name}={value}" for name, value in estimate.labels.items()),
+            "median": estimate.median,
+            "low": estimate.low,
+            "high": estimate.high,
+            "trials": len(estimate.trials),
+        }
+        for estimate in summary.estimates
+    ]

@@ -1,0 +1,212 @@
+"""One measured Case: its folder, who may write there, and what its files say in the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.case import Case
+from bench.engines.messages import Cause, Outcome
+from bench.errors import InfrastructureFailed, Misuse
+from bench.faults import Fault
+from bench.judgement.results import results_of
+from bench.judgement.trials import read_trials
+from bench.machine import Machine
+from bench.peaks import Peak, peak_of
+from bench.summary import Summary, decode, encode
+from collectors.sample_log import NewerSchema
+from workloads.cards.training_options import local_batch
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of case.json: what was asked for, and the fault of a fire drill."""
+
+    run: str
+    case: Case
+    started_ns: int
+    fault: Fault | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in progress. lock: a file descriptor; while it is open, nobody takes the run for abandoned."""
+
+    id: str
+    case: Case
+    machine: Machine
+    folder: Path
+    lock: int
+
+    def close(self) -> None:
+        """Give the folder back."""
+        os.close(self.lock)
+
+
+def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None) -> Run:
+    """Make the run's folder with case.json and machine.json.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be made or written.
+    """
+    started_ns = time.time_ns()
+    stamp = datetime.fromtimestamp(started_ns / 1e9, tz=UTC).strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{case.strategy}-{secrets.token_hex(3)}"
+    folder = runs.absolute() / name
+    try:
+        folder.mkdir(parents=True)
+        lock = _lock(folder)
+        _write(folder / "machine.json", msgspec.json.encode(machine))
+        _write(
+            folder / "case.json",
+            msgspec.json.encode(CaseFile(run=name, case=case, started_ns=started_ns, fault=fault)),
+        )
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
+        ) from None
+    assert lock is not None, "a new folder is nobody else's"
+    return Run(id=name, case=case, machine=machine, folder=folder, lock=lock)
+
+
+def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
+    """What the files of a run's folder say; whatever trials are complete count, however the run ended.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    file = _read(folder / "case.json", CaseFile)
+    if file.schema_version > SCHEMA_VERSION:
+        raise Misuse(f"{folder}/case.json: schema version {file.schema_version} is newer than {SCHEMA_VERSION}")
+    machine = _read(folder / "machine.json", Machine)
+    case = file.case
+    try:
+        logs = read_trials(folder, case.ranks)
+    except NewerSchema as error:
+        raise Misuse(str(error)) from None
+    peak = peak_of(_device_name(case, machine), case.precision)
+    estimates, notes = results_of(case, logs.trials, peak)
+    mesh = case.card().mesh(case)
+    data_ranks = mesh.get("data", 1)
+    return Summary(
+        run=file.run,
+        case=case,
+        hardware=machine.hardware(case.device),
+        started_ns=file.started_ns,
+        ended_ns=_last_change_ns(folder),
+        outcome=outcome,
+        cause=cause,
+        trials_done=len(logs.trials),
+        estimates=estimates,
+        scaling=(),
+        effective_batch={
+            "local": local_batch(case, data_ranks),
+            "data_ranks": data_ranks,
+            "accumulate": int(case.options["accumulate"]),
+            "total": case.shape.batch,
+        },
+        peak=peak if isinstance(peak, Peak) else None,
+        step_spread_ratio=max((trial.step_spread_ratio for trial in logs.trials), default=None),
+        notes=(*logs.notes, *notes),
+        folder=str(folder),
+    )
+
+
+def _device_name(case: Case, machine: Machine) -> str | None:
+    """The GPU's name as its driver gives it; None for a CPU."""
+    if case.device == "cpu":
+        return None
+    return machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
+
+
+def save(summary: Summary) -> None:
+    """Write summary.json, whole or not at all.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be written.
+    """
+    folder = Path(summary.folder)
+    try:
+        _write(folder / "summary.json", encode(summary))
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"{folder}/summary.json cannot be written: {error.strerror}; the ranks' logs there are whole,"
+            f" and `observatory show {folder}` reads them"
+        ) from None
+
+
+def load(folder: Path) -> Summary:
+    """The summary of a run's folder, made anew from its logs where the runner died before it wrote one.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    path = folder / "summary.json"
+    if path.exists():
+        return decode(path.read_bytes())
+    cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
+    return summarise(folder.absolute(), "interrupted", cause)
+
+
+def machine_of(folder: Path) -> Machine:
+    """The machine of a run's folder."""
+    return _read(folder / "machine.json", Machine)
+
+
+def ended_folders(runs: Path) -> Iterator[Path]:
+    """Folders of runs that nobody works on any more, oldest first."""
+    if not runs.is_dir():
+        return
+    for folder in sorted(runs.iterdir()):
+        if not (folder / "case.json").exists():
+            continue
+        lock = _lock(folder)
+        if lock is not None:
+            os.close(lock)
+            yield folder
+
+
+def _lock(folder: Path) -> int | None:
+    """The folder's lock as a file descriptor, None where somebody else has it. It ends with its process."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file only when the new one is whole and on the disk."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(msgspec.json.format(data, indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
+    except msgspec.DecodeError as error:
+        raise Misuse(f"{path} cannot be read: {error}") from None
+
+
+def _last_change_ns(folder: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in folder.iterdir())

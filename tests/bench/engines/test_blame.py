@@ -1,0 +1,120 @@
+"""The rank that is blamed is the one whose own doing ended the trial."""
+
+import pytest
+
+from bench.engines.blame import RankEnd, root_cause
+from collectors.sample_log import Ended
+
+FOLDER = "/runs/r"
+
+
+def _end(
+    rank: int,
+    *,
+    error: str | None = None,
+    code: int | None = 1,
+    at_s: float = 1.0,
+    step: int = 4,
+    has_result: bool = True,
+    collectives: int | None = None,
+    disk: str | None = None,
+    last_lines: tuple[str, ...] = (),
+) -> RankEnd:
+    kind, _, text = (error or "").partition(": ")
+    result = Ended(trial=0, time_ns=0, step=step, error_type=kind or None, error=text if error else None)
+    return RankEnd(
+        rank=rank,
+        result=result if has_result else None,
+        exit_code=code,
+        ended_s=at_s,
+        step=step,
+        collectives=collectives,
+        disk=disk,
+        last_lines=last_lines,
+    )
+
+
+def _good(rank: int) -> RankEnd:
+    return _end(rank, code=0)
+
+
+def _lost_peer(rank: int, at_s: float = 1.0) -> RankEnd:
+    return _end(rank, error="RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1", at_s=at_s)
+
+
+def _hung(rank: int, **fields: int) -> RankEnd:
+    return _end(rank, code=None, has_result=False, at_s=9.0, **fields)  # type: ignore[arg-type]
+
+
+def test_nobody_is_blamed_when_all_ended_well() -> None:
+    assert root_cause((_good(0), _good(1)), FOLDER) is None
+
+
+@pytest.mark.parametrize(
+    ("culprit", "kind"),
+    [
+        (_end(2, code=-9, has_result=False, at_s=3.0), "killed"),
+        (_end(2, error="ValueError: no", at_s=3.0), "error"),
+        (_end(2, error="SystemExit: 7", code=1, at_s=3.0), "error"),
+        (_end(2, code=0, has_result=False, at_s=3.0), "left"),
+        (_hung(2), "hung"),
+        (_end(2, code=74, has_result=False, disk="No space left on device: rank2.jsonl"), "disk"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_cause_is_blamed_although_its_peers_failed_before_it(culprit: RankEnd, kind: str) -> None:
+    cause = root_cause((_lost_peer(0, at_s=1.0), _lost_peer(1, at_s=2.0), culprit, _lost_peer(3)), FOLDER)
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.step) == (2, kind, 4)
+    assert cause.text.endswith("in step 4; its last lines are in /runs/r/rank2.err")
+
+
+def test_a_signal_outranks_an_error_which_outranks_leaving_and_hanging() -> None:
+    ends = [
+        _hung(0),
+        _end(1, code=0, has_result=False),
+        _end(2, error="ValueError: no"),
+        _end(3, code=-11, has_result=False),
+    ]
+    blamed = []
+    while ends:
+        cause = root_cause(tuple(ends), FOLDER)
+        assert cause is not None
+        blamed.append(cause.rank)
+        ends = [end for end in ends if end.rank != cause.rank]
+    assert blamed == [3, 2, 1, 0]
+
+
+def test_the_abort_of_a_collective_watchdog_is_an_echo() -> None:
+    watchdog = _end(
+        0, code=-6, has_result=False, last_lines=("[Rank 0] Watchdog caught collective operation timeout: ...",)
+    )
+    cause = root_cause((watchdog, _hung(1)), FOLDER)
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (1, "hung")
+
+
+def test_of_hung_ranks_the_one_that_entered_the_fewest_collectives_is_blamed() -> None:
+    cause = root_cause((_hung(0, collectives=8), _hung(1, collectives=7), _hung(2, collectives=8)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+
+
+def test_of_hung_ranks_without_flight_records_the_one_furthest_behind_is_blamed() -> None:
+    cause = root_cause((_hung(0, step=5), _hung(1, step=4)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+
+
+def test_ranks_that_hang_at_the_same_place_are_told_from_each_other_by_nothing() -> None:
+    cause = root_cause((_hung(0, collectives=8), _hung(1, collectives=8)), FOLDER)
+    assert cause is not None
+    assert cause.rank is None
+    assert "all ranks hung in step 4" in cause.text
+
+
+def test_when_all_only_lost_their_peers_the_first_is_named_as_such() -> None:
+    cause = root_cause((_lost_peer(0, at_s=2.0), _lost_peer(1, at_s=1.0)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+    assert "the first to lose its peers" in cause.text

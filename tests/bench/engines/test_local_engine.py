@@ -1,0 +1,120 @@
+"""The local engine blames the right rank for each fault, keeps to its limit, and leaves no process behind."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.case import Case
+from bench.engines.local import LocalEngine
+from bench.engines.messages import Progress, TrialEnded, TrialOrder
+from bench.faults import Fault, FaultKind
+from collectors.sample_log import Ended, Opened, Reading, read
+from tests.bench.cases import SMALL, small_case
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalEngine]:
+    with LocalEngine() as started:
+        started.machine()
+        yield started
+
+
+def _run(
+    engine: LocalEngine,
+    folder: Path,
+    case: Case,
+    *,
+    fault: Fault | None = None,
+    limit_s: float = 60.0,
+    progress: list[Progress] | None = None,
+) -> TrialEnded:
+    order = TrialOrder(run=folder.name, trial=0, case=case, folder=str(folder), limit_s=limit_s, fault=fault)
+    ended = engine.run(order, (progress if progress is not None else []).append)
+    assert _ranks_left(folder) == []
+    return ended
+
+
+def _ranks_left(folder: Path) -> list[str]:
+    """Processes whose standard error is a file of the run: its ranks and their loaders."""
+    left = []
+    for process in psutil.process_iter(["pid"]):
+        try:
+            target = os.readlink(f"/proc/{process.pid}/fd/2")  # noqa: PTH115
+        except OSError:
+            continue
+        if target.startswith(f"{folder}/") and process.status() != psutil.STATUS_ZOMBIE:
+            left.append(f"{process.pid} {target}")
+    return left
+
+
+def test_each_rank_writes_its_steps_and_a_good_end(engine: LocalEngine, tmp_path: Path) -> None:
+    case = small_case(ranks=2, warm_up=2, steps=4)
+    progress: list[Progress] = []
+    ended = _run(engine, tmp_path, case, progress=progress)
+    assert (ended.outcome, ended.cause) == ("done", None)
+    for rank in range(2):
+        records = read(tmp_path / f"rank{rank}.jsonl").records
+        first, *readings, last = records
+        assert isinstance(first, Opened)
+        assert first.rank == rank
+        assert isinstance(last, Ended)
+        assert last.error is None
+        marks = [record.mark for record in readings if isinstance(record, Reading)]
+        assert marks == ["warm_up"] * 2 + ["measured"] * 4 + ["memory"]
+    assert [message.steps for message in progress] == sorted({message.steps for message in progress})
+
+
+@pytest.mark.parametrize("kind", ["raise", "kill", "exit", "leave"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_faulty_rank_is_blamed_with_its_step(
+    kind: FaultKind, rank: int, engine: LocalEngine, tmp_path: Path
+) -> None:
+    case = small_case(ranks=3, shape=replace(SMALL, batch=6))
+    ended = _run(engine, tmp_path, case, fault=Fault(kind=kind, rank=rank, step=2))
+    assert ended.outcome == "failed"
+    assert ended.cause is not None
+    expected = {"raise": "error", "exit": "error", "kill": "killed", "leave": "left"}[kind]
+    assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == (expected, rank, 2)
+    assert f"{tmp_path}/rank{rank}.err" in ended.cause.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_hung_rank_is_ended_at_the_limit_and_told_from_those_that_wait_for_it(
+    rank: int, engine: LocalEngine, tmp_path: Path
+) -> None:
+    ended = _run(engine, tmp_path, small_case(ranks=2), fault=Fault(kind="hang", rank=rank, step=2), limit_s=6.0)
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("hung", rank, 2)
+    assert "faults.py" in (tmp_path / f"rank{rank}.err").read_text()  # Its stack names the line.
+
+
+def test_the_others_are_gone_within_five_seconds_of_a_fault(engine: LocalEngine, tmp_path: Path) -> None:
+    """Not a speed but a promise: each rank's own clock says when it failed, and the engine's when all were gone."""
+    _run(engine, tmp_path, small_case(ranks=2), fault=Fault(kind="raise", rank=1, step=2))
+    gone_ns = time.time_ns()
+    last = read(tmp_path / "rank1.jsonl").records[-1]
+    assert isinstance(last, Ended)
+    waited_ns = gone_ns - last.time_ns
+    assert waited_ns <= 5e9
+
+
+def test_a_rank_that_cannot_write_its_log_is_named_with_the_reason(engine: LocalEngine, tmp_path: Path) -> None:
+    (tmp_path / "rank1.jsonl").symlink_to("/dev/full")
+    ended = _run(engine, tmp_path, small_case(ranks=2))
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank) == ("disk", 1)
+    assert "No space left on device" in ended.cause.text
+
+
+def test_after_a_fault_the_next_trial_runs(engine: LocalEngine, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert _run(engine, tmp_path / "a", small_case(), fault=Fault(kind="kill", rank=0, step=1)).outcome == "failed"
+    assert _run(engine, tmp_path / "b", small_case()).outcome == "done"

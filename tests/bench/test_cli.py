@@ -1,0 +1,131 @@
+"""The command line answers with one line and the right exit code, and loads no more than it needs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from bench import cli
+from bench.errors import InfrastructureFailed, Misuse
+from workloads.roster import CARDS
+
+LIGHT = ["--help", "list", "list --format json", "run --help", "show --help", "show"]
+
+
+def _observatory(arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from bench.cli import run; code = run(sys.argv[1:]);"
+        " print('torch' in sys.modules, code, file=sys.stderr)"
+    )
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+@pytest.mark.parametrize("arguments", LIGHT)
+def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
+    assert _observatory(arguments, tmp_path).stderr.splitlines()[-1] == "False 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("run dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'),
+        ("run ddp --ranks 0", "observatory: ranks is 0; it must be 1 or more"),
+        (
+            "run ddp --ranks 3",
+            "observatory: ddp: batch 8 cannot be shared equally by 3 data ranks; --batch 6 or 9 would fit",
+        ),
+        ("run ddp --shape huge", 'observatory: shape "huge" is unknown; it may be tiny, 125m, 1b, 8b, 70b'),
+        ("run ddp --heads 3", "observatory: shape tiny: width 128 is not divisible by heads 3"),
+        ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
+        (
+            "run ddp --device cuda",
+            "observatory: device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`",
+        ),
+        ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds above 0"),
+        ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
+        ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
+        ("rum", "observatory: No such command 'rum'. (`observatory --help`)"),
+        ("list --format xml", "observatory: Invalid value for '--format'"),
+        ("show nothing", 'observatory: run "nothing" is unknown'),
+    ],
+)
+def test_misuse_is_one_line_and_code_2(arguments: str, line: str, tmp_path: Path) -> None:
+    ended = _observatory(arguments, tmp_path)
+    *said, last = ended.stderr.splitlines()
+    assert last == "False 2"
+    assert len(said) == 1
+    assert said[0].startswith(line)
+    assert ended.stdout == ""
+
+
+def test_help_lists_each_command_with_its_own_first_line() -> None:
+    context = click.Context(cli.observatory)
+    for name, line in cli.COMMANDS.items():
+        command = cli.observatory.get_command(context, name)
+        assert command is not None
+        assert command.help is not None
+        assert command.help.splitlines()[0] == line
+        assert "Example:\n      observatory " in command.help
+
+
+def test_list_as_json_has_each_strategy_with_its_options(tmp_path: Path) -> None:
+    listed = json.loads(_observatory("list --format json", tmp_path).stdout)
+    assert [card["name"] for card in listed] == [card.name for card in CARDS]
+    assert [len(card["options"]) for card in listed] == [len(card.options) for card in CARDS]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Misuse("that is not it"), 2),
+        (InfrastructureFailed("the disk is gone"), 4),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("no"), 70),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_kind_of_error_has_its_exit_code(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command(name="broken")
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    cli.observatory.add_command(broken)
+    monkeypatch.setitem(cli.COMMANDS, "list", "replaced")
+    monkeypatch.setattr(cli.observatory, "get_command", lambda context, name: broken)
+    assert cli.run(["list"]) == code
+    said = capsys.readouterr().err.strip().splitlines()  # After ^C click ends the terminal's line first.
+    assert len(said) == 1
+    assert said[0].startswith("observatory: ")
+
+
+def test_our_own_bug_leaves_a_crash_file_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def explode(context: click.Context, name: str) -> click.Command:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(cli.observatory, "get_command", explode)
+    assert cli.run(["show", "--store", "postgresql://me:hunter2@host/name"]) == 70
+    line = capsys.readouterr().err
+    found = re.search(r"(\S+\.txt)", line)
+    assert found is not None
+    text = Path(found.group(1)).read_text()
+    assert "ZeroDivisionError: no" in text
+    assert "postgresql://" in text
+    assert "hunter2" not in text
