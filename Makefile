@@ -1,0 +1,41 @@
+# The two commands of the README: `make demo` and `make test`. Both set up what they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test servers install install-dev check benchmarks clean
+
+demo: $(VENV)/.installed
+	$(BIN)/observatory run ddp --ranks 2 --trials 3 --with-baseline weak --shape tiny
+
+test: $(VENV)/.installed-dev servers check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Debian's packages, where we may install them; elsewhere the tests that need a server say so and skip.
+servers:
+	@sh tests/install_servers.sh
+
+benchmarks: $(VENV)/.installed-dev
+	$(BIN)/python -P tests/benchmarks/plain.py
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,114 @@
+"""The ratio of our step rate to that of the plainest torch script of the same strategy, with its 95 % interval.
+
+Trials of both take turns. Ours is the run as users have it: loader, clock and log included; the script has one fixed
+batch and two clock readings a step. Each strategy has a script of its name beside this file.
+
+    python -P tests/benchmarks/plain.py [STRATEGY ...] [--trials N] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from bench.case import Case
+from bench.engines.local import LocalEngine
+from bench.engines.messages import TrialOrder
+from bench.judgement.estimate import estimate, ratio
+from bench.judgement.trials import read_trials
+from collectors.catalogue.results import RUN_STEP_SECONDS
+from workloads.parts.shape import PRESETS
+from workloads.roster import card_of
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PROMISE = 0.99
+WARM_UP = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("strategies", nargs="*", default=sorted(path.stem for path in SCRIPTS.glob("*.py")))
+    parser.add_argument("--trials", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=30)
+    arguments = parser.parse_args()
+    with LocalEngine() as engine:
+        engine.machine()
+        for strategy in arguments.strategies:
+            print(compare(engine, _case(strategy, arguments.steps), arguments.trials), flush=True)
+
+
+def compare(engine: LocalEngine, case: Case, trials: int) -> str:
+    """Measure both in turn; a line that says who is faster, and whether that is sure."""
+    ours, plain = [], []
+    for trial in range(trials):
+        ours.append(_our_step_s(engine, case, trial))
+        plain.append(_plain_step_s(case))
+    found = ratio(estimate(RUN_STEP_SECONDS, plain), estimate(RUN_STEP_SECONDS, ours))
+    if found.low is None or found.high is None:
+        return f"{case.strategy}: {found.value:.3f} x the plain script's step rate ({found.why_no_interval})"
+    verdict = "kept" if found.low >= PROMISE else "broken" if found.high < PROMISE else "unsure"
+    return (
+        f"{case.strategy} on {case.ranks}: {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] x the plain script's"
+        f" step rate; steps of {1e3 * median(ours):.1f} and {1e3 * median(plain):.1f} ms, {trials} trials of"
+        f" {case.steps} steps each; the promise of {PROMISE} is {verdict}"
+    )
+
+
+def _case(strategy: str, steps: int) -> Case:
+    card = card_of(strategy)
+    ranks = 2 if card.needs.maximum_ranks is None else min(2, card.needs.maximum_ranks)
+    return Case(
+        strategy=strategy,
+        version=card.version,
+        ranks=ranks,
+        shape=replace(PRESETS["tiny"], batch=16 * ranks),
+        device="cpu",
+        backend="gloo",
+        precision="fp32",
+        threads=1,
+        trials=1,
+        steps=steps,
+        warm_up=WARM_UP,
+        seed=0,
+        options={option.name: option.default for option in card.options},
+    )
+
+
+def _our_step_s(engine: LocalEngine, case: Case, trial: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        order = TrialOrder(run="plain", trial=trial, case=case, folder=folder, limit_s=600)
+        ended = engine.run(order, lambda _: None)
+        if ended.outcome != "done":
+            sys.exit(f"{case.strategy}: {ended.cause.text if ended.cause else ended.outcome}")
+        (measured,) = read_trials(Path(folder), case.ranks).trials
+    return measured.step_s
+
+
+def _plain_step_s(case: Case) -> float:
+    settings = json.dumps(
+        {"shape": asdict(case.shape), "threads": case.threads, "steps": case.steps, "warm_up": case.warm_up}
+    )
+    command = [sys.executable, "-P"]
+    if case.ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+    ended = subprocess.run(
+        [*command, str(SCRIPTS / f"{case.strategy}.py"), settings],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(case.threads)},
+    )
+    ends: list[float] = json.loads(ended.stdout.strip().splitlines()[-1])[case.warm_up :]
+    return median(end - start for start, end in pairwise(ends))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The plainest training of the reference model on one CPU rank: what `single` is measured against."""
+
+import json
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+
+from workloads.parts.shape import Shape
+from workloads.parts.transformer import Transformer
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    shape = Shape(**settings["shape"])
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(0)
+    model = Transformer(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence + 1))
+    ends = [time.perf_counter()]
+    for _ in range(settings["warm_up"] + settings["steps"]):
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ends.append(time.perf_counter())
+    print(json.dumps(ends))
+
+
+main()
