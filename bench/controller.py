@@ -41,13 +41,9 @@ class _Underway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of the cases, in their order.
-
-    failure: the infrastructure's, if it ended the work; is_interrupted: a person did.
-    """
+    """What came of the cases, in their order. is_interrupted: a person ended the work."""
 
     summaries: tuple[Summary, ...]
-    failure: InfrastructureFailed | None = None
     is_interrupted: bool = False
 
 
@@ -87,7 +83,7 @@ def measure(
         _mark_unfinished(underway, failure)
     engine.stop()  # So that no rank writes to a log any more.
     summaries = tuple(_summarise(one) for one in underway)
-    return Measured(summaries=summaries, failure=failure, is_interrupted=is_interrupted)
+    return Measured(summaries=summaries, is_interrupted=is_interrupted)
 
 
 def _run_trial(one: _Underway, trial: int, engine: Engine, limit_s: float, watch: Watch) -> None:

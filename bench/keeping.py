@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,26 +18,28 @@ from bench.summary import Summary
 from collectors.catalogue.results import RUN_TOKENS_PER_SECOND
 
 
-def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> tuple[Summary, ...]:
-    """Give each summary its scaling efficiency, then write all of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Summaries as they were kept, and each place that refused one."""
+
+    summaries: tuple[Summary, ...]
+    failures: tuple[InfrastructureFailed, ...]
+
+
+def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> Kept:
+    """Give each summary its scaling efficiency, then write all of them, whatever one place refuses.
 
     told: the baseline that a person named; without it, one measured beside the run, or the newest in the history.
-
-    Raises:
-        InfrastructureFailed: a folder or the history cannot be written; the other runs are kept all the same.
     """
     kept = tuple(replace(summary, scaling=_scaling(summary, summaries, history, told)) for summary in summaries)
     failures: list[InfrastructureFailed] = []
     for summary in kept:
-        try:
-            runs.save(summary)
-            history.add(summary, machine)
-        except InfrastructureFailed as error:
-            failures.append(error)
-    if failures:
-        folders = ", ".join(summary.folder for summary in kept)
-        raise InfrastructureFailed(f"{failures[0]}; all that was measured is in {folders}")
-    return kept
+        for write in (runs.save, partial(history.add, machine=machine)):
+            try:
+                write(summary)
+            except InfrastructureFailed as error:
+                failures.append(error)
+    return Kept(summaries=kept, failures=tuple(failures))
 
 
 def adopt(folder: Path, history: History) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -98,6 +99,7 @@ class _Rank:
         self._clock = clock
         self._workload = workload
         self._batches = batches
+        self._memory: deque[list[Sample]] = deque()  # Of steps whose times are not known yet.
         self._tokens = 0
         self._logged = 0
         self._is_loss_finite = True
@@ -118,6 +120,7 @@ class _Rank:
             self._strike()
             loss = self._step()
             self._clock.end_step(loss)
+            self._memory.append(allocator.step_samples(self._device))
             self._position.step += 1
             self._write(self._clock.finished(), mark)
         self._write(self._clock.drain(), mark)
@@ -142,7 +145,7 @@ class _Rank:
                 *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
                 TOKENS.at(self._tokens),
                 *self._loss(times.loss),
-                *allocator.step_samples(self._device),
+                *self._memory.popleft(),
             ]
             self._log.write(self._reading(mark, self._logged, samples))
             self._logged += 1

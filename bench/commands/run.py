@@ -19,13 +19,12 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault, parse_fault
 from bench.gpus import visible_gpus
 from bench.judgement.scaling import scaling_between
-from bench.keeping import adopt, keep
+from bench.keeping import Kept, adopt, keep
 from bench.places import RUNS, STORE
 from bench.reports.formats import FORMAT
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
 from bench.store.history import History
-from bench.summary import Summary
 from workloads.cards.card import Backend, Card, Device, Precision
 from workloads.parts.shape import DIMENSIONS, PRESETS, Shape
 
@@ -117,13 +116,13 @@ def command(
     if device is None:
         found = f"{gpus} GPU(s) found" if gpus else "no NVIDIA GPU found"
         print(f"device: {chosen} ({found})", file=sys.stderr)
-    summaries, code = _measure(cases, baseline_run, limit_s, runs_folder, store_url)
-    print_summaries(summaries, format_name)
+    measured, kept = _measure(cases, baseline_run, limit_s, runs_folder, store_url)
+    print_summaries(kept.summaries, format_name)
     sys.stdout.flush()
-    for summary in summaries:
-        for line in cause_lines(summary):
-            print(line, file=sys.stderr)
-    return code
+    problems = [line for summary in kept.summaries for line in cause_lines(summary)]
+    for line in [*problems, *(str(failure) for failure in kept.failures)]:
+        print(line, file=sys.stderr)
+    return _code(measured, kept)
 
 
 def _measure(
@@ -132,8 +131,8 @@ def _measure(
     limit_s: float,
     runs_folder: Path,
     store_url: str | None,
-) -> tuple[tuple[Summary, ...], int]:
-    """Measure the cases and keep what came of them; the summaries, and the exit code they call for."""
+) -> tuple[Measured, Kept]:
+    """Measure the cases, and keep what came of them."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     case = cases[-1][0]
     with History(store_url) as history:
@@ -151,15 +150,14 @@ def _measure(
             measured = measure(
                 cases, engine=engine, machine=machine, folder=runs_folder, limit_s=limit_s, watch=progress.update
             )
-        summaries = keep(measured.summaries, machine, history, told)
-    return summaries, _code(measured, summaries)
+        return measured, keep(measured.summaries, machine, history, told)
 
 
-def _code(measured: Measured, summaries: Sequence[Summary]) -> int:
+def _code(measured: Measured, kept: Kept) -> int:
     if measured.is_interrupted:
         return INTERRUPTED
-    causes = {summary.cause.kind for summary in summaries if summary.cause is not None}
-    if causes & {"agent", "disk"}:
+    causes = {summary.cause.kind for summary in kept.summaries if summary.cause is not None}
+    if kept.failures or causes & {"agent", "disk"}:
         return INFRASTRUCTURE
     return CASE_FAILED if causes else FINE
 

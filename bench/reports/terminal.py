@@ -31,15 +31,15 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
 )
 
 
-def print_summaries(summaries: Sequence[Summary], format_name: str) -> None:
-    """Print measured runs, side by side."""
+def print_summaries(summaries: Sequence[Summary], format_name: str, console: Console | None = None) -> None:
+    """Print measured runs, side by side; a table goes to the console, standard output unless another is given."""
     if format_name == "json":
         print_json([msgspec.to_builtins(summary) for summary in summaries])
         return
     if format_name == "csv":
         print_csv([row for summary in summaries for row in _rows(summary)])
         return
-    console = _console()
+    console = console or _console()
     for first in range(0, len(summaries), RUNS_ABREAST):
         console.print(_table(summaries[first : first + RUNS_ABREAST]))
     for summary in summaries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ from bench.judgement.scaling import scaling_efficiency
 from bench.machine import Machine
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_PHASE_SECONDS, RUN_STEP_SECONDS
+from workloads.cards.card import OptionValue
 from workloads.parts.shape import Shape
 
 TINY = Shape(layers=2, width=16, heads=2, kv_heads=1, mlp_width=32, vocabulary=32, sequence=8, batch=8)
+SMALL = replace(TINY, batch=4)
 
 
 def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: Any) -> Case:
@@ -35,6 +38,14 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         options=parse_options(card, ()),
     )
     return replace(case, **changes)
+
+
+def small_case(
+    strategy: str = "ddp", ranks: int = 2, *, options: Mapping[str, OptionValue] | None = None, **changes: Any
+) -> Case:
+    """A case that is measured in half a second: one trial of few steps. options: in place of the defaults."""
+    case = make_case(strategy, ranks, batch=SMALL.batch, trials=1, steps=3, warm_up=1)
+    return replace(case, **{"options": {**case.options, **(options or {})}, **changes})
 
 
 def make_machine() -> Machine:

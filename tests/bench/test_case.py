@@ -9,7 +9,7 @@ import pytest
 from bench.case import check, find_card, one_rank_baseline, parse_options
 from bench.errors import Misuse
 from bench.faults import Fault, parse_fault
-from tests.bench.cases import SMALL, small_case
+from tests.bench.examples import SMALL, small_case
 from workloads.roster import card_of
 
 

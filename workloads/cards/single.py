@@ -32,7 +32,7 @@ CARD = Card(
     needs=Needs(maximum_ranks=1),
     parity=Parity(
         kind="exact",
-        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}, {"clip": 0.0}),
+        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}),
     ),
     mesh=_mesh,
     refusals=_refusals,

@@ -14,7 +14,7 @@ from bench.engines.local import LocalEngine
 from bench.engines.messages import Progress, TrialEnded, TrialOrder
 from bench.faults import Fault, FaultKind
 from collectors.sample_log import Ended, Opened, Reading, read
-from tests.bench.cases import SMALL, small_case
+from tests.bench.examples import SMALL, small_case
 
 pytestmark = pytest.mark.timeout(180)
 

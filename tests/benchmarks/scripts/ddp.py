@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
+from workloads.parts.data import Progressions
 from workloads.parts.shape import Shape
 from workloads.parts.transformer import Transformer
 
@@ -17,15 +20,18 @@ from workloads.parts.transformer import Transformer
 def main() -> None:
     settings = json.loads(sys.argv[1])
     shape = Shape(**settings["shape"])
+    steps = settings["warm_up"] + settings["steps"]
     torch.set_num_threads(settings["threads"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(Transformer(shape))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    tokens = torch.randint(shape.vocabulary, (shape.batch // dist.get_world_size(), shape.sequence + 1))
+    data = Progressions(shape, seed=0, sequences=steps * shape.batch)
+    local_batch = shape.batch // dist.get_world_size()
+    loader = DataLoader(data, batch_size=local_batch, sampler=DistributedSampler(data), num_workers=1)
     dist.barrier()
     ends = [time.perf_counter()]
-    for _ in range(settings["warm_up"] + settings["steps"]):
+    for tokens in loader:
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

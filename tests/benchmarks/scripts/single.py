@@ -6,7 +6,9 @@ import time
 
 import torch
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
+from workloads.parts.data import Progressions
 from workloads.parts.shape import Shape
 from workloads.parts.transformer import Transformer
 
@@ -14,13 +16,15 @@ from workloads.parts.transformer import Transformer
 def main() -> None:
     settings = json.loads(sys.argv[1])
     shape = Shape(**settings["shape"])
+    steps = settings["warm_up"] + settings["steps"]
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     model = Transformer(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.sequence + 1))
+    data = Progressions(shape, seed=0, sequences=steps * shape.batch)
+    loader = DataLoader(data, batch_size=shape.batch, shuffle=True, num_workers=1)
     ends = [time.perf_counter()]
-    for _ in range(settings["warm_up"] + settings["steps"]):
+    for tokens in loader:
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())

@@ -1,0 +1,81 @@
+"""An engine without processes: it writes the logs that ranks of known speed would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from bench.engines.messages import Cause, Progress, TrialEnded, TrialOrder
+from bench.machine import Machine
+from collectors.catalogue.memory import RESIDENT_BYTES
+from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS
+from collectors.sample_log import Ended, Opened, Reading, SampleLog
+
+
+class FakeEngine:
+    """Ranks whose measured steps last as long as it is told.
+
+    steps_s: by strategy, trial and rank, the seconds of each measured step; the warm-up before takes a hundred each.
+    breaks: what a run of this strategy and trial ends with, in place of a result; an exception is raised.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        machine: Machine,
+        steps_s: Mapping[str, Sequence[Sequence[Sequence[float]]]],
+        breaks: Mapping[tuple[str, int], Cause | BaseException] | None = None,
+    ) -> None:
+        self.orders: list[tuple[str, int]] = []
+        self.is_stopped = False
+        self._machine = machine
+        self._steps_s = steps_s
+        self._breaks = breaks or {}
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing is left to end."""
+        self.is_stopped = True
+
+    def machine(self) -> Machine:
+        """The machine that it was given."""
+        return self._machine
+
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        """Write each rank's log."""
+        self.orders.append((order.case.strategy, order.trial))
+        broken = self._breaks.get((order.case.strategy, order.trial))
+        if isinstance(broken, BaseException):
+            raise broken
+        for rank, steps_s in enumerate(self._steps_s[order.case.strategy][order.trial]):
+            _write(order, rank, steps_s, is_good=broken is None)
+        progress(Progress(run=order.run, trial=order.trial, steps=order.case.steps))
+        outcome = "done" if broken is None else "failed"
+        return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=broken)  # type: ignore[arg-type]
+
+
+def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: bool) -> None:
+    log = SampleLog(Path(order.folder) / f"rank{rank}.jsonl")
+    trial = order.trial
+    log.write(Opened(run=order.run, trial=trial, rank=rank, time_ns=0, pid=1, host="fake"))
+    for step, step_s in enumerate([100.0, *steps_s]):
+        samples = [
+            STEP_SECONDS.at(step_s),
+            PHASE_SECONDS.at(step_s / 2, phase="backward"),
+            PHASE_SECONDS.at(step_s / 4 + rank, phase="forward"),
+            LOSS.at(2.0 + rank),
+            RESIDENT_BYTES.at(1e6 * (rank + 1)),
+        ]
+        log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))
+    error = None if is_good else "it broke"
+    log.write(Ended(trial=trial, time_ns=0, step=len(steps_s), error_type=error and "RuntimeError", error=error))
+    log.close()

@@ -1,0 +1,60 @@
+"""Each example in README and in the help of a command works."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from bench import cli
+
+ROOT = Path(__file__).parents[1]
+# Smaller than what people run, so that it ends in seconds.
+SMALLER = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
+
+
+def _in_readme() -> list[str]:
+    return re.findall(r"^    (observatory .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+def _in_help() -> list[str]:
+    context = click.Context(cli.observatory)
+    commands = [cli.observatory, *(cli.observatory.get_command(context, name) for name in cli.COMMANDS)]
+    return [
+        line.strip()
+        for command in commands
+        if command is not None and command.help is not None
+        for line in command.help.splitlines()
+        if line.strip().startswith("observatory ")
+    ]
+
+
+def test_readme_and_every_help_have_examples() -> None:
+    assert len(_in_readme()) >= 4
+    assert len(_in_help()) >= len(cli.COMMANDS) + 1
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's home with one run in the history, which the examples may name as LAST."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.mark.parametrize("example", sorted(set(_in_readme() + _in_help())))
+def test_an_example_ends_as_it_should(example: str, home: Path) -> None:
+    words = shlex.split(example.split("#")[0])[1:]
+    if words[0] == "run":
+        words += SMALLER
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "bench", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""},
+    )
+    expected = 3 if "--inject" in words else 0
+    assert ended.returncode == expected, ended.stderr
