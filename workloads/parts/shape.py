@@ -44,6 +44,8 @@ class Shape:
         for name in DIMENSIONS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.vocabulary < 2:
+            raise ValueError("vocabulary is 1; it must be 2 or more, or there is nothing to learn")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
         if self.head_width % 2:

@@ -1,0 +1,72 @@
+"""One rank of a network in a box that counts the bytes which leave its node during each collective.
+
+Started as `python -m tests.slow.collective_rank ORDER`, an `Order` as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from tests.netbox import INTERFACE
+from tests.slow.boxed_ranks import Order, serve_rank
+from workloads.laws.terms import Collective
+
+ELEMENTS = 12 * 25_000  # Divisible by 2, 3 and 4 ranks.
+PAYLOAD_BYTES = 4 * ELEMENTS
+SETTLING_S = 0.1  # The last acknowledgements are on their way when a collective returns.
+
+
+def sent_bytes() -> int:
+    """Bytes that have left the node. The folder shows the links of the namespace that the process came in by."""
+    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
+
+
+def count_bytes(run: Callable[[], object]) -> int:
+    """Bytes that leave the node during a call, once connections stand."""
+    run()
+    dist.barrier()
+    time.sleep(SETTLING_S)
+    before = sent_bytes()
+    run()
+    dist.barrier()
+    time.sleep(SETTLING_S)
+    return sent_bytes() - before
+
+
+def collectives(rank: int, ranks: int) -> dict[Collective, Callable[[], object]]:
+    """Each of them on one tensor of the payload's size, as `wire_factor` reads it."""
+    whole, other = torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
+    part, parts = torch.zeros(ELEMENTS // ranks), list(other.chunk(ranks))
+
+    def send() -> None:
+        if rank == 0:
+            dist.send(whole, 1)
+        elif rank == 1:
+            dist.recv(whole, 0)
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather(parts, part),
+        "reduce_scatter": lambda: dist.reduce_scatter(part, parts),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "send": send,
+    }
+
+
+def main() -> None:
+    """Count for the order on the command line."""
+    order = msgspec.json.decode(sys.argv[1], type=Order)
+    runs = collectives(order.rank, order.ranks)
+    serve_rank(order, lambda: {name: count_bytes(run) for name, run in runs.items()})
+
+
+if __name__ == "__main__":
+    main()

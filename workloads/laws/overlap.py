@@ -1,0 +1,107 @@
+"""How long a step takes when communication is hidden behind computation, and when it is not.
+
+Assumes that communication takes nothing from computation: no core, no memory bandwidth, no streaming multiprocessor.
+A step that is slower than this law pays for one of them, or for a collective that waits where it need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from workloads.laws.communication import CommunicationBackend, Link, transfer_time_s
+from workloads.laws.compute import ComputeTime
+from workloads.laws.terms import Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What theory expects of one step.
+
+    communication_s: time in which collectives run, hidden or not.
+    exposed_s: the part of it in which the rank computes nothing.
+    """
+
+    compute: ComputeTime
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The whole step."""
+        return self.compute.step_s + self.exposed_s
+
+    @property
+    def hidden_ratio(self) -> float | None:
+        """Communication that runs while the rank computes, divided by all communication; None where there is none."""
+        if self.communication_s == 0:
+            return None
+        return 1 - self.exposed_s / self.communication_s
+
+
+def step_time(
+    compute: ComputeTime,
+    transfers: Sequence[Transfer],
+    *,
+    axes: Mapping[str, int],
+    link: Link,
+    backend: CommunicationBackend,
+    bucket_bytes: int,
+) -> StepTime:
+    """One step: each transfer behind the phase that its `behind` names, or waited for where it names none.
+
+    axes: ranks of each mesh axis.
+    bucket_bytes: payload of one collective among those that are hidden.
+
+    Raises:
+        ValueError: an axis has no rank, or a bucket no byte.
+    """
+    communication_s = exposed_s = 0.0
+    # The transfers of one phase share the link: they stand in one queue, in the order in which they are listed.
+    queues: dict[str, list[float]] = {"forward": [], "backward": []}
+    for transfer in transfers:
+        ranks = axes[transfer.axis]
+        if transfer.behind is None:
+            waited_s = transfer_time_s(transfer, ranks, link, backend)
+            communication_s, exposed_s = communication_s + waited_s, exposed_s + waited_s
+            continue
+        buckets = bucket_count(transfer.payload_bytes, bucket_bytes)
+        hideable_s = transfer_time_s(transfer, ranks, link, backend, calls=buckets)
+        communication_s += hideable_s
+        queues[transfer.behind] += [hideable_s / buckets] * buckets
+    for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
+        exposed_s += overlapped_s(phase_s, queue_s) - phase_s
+    return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)
+
+
+def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:
+    """Time from the phase's start until computation and all buckets are done.
+
+    A bucket is ready when its share of the phase, equal to its share of all bytes, has been computed; buckets go out in
+    this order, one at a time. Each bucket therefore bounds the end: what was computed until it was ready, then it and
+    all that follow. With k equal buckets and C seconds of communication this is max(compute + C / k, compute / k + C):
+    the last bucket cannot be hidden, and before the first is ready nothing can be sent. One bucket hides nothing.
+    Buckets that must arrive before their share is computed, as FSDP gathers weights in forward, give the same time:
+    it is the same schedule backwards.
+    Source: Li et al. 2020, PyTorch Distributed, section 3.2.3 (buckets overlap backward).
+    """
+    whole_s = sum(buckets_s)
+    if whole_s == 0:
+        return compute_s
+    ends_s = [
+        compute_s * sent_s / whole_s + (whole_s - sent_s + bucket_s)
+        for bucket_s, sent_s in zip(buckets_s, accumulate(buckets_s), strict=True)
+    ]
+    return max(ends_s)
+
+
+def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
+    """Collectives that a payload is divided into.
+
+    Raises:
+        ValueError: a bucket has no byte.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be 1 or more")
+    return max(1, -(-payload_bytes // bucket_bytes))
