@@ -11,12 +11,19 @@ RUN_STEP_SECONDS = Metric(
     scope="run",
     help="Step time of a run: the median step of the slowest rank in a trial, and the median of that over trials.",
 )
+RUN_MEAN_STEP_SECONDS = Metric(
+    name="observatory_run_mean_step_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    help="Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",
+)
 RUN_TOKENS_PER_SECOND = Metric(
     name="observatory_run_tokens_per_second",
     kind="gauge",
     unit="per_second",
     scope="run",
-    help="Tokens of one step over all ranks, divided by the run's step time.",
+    help="Tokens of one step over all ranks, divided by the run's mean step.",
 )
 RUN_TOKENS_PER_SECOND_PER_DEVICE = Metric(
     name="observatory_run_device_tokens_per_second",
@@ -30,7 +37,7 @@ RUN_FLOPS = Metric(
     kind="gauge",
     unit="per_second",
     scope="run",
-    help="Model FLOPs of one step by PaLM's formula, divided by the run's step time and its ranks.",
+    help="Model FLOPs of one step by PaLM's formula, divided by the run's mean step and its ranks.",
 )
 RUN_MFU = Metric(
     name="observatory_run_mfu_ratio",
@@ -45,7 +52,7 @@ RUN_PHASE_SECONDS = Metric(
     unit="seconds",
     scope="run",
     labels=("phase",),
-    help="Time of a phase in a step: the median step of the rank that spent most in it, and the median over trials.",
+    help="Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
 )
 RUN_SCALING_EFFICIENCY = Metric(
     name="observatory_run_scaling_efficiency_ratio",
@@ -72,9 +79,36 @@ RUN_LOSS = Metric(
     scope="run",
     help="Cross-entropy of the last measured step, as the mean over ranks that compute a loss.",
 )
+RUN_TRACED_RATIO = Metric(
+    name="observatory_run_traced_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    labels=("part",),
+    help="Part of a traced step, divided by the traced step's time: compute, communication, overlap,"
+    " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials.",
+)
+RUN_OVERLAP_RATIO = Metric(
+    name="observatory_run_overlap_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    help="Overlap of communication with computation, divided by communication time: the median over a trial's ranks and"
+    " traced steps, and the median over trials.",
+)
+RUN_PAYLOAD_BYTES = Metric(
+    name="observatory_run_payload_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("collective", "account"),
+    help="Bytes of tensors that a rank hands to a collective in a step, before its own factor: expected (by the"
+    " strategy's law) or counted (in traced steps, the largest rank).",
+)
 
 METRICS = (
     RUN_STEP_SECONDS,
+    RUN_MEAN_STEP_SECONDS,
     RUN_TOKENS_PER_SECOND,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
     RUN_FLOPS,
@@ -83,4 +117,7 @@ METRICS = (
     RUN_SCALING_EFFICIENCY,
     RUN_PEAK_MEMORY_BYTES,
     RUN_LOSS,
+    RUN_TRACED_RATIO,
+    RUN_OVERLAP_RATIO,
+    RUN_PAYLOAD_BYTES,
 )

@@ -10,7 +10,8 @@ from collectors.catalogue.every import METRICS
 from collectors.metric import Metric
 
 ROOT = Path(__file__).parents[2]
-BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors"}
+BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors", "watts"}
+BASE_UNITS |= {"joules", "celsius", "hertz", "tasks", "info", "timestamp_seconds"}
 
 
 def test_names_are_unique() -> None:
@@ -36,7 +37,7 @@ def test_names_are_spelt_in_the_catalogue_only() -> None:
     spelt = re.compile(r"[\"']observatory_[a-z_]+[\"']")
     elsewhere = [
         f"{path.relative_to(ROOT)}: {found.group()}"
-        for folder in ("bench", "collectors", "workloads")
+        for folder in ("bench", "collectors", "dashboards", "workloads")
         for path in (ROOT / folder).rglob("*.py")
         if "catalogue" not in path.parts
         for found in spelt.finditer(path.read_text())

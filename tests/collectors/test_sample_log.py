@@ -13,9 +13,11 @@ from collectors.sample_log import (
     Ended,
     Follower,
     LogUnwritable,
+    Mark,
     NewerSchema,
     Note,
     Opened,
+    Polled,
     Reading,
     Record,
     SampleLog,
@@ -92,6 +94,34 @@ def test_a_follower_gives_each_record_once_and_a_half_line_when_it_is_whole(tmp_
     path.write_bytes(data)
     assert follower.new() == RECORDS[-1:]
     assert follower.new() == []
+
+
+def _reading(mark: Mark, step: int) -> Reading:
+    return Reading(trial=0, time_ns=0, mark=mark, step=step, samples=[])
+
+
+def test_the_newest_are_the_last_of_each_mark_and_all_that_nothing_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = Follower(path)
+    note = Note(trial=0, time_ns=2, text="because")
+    polled = [Polled(time_ns=time_ns, samples=[]) for time_ns in range(3)]
+    _write(path, [OPENED, _reading("warm_up", 0), _reading("measured", 1), note, *polled[:2], _reading("measured", 2)])
+    assert follower.newest() == [OPENED, _reading("warm_up", 0), note, polled[1], _reading("measured", 2)]
+    assert follower.newest() == []
+    _write(path, [_reading("measured", 3), polled[2], note, ENDED])
+    assert follower.newest() == [_reading("measured", 3), polled[2], note, ENDED]
+
+
+@pytest.mark.parametrize("cut", range(2, 80))
+def test_the_newest_name_a_line_that_was_cut_off_by_its_number(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    _write(path, [OPENED, READING])
+    path.write_bytes(path.read_bytes()[:-cut])
+    _write(path, [_reading("measured", 6)])
+    follower = Follower(path)
+    assert follower.newest() == [OPENED, _reading("measured", 6)]
+    assert len(follower.left_out) == 1
+    assert follower.left_out[0].startswith("log: line 2 cannot be read")
 
 
 def test_a_log_of_a_newer_version_is_refused_with_both_versions(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Which collectives a rank has entered, and with how many bytes, by torch's Flight Recorder.
+
+It records when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike, and forgets the oldest when that many are full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """One collective. number: counted from 0 since the rank's start. payload_bytes: of the tensors it was handed."""
+
+    number: int
+    name: str
+    payload_bytes: int
+
+
+class _Entry(msgspec.Struct):
+    record_id: int
+    profiling_name: str
+    input_sizes: list[list[int]]
+    input_dtypes: list[str]
+
+
+class _Record(msgspec.Struct):
+    entries: list[_Entry] = []
+
+
+# Names of c10's scalar types, where torch's own differ.
+_DTYPES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+
+
+class Forgotten(RuntimeError):
+    """The recorder's buffer no longer holds all that was asked for, or records nothing."""
+
+
+def dump(backend: str) -> bytes:
+    """All that the recorder of the backend holds, as torch's JSON. NCCL has a recorder of its own."""
+    from torch._C import _distributed_c10d
+
+    name = "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json"
+    record: bytes = getattr(_distributed_c10d, name)(includeCollectives=True, onlyActive=False)
+    return record
+
+
+def count(record: bytes) -> int:
+    """How many collectives the rank had entered when the record was made."""
+    return max((entry.record_id + 1 for entry in _entries(record)), default=0)
+
+
+def entered_since(before: bytes, after: bytes) -> list[Entered]:
+    """The collectives that were entered between two records.
+
+    Raises:
+        Forgotten: more of them than the buffer holds, or elements of a size that is not known.
+    """
+    first = count(before)
+    entries = [entry for entry in _entries(after) if entry.record_id >= first]
+    if len(entries) != count(after) - first:
+        raise Forgotten(f"the Flight Recorder holds {len(entries)} of the last {count(after) - first} collectives")
+    return [
+        Entered(
+            number=entry.record_id,
+            # gloo:all_reduce and nccl:all_reduce are one collective.
+            name=entry.profiling_name.partition(":")[2] or entry.profiling_name,
+            payload_bytes=_payload_bytes(entry),
+        )
+        for entry in entries
+    ]
+
+
+def _entries(record: bytes) -> list[_Entry]:
+    return msgspec.json.decode(record, type=_Record).entries
+
+
+def _payload_bytes(entry: _Entry) -> int:
+    unknown = set(entry.input_dtypes) - set(_DTYPES)
+    if unknown:
+        raise Forgotten(f"the Flight Recorder names elements of unknown size: {', '.join(sorted(unknown))}")
+    return sum(
+        math.prod(size) * _DTYPES[dtype].itemsize
+        for size, dtype in zip(entry.input_sizes, entry.input_dtypes, strict=True)
+    )

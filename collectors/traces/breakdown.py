@@ -1,0 +1,106 @@
+"""How a traced step divides into computation, communication, copies and nothing.
+
+Time is a union: spans that overlap count once. Exact, in integer nanoseconds.
+Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from collectors.catalogue import communication as metrics
+from collectors.metric import Sample
+from collectors.traces.intervals import Times, clip, intersection, length_ns, union
+from collectors.traces.spans import KINDS, Timeline
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """One step of one rank.
+
+    communication_ns, overlap_ns, exposed_communication_ns: None where no communication is in the trace.
+    exposed_copy_ns: None on the host, where a copy is an operator like others.
+    idle_ns: nothing of all this ran.
+    """
+
+    step: int
+    step_ns: int
+    compute_ns: int
+    communication_ns: int | None
+    overlap_ns: int | None
+    exposed_communication_ns: int | None
+    exposed_copy_ns: int | None
+    idle_ns: int
+
+    def samples(self) -> list[Sample]:
+        """The figures that are known, in seconds and as ratios of what their definitions name."""
+        known = {
+            metrics.TRACED_STEP_SECONDS: self.step_ns,
+            metrics.COMPUTE_SECONDS: self.compute_ns,
+            metrics.COMMUNICATION_SECONDS: self.communication_ns,
+            metrics.OVERLAP_SECONDS: self.overlap_ns,
+            metrics.EXPOSED_COMMUNICATION_SECONDS: self.exposed_communication_ns,
+            metrics.EXPOSED_COPY_SECONDS: self.exposed_copy_ns,
+            metrics.IDLE_SECONDS: self.idle_ns,
+        }
+        samples = [metric.at(value / 1e9) for metric, value in known.items() if value is not None]
+        if self.communication_ns and self.overlap_ns is not None and self.exposed_communication_ns is not None:
+            samples.append(metrics.OVERLAP_RATIO.at(self.overlap_ns / self.communication_ns))
+            samples.append(metrics.EXPOSED_COMMUNICATION_RATIO.at(self.exposed_communication_ns / self.step_ns))
+        return samples
+
+
+def breakdowns(timeline: Timeline) -> list[Breakdown]:
+    """One for each step that the trace holds whole."""
+    compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
+    return [
+        _breakdown(
+            number,
+            end_ns - start_ns,
+            clip(compute, start_ns, end_ns),
+            clip(communication, start_ns, end_ns) if communication.size else None,
+            clip(copies, start_ns, end_ns) if timeline.is_device else None,
+        )
+        for number, (start_ns, end_ns) in enumerate(timeline.steps())
+    ]
+
+
+def why_no_communication(timeline: Timeline) -> str | None:
+    """The reason why communication is absent, with the names that were seen instead; None where there is some."""
+    if timeline.intervals("communication").size:
+        return None
+    chosen = timeline.kind == KINDS.index("compute")
+    numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
+    often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
+    seen = ", ".join(often) if often else "none"
+    return f"no communication kernels found; names seen: {seen}"
+
+
+def _breakdown(
+    number: int, step_ns: int, compute: Times, communication: Times | None, copies: Times | None
+) -> Breakdown:
+    busy = compute if communication is None else _together(compute, communication)
+    everything = busy if copies is None else _together(busy, copies)
+    overlap_ns = None if communication is None else length_ns(intersection(compute, communication))
+    communication_ns = None if communication is None else length_ns(communication)
+    return Breakdown(
+        step=number,
+        step_ns=step_ns,
+        compute_ns=length_ns(compute),
+        communication_ns=communication_ns,
+        overlap_ns=overlap_ns,
+        exposed_communication_ns=None
+        if communication_ns is None or overlap_ns is None
+        else communication_ns - overlap_ns,
+        exposed_copy_ns=None if copies is None else length_ns(everything) - length_ns(busy),
+        idle_ns=step_ns - length_ns(everything),
+    )
+
+
+def _together(one: Times, other: Times) -> Times:
+    both = np.concatenate((one, other))
+    return union(both[:, 0], both[:, 1])
