@@ -1,0 +1,96 @@
+"""The alert on nightly results: scaling efficiency is lower than accepted, or than on other nights.
+
+Two levels, because each misses what the other sees. The median of the last nights knows what is usual for a series,
+but a loss that comes slowly, or stays, becomes usual. The accepted level is a number that somebody has agreed to.
+
+Both ask for an interval below the level, so a run of one trial, which has none, tells nobody. Against other nights the
+result must also lie three standard deviations of these nights below their median, and 2 % of it. A result older than a
+day and a half is of a series that no longer runs, and tells nobody either.
+"""
+
+from __future__ import annotations
+
+from collectors.catalogue.info import RUN_LAST_COMPLETION
+from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
+from dashboards import promql
+from dashboards.alerts.rule import Alert, Group, Recording
+
+NIGHTS = 14
+LEAST_NIGHTS = 7
+FRESH_HOURS = 36
+DEVIATIONS = 3
+LEAST_DROP_RATIO = 0.02
+_INTERQUARTILE_RANGE_PER_DEVIATION = 1.349  # Of a normal distribution.
+
+ACCEPTED_RATIOS: dict[tuple[str, str, str], float] = {("ddp", "cuda", "weak"): 0.8}
+"""Accepted efficiency by strategy, device and scaling: published figures for heavy models are 0.97 to 0.98, and light
+ones expose more communication. Ranks on one CPU share its caches, so their only level is their own nights."""
+
+_SERIES = ("series", *promql.SCRAPE_LABELS)
+_ACCEPTED_FOR = ("strategy", "device", "scaling")
+
+_median = promql.bound(RUN_SCALING_EFFICIENCY, "median")
+_high = promql.bound(RUN_SCALING_EFFICIENCY, "high")
+_usual = promql.recorded(RUN_SCALING_EFFICIENCY, f"median_{NIGHTS}d")
+_deviation = promql.recorded(RUN_SCALING_EFFICIENCY, f"deviation_{NIGHTS}d")
+_accepted = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted")
+_nights = promql.recorded(RUN_LAST_COMPLETION, f"changes_{NIGHTS}d")
+
+
+def _quantile(quantile: float) -> str:
+    return promql.quantile_over_days(_median, quantile, NIGHTS)
+
+
+_RECORDINGS = (
+    *(
+        Recording(
+            record=_accepted,
+            expression=promql.constant(ratio),
+            labels={"strategy": strategy, "device": device, "scaling": scaling},
+        )
+        for (strategy, device, scaling), ratio in ACCEPTED_RATIOS.items()
+    ),
+    Recording(record=_usual, expression=_quantile(0.5)),
+    Recording(
+        record=_deviation,
+        expression=promql.times(
+            round(1 / _INTERQUARTILE_RANGE_PER_DEVIATION, 4), promql.less(_quantile(0.75), _quantile(0.25))
+        ),
+    ),
+    Recording(record=_nights, expression=promql.changes_over_days(promql.select(RUN_LAST_COMPLETION), NIGHTS)),
+)
+
+_fresh = promql.age_below(RUN_LAST_COMPLETION, FRESH_HOURS)
+_below_accepted = promql.where(_median, promql.below(_high, _accepted, on=_ACCEPTED_FOR))
+_below_other_nights = promql.where(
+    _median,
+    promql.below(_high, _usual),
+    promql.below(_median, promql.less(_usual, promql.times(DEVIATIONS, _deviation))),
+    promql.below(_median, promql.times(1 - LEAST_DROP_RATIO, _usual)),
+)
+# So many results have so many changes between them, less one.
+_known = promql.where(_below_other_nights, promql.at_least(_nights, LEAST_NIGHTS - 1), on=_SERIES)
+
+GROUP = Group(
+    name="nightly",
+    interval_minutes=10,
+    recordings=_RECORDINGS,
+    alerts=(
+        Alert(
+            name="ScalingEfficiencyLow",
+            expression=promql.either(
+                promql.where(_below_accepted, _fresh, on=_SERIES), promql.where(_known, _fresh, on=_SERIES)
+            ),
+            hold_minutes=20,
+            severity="ticket",
+            summary="{{ $labels.strategy }} on {{ $labels.ranks }} ranks scales worse than it should",
+            description=(
+                "{{ $labels.scaling }} scaling efficiency of {{ $labels.strategy }} on {{ $labels.ranks }} ranks"
+                " ({{ $labels.device }}, {{ $labels.precision }}, series {{ $labels.series }}) is"
+                " {{ $value | humanizePercentage }} at {{ $labels.instance }}: its whole interval lies below the"
+                f" accepted level, or below the median of {NIGHTS} nights by more than their noise."
+            ),
+            runbook="docs/runbooks/scaling-efficiency.md",
+        ),
+    ),
+)

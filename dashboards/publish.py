@@ -1,0 +1,216 @@
+"""Puts folder, data source and dashboards into a Grafana, and changes nothing that is already so.
+
+Speaks through grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here.
+Alert rules are Prometheus' own and are not published: it reads rendered/rules.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+RENDERED = Path(__file__).parent / "rendered"
+FOLDER_UID = DATA_SOURCE_UID = "parallel-observatory"
+FOLDER_TITLE = DATA_SOURCE_NAME = "Parallel Observatory"
+
+_TIMEOUT_S = 30.0
+_ANSWER_LETTERS = 200
+_ADVICE = {
+    401: "the token in GRAFANA_TOKEN is not valid there",
+    403: "the token's account may not do that; it needs the role Editor, and Admin for the data source",
+    404: "is this a Grafana, and has its address a path?",
+    409: "something else there has that name",
+    412: "somebody changed it meanwhile, or something else has that name; look there, then push again",
+}
+
+Change = Literal["created", "updated", "unchanged"]
+Ask = Callable[..., Any]
+
+
+class PublishFailed(RuntimeError):
+    """The Grafana could not be reached, refused, or answered what is no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What became of one thing in Grafana."""
+
+    what: str
+    change: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a Grafana is, in the parts that its client wants."""
+
+    protocol: str
+    host: str
+    port: int | None
+    prefix: str
+
+
+def parse_address(url: str) -> Address:
+    """The parts of a Grafana's URL.
+
+    Raises:
+        ValueError: it is no http or https address, or holds a user, a password, a query or a fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"the Grafana's address cannot be read: {error}; it looks like http://host:3000") from None
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the Grafana's address holds a user; leave it out and put a token into GRAFANA_TOKEN")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f'the Grafana\'s address is "{url}"; it looks like http://host:3000 or https://host/grafana')
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = parts.path.strip("/")
+    return Address(protocol=parts.scheme, host=host, port=port, prefix=f"{path}/" if path else "")
+
+
+def read_rendered(folder: Path = RENDERED) -> list[dict[str, Any]]:
+    """The rendered dashboards, in order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def publish(address: Address, token: str, prometheus_url: str, dashboards: list[dict[str, Any]]) -> Iterator[Published]:
+    """Bring a Grafana to what is rendered, one thing after the other; yields what became of each.
+
+    prometheus_url: where Grafana finds the Prometheus, seen from Grafana.
+
+    Raises:
+        PublishFailed: what was done before stays; a second push goes on from there.
+    """
+    from grafana_api.grafana_face import GrafanaFace
+
+    face = GrafanaFace(
+        auth=token,
+        host=address.host,
+        port=address.port,
+        url_path_prefix=address.prefix,
+        protocol=address.protocol,
+        timeout=_TIMEOUT_S,
+    )
+
+    face.api.s.max_redirects = 0  # On its way to another address a POST would become a GET, and look like a success.
+
+    def ask(verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        with _told_apart(f"{verb} {face.api.url}{path}", token):
+            return getattr(face.api, verb)(path, json=body)
+
+    yield _folder(ask)
+    yield _data_source(ask, prometheus_url)
+    for dashboard in dashboards:
+        yield _dashboard(ask, dashboard)
+
+
+def _folder(ask: Ask) -> Published:
+    what = f'folder "{FOLDER_TITLE}"'
+    if _find(ask, f"/folders/{FOLDER_UID}", "uid") is not None:  # Its title is its owners': they may rename it.
+        return Published(what=what, change="unchanged")
+    ask("POST", "/folders", {"uid": FOLDER_UID, "title": FOLDER_TITLE})
+    return Published(what=what, change="created")
+
+
+def _data_source(ask: Ask, prometheus_url: str) -> Published:
+    what = f'data source "{DATA_SOURCE_NAME}"'
+    wanted = {
+        "uid": DATA_SOURCE_UID,
+        "name": DATA_SOURCE_NAME,
+        "type": "prometheus",
+        "access": "proxy",
+        "url": prometheus_url,
+    }
+    present = _find(ask, f"/datasources/uid/{DATA_SOURCE_UID}", "uid")
+    if present is None:
+        ask("POST", "/datasources", wanted)
+        return Published(what=what, change="created")
+    if all(present.get(key) == value for key, value in wanted.items()):
+        return Published(what=what, change="unchanged")
+    ask("PUT", f"/datasources/uid/{DATA_SOURCE_UID}", {**present, **wanted})
+    return Published(what=what, change="updated")
+
+
+def _dashboard(ask: Ask, wanted: dict[str, Any]) -> Published:
+    """Save a dashboard over the version that was read, so that a change made meanwhile is refused and not lost."""
+    what = f'dashboard "{wanted["title"]}"'
+    present = _find(ask, f"/dashboards/uid/{wanted['uid']}", "dashboard")
+    version = 0
+    if present is not None:
+        saved, folder = present["dashboard"], present.get("meta", {}).get("folderUid")
+        if folder == FOLDER_UID and _content(saved) == _content(wanted):
+            return Published(what=what, change="unchanged")
+        version = saved.get("version", 0)
+    body = {"dashboard": {**_content(wanted), "id": None, "version": version}, "folderUid": FOLDER_UID}
+    ask("POST", "/dashboards/db", {**body, "overwrite": False, "message": "observatory dashboards push"})
+    return Published(what=what, change="created" if present is None else "updated")
+
+
+def _content(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """The dashboard without the two numbers that are Grafana's."""
+    return {key: value for key, value in dashboard.items() if key not in ("id", "version")}
+
+
+def _find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
+    """What is there, or None; an answer without the key is of no Grafana."""
+    try:
+        found = ask("GET", path)
+    except _NotThere:
+        return None
+    if not isinstance(found, dict) or key not in found:
+        raise PublishFailed(f"GET {path}: the answer has no {key} in it; is this a Grafana?")
+    return found
+
+
+class _NotThere(PublishFailed):
+    """Grafana knows no such thing."""
+
+
+@contextmanager
+def _told_apart(request: str, token: str) -> Iterator[None]:
+    """Turn each way in which a request can fail into one line that tells it from the others, without the token.
+
+    The client reads `message` out of any error body; a body that is a plain text with that word in it, or no object, is
+    its TypeError. All errors of requests are OSErrors, that of an answer which is no JSON is both.
+    """
+    from grafana_api.grafana_api import GrafanaException
+
+    try:
+        yield
+    except GrafanaException as error:
+        answer = " ".join(str(error.message).split()).replace(token, "...")[:_ANSWER_LETTERS]
+        advice = _ADVICE.get(error.status_code)
+        line = f"{request}: status {error.status_code}: {answer}" + (f"; {advice}" if advice else "")
+        is_grafanas = isinstance(error.response, dict) and "message" in error.response
+        if error.status_code == 404 and is_grafanas:
+            raise _NotThere(line) from None
+        raise PublishFailed(line) from None
+    except (json.JSONDecodeError, TypeError):
+        raise PublishFailed(f"{request}: the answer is not Grafana's JSON; is this a Grafana?") from None
+    except OSError as error:
+        elsewhere = _location(error)
+        if elsewhere is not None:
+            raise PublishFailed(f"{request}: it sends on to {elsewhere}; push to the address that it has now") from None
+        raise PublishFailed(f"{request}: no answer ({_reason(error)}); is it running there?") from None
+
+
+def _location(error: OSError) -> str | None:
+    """Where the server sends on to, if that is what went wrong."""
+    response = getattr(error, "response", None)
+    location: str | None = None if response is None else response.headers.get("Location")
+    return location
+
+
+def _reason(error: OSError) -> str:
+    """The innermost cause, in words: requests wraps it in a page of its own classes."""
+    cause: BaseException = error
+    while (inner := cause.__context__ or cause.__cause__) is not None:
+        cause = inner
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else type(cause).__name__
+    return text.lower()

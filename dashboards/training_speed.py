@@ -1,0 +1,109 @@
+"""The dashboard "Is training fast?": what was measured last, what runs now, and where the time goes."""
+
+from __future__ import annotations
+
+from collectors.catalogue.communication import EXPOSED_COMMUNICATION_RATIO, OVERLAP_RATIO
+from collectors.catalogue.gpu import GPU_MEMORY_BYTES, GPU_MEMORY_USED_BYTES, GPU_UTILIZATION
+from collectors.catalogue.info import RUN_INFO
+from collectors.catalogue.memory import PEAK_BYTES, RESIDENT_BYTES
+from collectors.catalogue.results import (
+    RUN_MFU,
+    RUN_SCALING_EFFICIENCY,
+    RUN_STEP_SECONDS,
+    RUN_TOKENS_PER_SECOND_PER_DEVICE,
+)
+from collectors.catalogue.step import STEP_SECONDS, TOKENS
+from collectors.metric import Metric
+from dashboards import promql
+from dashboards.dashboard import Bound, Dashboard, Panel, Query, Variable
+
+_BOUNDS: tuple[Bound, ...] = ("median", "low", "high")
+_RUN = {"strategy": "$strategy", "series": "$series"}
+_RANK = {"slot": "$slot"}
+
+
+def _result(metric: Metric) -> tuple[Query, ...]:
+    """A run's result with its interval."""
+    return tuple(
+        Query(
+            metric=metric,
+            expression=promql.select(metric, **_RUN, bound=bound),
+            legend=promql.legend(metric),
+            unit=metric.unit,
+            bound=bound,
+        )
+        for bound in _BOUNDS
+    )
+
+
+def _live(metric: Metric, *extra: str, **labels: str) -> Query:
+    return Query(
+        metric=metric,
+        expression=promql.select(metric, **labels),
+        legend=promql.legend(metric, *extra),
+        unit=metric.unit,
+    )
+
+
+_TOKENS_NOW = Query(
+    metric=TOKENS,
+    expression=promql.rate(TOKENS, **_RANK),
+    legend=promql.legend(TOKENS),
+    unit=RUN_TOKENS_PER_SECOND_PER_DEVICE.unit,
+)
+_GPU_MEMORY_SHARE = Query(
+    metric=GPU_MEMORY_USED_BYTES,
+    expression=promql.divide(promql.select(GPU_MEMORY_USED_BYTES), promql.select(GPU_MEMORY_BYTES)),
+    legend=promql.legend(GPU_MEMORY_USED_BYTES, "memory in use"),
+    unit="ratio",
+)
+
+DASHBOARD = Dashboard(
+    name="is-training-fast",
+    title="Is training fast?",
+    summary="The newest results with their 95 % intervals, and what ranks and GPUs do now; worst first.",
+    variables=(
+        Variable(name="strategy", label="Strategy", query=promql.choices(RUN_STEP_SECONDS, "strategy")),
+        Variable(
+            name="series",
+            label="Series",
+            query=promql.choices(RUN_STEP_SECONDS, "series", strategy="$strategy"),
+        ),
+        Variable(
+            name="slot", label="Slot", query=promql.choices(RUN_INFO, "slot", strategy="$strategy", series="$series")
+        ),
+    ),
+    panels=(
+        Panel(title="Scaling efficiency", queries=_result(RUN_SCALING_EFFICIENCY), worst="lowest"),
+        Panel(
+            title="Tokens per second and device",
+            queries=(*_result(RUN_TOKENS_PER_SECOND_PER_DEVICE), _TOKENS_NOW),
+            worst="lowest",
+        ),
+        Panel(
+            title="Step time",
+            queries=(*_result(RUN_STEP_SECONDS), _live(STEP_SECONDS, **_RANK)),
+            worst="highest",
+        ),
+        Panel(title="Model FLOPs utilization", queries=_result(RUN_MFU), worst="lowest"),
+        Panel(
+            title="Communication that computation does not hide",
+            queries=(_live(EXPOSED_COMMUNICATION_RATIO, **_RANK),),
+            worst="highest",
+        ),
+        Panel(title="Communication that computation hides", queries=(_live(OVERLAP_RATIO, **_RANK),), worst="lowest"),
+        Panel(
+            title="Memory of a rank",
+            queries=(
+                _live(PEAK_BYTES, "device peak", **_RANK),
+                _live(RESIDENT_BYTES, "resident", **_RANK),
+            ),
+            worst="highest",
+        ),
+        Panel(
+            title="GPUs: busy, and memory in use",
+            queries=(_live(GPU_UTILIZATION, "busy"), _GPU_MEMORY_SHARE),
+            worst="lowest",
+        ),
+    ),
+)

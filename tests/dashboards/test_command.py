@@ -1,0 +1,73 @@
+"""`observatory dashboards`: what is written, what is stale, and what works without Grafana's SDK."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import cli
+from dashboards import render
+from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
+
+
+def _observatory(*arguments: str | Path) -> int:
+    return cli.run(["dashboards", *map(str, arguments)])
+
+
+@pytest.fixture
+def without_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders", None)
+
+
+def test_render_names_what_it_wrote_and_then_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _observatory("render", "--into", tmp_path) == 0
+    written = capsys.readouterr().out.splitlines()
+    assert written == [str(path) for path in render.render()]
+    assert all((tmp_path / path).is_file() for path in written)
+    assert _observatory("render", "--into", tmp_path) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_check_is_silent_on_what_is_fresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render.write(tmp_path)
+    assert _observatory("render", "--check", "--into", tmp_path) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_check_names_each_stale_file_and_writes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render.write(tmp_path)
+    (tmp_path / render.RULES).write_text("groups: []\n")
+    (tmp_path / render.METRICS_PAGE).unlink()
+    assert _observatory("render", "--check", "--into", tmp_path) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"{render.RULES} is not what the catalogue gives",
+        f"{render.METRICS_PAGE} is not what the catalogue gives",
+        "observatory: rendered files are stale (2); `observatory dashboards render` writes them",
+    ]
+    assert (tmp_path / render.RULES).read_text() == "groups: []\n"
+    assert not (tmp_path / render.METRICS_PAGE).exists()
+
+
+def test_a_place_that_cannot_be_written_is_the_infrastructures_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dashboards").write_text("a file where a folder should be")
+    assert _observatory("render", "--into", tmp_path) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("rendered files cannot be written")
+
+
+@pytest.mark.usefixtures("without_sdk")
+def test_render_without_the_sdk_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _observatory("render", "--into", tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`pip install 'parallel-observatory[dashboards]'` brings it" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("without_sdk")
+def test_push_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    with serve(FakeGrafana()) as server:
+        assert _observatory("push", "--url", server.url) == 0
+    assert len(server.dashboards) == 1

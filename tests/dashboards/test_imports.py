@@ -1,0 +1,40 @@
+"""Who knows whom: dashboards know the catalogue, and each foreign library has one door."""
+
+import re
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("bench", "collectors", "dashboards", "workloads")
+
+
+def test_dashboards_know_of_ours_the_catalogue_only(imports: grimp.ImportGraph) -> None:
+    dashboards = {"dashboards", *imports.find_descendants("dashboards")}
+    known = {name for one in dashboards for name in imports.find_modules_directly_imported_by(one)} - dashboards
+    catalogue = {"collectors.metric", "collectors.catalogue", *imports.find_descendants("collectors.catalogue")}
+    assert known
+    assert known <= catalogue
+
+
+def test_of_the_runner_only_a_command_knows_dashboards(imports: grimp.ImportGraph) -> None:
+    dashboards = {"dashboards", *imports.find_descendants("dashboards")}
+    knowing = {name for one in dashboards for name in imports.find_modules_that_directly_import(one)} - dashboards
+    assert knowing == {"bench.commands.dashboards"}
+
+
+@pytest.mark.parametrize(
+    ("library", "door"), [("grafana_foundation_sdk", "panels.py"), ("grafana_api", "publish.py"), ("yaml", "render.py")]
+)
+def test_a_foreign_library_has_one_door(library: str, door: str) -> None:
+    importing = [
+        path.name
+        for path in sorted((ROOT / "dashboards").rglob("*.py"))
+        if re.search(rf"^\s*(from|import) {library}\b", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == [door]

@@ -1,0 +1,68 @@
+"""PromQL is made from Metrics, and a wrong label or kind is refused while it is made."""
+
+import pytest
+
+from collectors import exporter
+from collectors.catalogue.info import RUN_LAST_COMPLETION
+from collectors.catalogue.memory import LIVE_TENSOR_BYTES
+from collectors.catalogue.results import RUN_MFU
+from collectors.catalogue.step import STEP_SECONDS, TOKENS
+from collectors.metric import Metric
+from dashboards import promql
+from dashboards.dashboard import Panel, Query
+
+RATIO = Metric(name="x_ratio", kind="gauge", unit="ratio", scope="run", labels=("scaling",), help="A thing.")
+
+
+def test_a_variable_matches_its_choices_and_a_text_itself() -> None:
+    assert promql.select(RATIO, series="$series", bound="low") == 'x_ratio{series=~"$series",bound="low"}'
+
+
+def test_a_value_may_hold_a_quote_and_a_backslash() -> None:
+    assert promql.select(RATIO, scaling='a"\\') == 'x_ratio{scaling="a\\"\\\\"}'
+
+
+def test_an_unknown_label_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        ValueError, match=r"^observatory_step_seconds has no label bound; its labels are: rank, slot, job"
+    ):
+        promql.select(STEP_SECONDS, bound="low")
+
+
+def test_only_a_counter_has_a_rate() -> None:
+    with pytest.raises(ValueError, match="is a gauge; only a counter has a rate"):
+        promql.rate(STEP_SECONDS)
+    assert promql.rate(TOKENS, slot="0") == f'rate({TOKENS.name}{{slot="0"}}[$__rate_interval])'
+
+
+def test_a_legend_tells_apart_what_the_labels_tell_apart() -> None:
+    assert promql.legend(LIVE_TENSOR_BYTES) == "slot {{slot}} rank {{rank}} category {{category}}"
+    assert promql.legend(RUN_MFU) == "{{strategy}} on {{ranks}} ranks ({{series}})"
+
+
+def test_all_chosen_everywhere_is_what_grafana_would_send() -> None:
+    given = promql.rate(TOKENS, slot="$slot")
+    assert promql.with_every_choice(given) == f'rate({TOKENS.name}{{slot=~".*"}}[1m])'
+
+
+def test_the_labels_of_owners_are_those_that_the_exporter_adds() -> None:
+    assert {scope: frozenset(labels) for scope, labels in promql.OWNER_LABELS.items()} == exporter.OWNER_LABELS
+
+
+def test_an_age_is_compared_in_seconds() -> None:
+    assert promql.age_below(RUN_LAST_COMPLETION, 2) == f"time() - {RUN_LAST_COMPLETION.name} < 7200"
+
+
+def test_a_panel_has_one_unit() -> None:
+    queries = tuple(
+        Query(metric=metric, expression=promql.select(metric), legend="", unit=metric.unit)
+        for metric in (STEP_SECONDS, RUN_MFU)
+    )
+    with pytest.raises(ValueError, match=r'^panel "both" has the units ratio, seconds; it must have one$'):
+        Panel(title="both", queries=queries, worst="highest")
+
+
+def test_a_panel_is_described_by_its_metrics_once_each() -> None:
+    query = Query(metric=STEP_SECONDS, expression=promql.select(STEP_SECONDS), legend="", unit="seconds")
+    panel = Panel(title="twice", queries=(query, query), worst="highest")
+    assert panel.description == f"`{STEP_SECONDS.name}`: {STEP_SECONDS.help}"

@@ -1,0 +1,218 @@
+"""A push brings a Grafana to what is rendered, once, and says in one line why it could not."""
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from bench import cli
+from dashboards.publish import DATA_SOURCE_UID, FOLDER_UID, Address, parse_address, read_rendered
+from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
+
+(RENDERED,) = read_rendered()
+UID = RENDERED["uid"]
+
+
+@pytest.fixture
+def grafana(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGrafana]:
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serve(FakeGrafana()) as server:
+        yield server
+
+
+def _push(url: str, *more: str) -> int:
+    return cli.run(["dashboards", "push", "--url", url, *more])
+
+
+def _refused(url: str, code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a push fails with."""
+    assert _push(url) == code
+    said = capsys.readouterr()
+    assert TOKEN not in said.out + said.err
+    (line,) = said.err.splitlines()
+    return line
+
+
+def test_a_push_makes_folder_data_source_and_dashboard(
+    grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _push(grafana.url, "--prometheus", "http://prometheus:9090") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        'folder "Parallel Observatory": created',
+        'data source "Parallel Observatory": created',
+        'dashboard "Is training fast?": created',
+    ]
+    assert list(grafana.folders) == [FOLDER_UID]
+    source = grafana.data_sources[DATA_SOURCE_UID]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    assert grafana.dashboards[UID] == {**RENDERED, "id": 1, "version": 1}
+    assert grafana.dashboard_folders == {UID: FOLDER_UID}
+
+
+def test_a_second_push_changes_nothing(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _push(grafana.url) == 0
+    capsys.readouterr()
+    grafana.requests.clear()
+    assert _push(grafana.url) == 0
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()] == ["unchanged"] * 3
+    assert grafana.changes == []
+
+
+def test_what_was_changed_there_is_brought_back(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _push(grafana.url) == 0
+    grafana.dashboards[UID] |= {"title": "Mine", "version": 7}
+    grafana.data_sources[DATA_SOURCE_UID] |= {"url": "http://elsewhere", "jsonData": {"timeInterval": "5s"}}
+    capsys.readouterr()
+    assert _push(grafana.url) == 0
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "unchanged",
+        "updated",
+        "updated",
+    ]
+    assert grafana.dashboards[UID] == {**RENDERED, "id": 1, "version": 8}
+    source = grafana.data_sources[DATA_SOURCE_UID]
+    assert (source["url"], source["jsonData"]) == ("http://localhost:9090", {"timeInterval": "5s"})
+    assert (len(grafana.folders), len(grafana.data_sources), len(grafana.dashboards)) == (1, 1, 1)
+
+
+def test_a_dashboard_that_was_moved_comes_back_into_its_folder(grafana: FakeGrafana) -> None:
+    assert _push(grafana.url) == 0
+    grafana.dashboard_folders[UID] = "attic"
+    assert _push(grafana.url) == 0
+    assert grafana.dashboard_folders[UID] == FOLDER_UID
+
+
+def test_a_renamed_folder_keeps_its_name(grafana: FakeGrafana) -> None:
+    assert _push(grafana.url) == 0
+    grafana.folders[FOLDER_UID]["title"] = "Training"
+    assert _push(grafana.url) == 0
+    assert grafana.folders[FOLDER_UID]["title"] == "Training"
+
+
+def test_a_grafana_under_a_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    with serve(FakeGrafana(prefix="/grafana")) as server:
+        assert _push(f"{server.url}/") == 0
+    assert list(server.dashboards) == [UID]
+
+
+def test_a_change_made_meanwhile_is_not_overwritten(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _push(grafana.url) == 0
+    grafana.dashboards[UID]["title"] = "Mine"
+    grafana.version_changes = 1
+    line = _refused(grafana.url, 4, capsys)
+    assert "status 412: Client Error 412: The dashboard has been changed by someone else; somebody changed it" in line
+    assert grafana.dashboards[UID]["title"] == "Mine"
+
+
+def test_a_folder_of_that_name_made_by_hand_is_told(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
+    grafana.folders["by-hand"] = {"uid": "by-hand", "title": "Parallel Observatory"}
+    line = _refused(grafana.url, 4, capsys)
+    assert f"POST {grafana.url}/api/folders: status 409:" in line
+    assert line.endswith("; something else there has that name")
+
+
+def test_a_wrong_token_is_told_without_it(
+    grafana: FakeGrafana, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = "glsa_another-secret"
+    monkeypatch.setenv("GRAFANA_TOKEN", wrong)
+    line = _refused(grafana.url, 4, capsys)
+    assert "status 401: Unauthorized; the token in GRAFANA_TOKEN is not valid there" in line
+    assert wrong not in line
+
+
+def test_a_server_that_echoes_the_token_does_not_get_it_printed(
+    grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grafana.broken = 500, json.dumps({"message": f"no such user: {TOKEN}"}).encode()
+    assert "status 500: Server Error 500: no such user: ..." in _refused(grafana.url, 4, capsys)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b"<html>hello</html>", "the answer is not Grafana's JSON; is this a Grafana?"),
+        (204, b"", "the answer is not Grafana's JSON; is this a Grafana?"),
+        (200, b"[]", "the answer has no uid in it; is this a Grafana?"),
+        (404, b"nothing here", "status 404: Client Error 404: nothing here; is this a Grafana"),
+        (502, b"no message from upstream", "the answer is not Grafana's JSON; is this a Grafana?"),
+        (500, b'{"message": "database is locked"}', "status 500: Server Error 500: database is locked"),
+        (403, b'{"message": "no permission"}', "status 403: Client Error 403: no permission; the token's account"),
+        (200, b"{}", "the answer has no uid in it; is this a Grafana?"),
+    ],
+)
+def test_what_is_no_answer_of_a_grafana_is_one_line(
+    status: int, body: bytes, told: str, grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grafana.broken = status, body
+    assert told in _refused(grafana.url, 4, capsys)
+
+
+def test_nobody_there_is_one_line(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = _refused(f"http://127.0.0.1:{port}", 4, capsys)
+    assert line.endswith(
+        f"GET http://127.0.0.1:{port}/api/folders/{FOLDER_UID}: no answer (connection refused); is it running there?"
+    )
+
+
+def test_an_address_that_sends_on_is_told_and_not_followed(
+    grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grafana.broken = 301, b""
+    grafana.location = "https://elsewhere/api/folders"
+    line = _refused(grafana.url, 4, capsys)
+    assert "it sends on to https://elsewhere/api/folders; push to the address that it has now" in line
+    assert len(grafana.requests) == 1
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "gls\u00e4"])
+def test_a_token_that_can_be_none_is_misuse(
+    token: str, grafana: FakeGrafana, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", token)
+    assert "GRAFANA_TOKEN holds a character that no token has" in _refused(grafana.url, 2, capsys)
+
+
+@pytest.mark.parametrize("token", [None, "", "  "])
+def test_a_missing_token_is_misuse_before_anything_is_asked(
+    token: str | None, grafana: FakeGrafana, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GRAFANA_TOKEN")
+    if token is not None:
+        monkeypatch.setenv("GRAFANA_TOKEN", token)
+    assert "GRAFANA_TOKEN is not set" in _refused(grafana.url, 2, capsys)
+    assert grafana.requests == []
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:3000", "it looks like http://host:3000"),
+        ("ftp://host", "it looks like http://host:3000"),
+        ("http://", "it looks like http://host:3000"),
+        ("http://host:port", "cannot be read"),
+        ("http://host/?orgId=1", "it looks like http://host:3000"),
+    ],
+)
+def test_an_address_that_is_none_is_misuse(
+    url: str, told: str, grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in _refused(url, 2, capsys)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated(
+    grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = _refused("http://admin:hunter2@host:3000", 2, capsys)
+    assert "holds a user" in line
+    assert "hunter2" not in line
+
+
+def test_an_address_is_taken_apart() -> None:
+    assert parse_address("https://[::1]:8443/a/b/") == Address(protocol="https", host="[::1]", port=8443, prefix="a/b/")
+    assert parse_address("http://host") == Address(protocol="http", host="host", port=None, prefix="")

@@ -1,0 +1,174 @@
+"""What is rendered is valid, is what is committed, and speaks of the catalogue's metrics only."""
+
+import copy
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from collectors.catalogue.every import METRICS
+from dashboards import metric_page, render
+from dashboards.dashboard import Dashboard
+from dashboards.panels import to_json
+from dashboards.promql import with_every_choice
+from dashboards.roster import DASHBOARDS, GROUPS
+from tests.dashboards import grafana_lint
+from tests.dashboards.promtool import promtool
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT.parent / "shared" / "data" / "grafana" / "dashboard.jsonschema.json"
+NAMES = {metric.name for metric in METRICS}
+
+
+@pytest.fixture(params=DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def rendered(request: pytest.FixtureRequest) -> dict[str, Any]:
+    dashboard: dict[str, Any] = json.loads(to_json(request.param))
+    return dashboard
+
+
+def _spelt(text: str) -> set[str]:
+    return set(re.findall(r"\bobservatory_\w+", text))
+
+
+def test_the_committed_files_are_what_the_catalogue_gives() -> None:
+    assert render.stale(ROOT, render.render()) == []
+
+
+def test_a_changed_a_missing_and_an_orphaned_file_are_stale_until_written(tmp_path: Path) -> None:
+    render.write(tmp_path)
+    (tmp_path / render.RULES).write_text("groups: []\n")
+    (tmp_path / render.METRICS_PAGE).unlink()
+    orphan = render.RENDERED / "gone.json"
+    (tmp_path / orphan).write_text("{}")
+    assert render.stale(tmp_path, render.render()) == [render.RULES, render.METRICS_PAGE, orphan]
+    assert render.write(tmp_path) == [render.RULES, render.METRICS_PAGE, orphan]
+    assert render.stale(tmp_path, render.render()) == []
+    assert not (tmp_path / orphan).exists()
+
+
+def test_a_dashboard_fits_grafanas_schema(rendered: dict[str, Any]) -> None:
+    if not SCHEMA.is_file():
+        pytest.skip(f"Grafana's JSON Schema of a dashboard is not at {SCHEMA}")
+    schema = json.loads(SCHEMA.read_text())
+    definitions = schema.get("definitions") or schema["$defs"]
+    # Narrower there than Grafana's own files are.
+    definitions["MatcherConfig"]["properties"]["options"] = {}
+    definitions["DynamicConfigValue"]["properties"]["value"] = {}
+    jsonschema.validate(rendered, schema)
+
+
+def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str, Any]) -> None:
+    assert grafana_lint.faults(rendered) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (("panels", 0, "type"), "graphs", "panel type graphs"),
+        (("panels", 0, "fieldConfig", "defaults", "unit"), "sec", "unit sec"),
+        (("panels", 1, "id"), 1, "panel id 1 occurs 2 times"),
+        (("panels", 0, "id"), None, "panel without id: Scaling efficiency"),
+        (("panels", 0, "targets", 1, "refId"), "A", "refId in Scaling efficiency A occurs 2 times"),
+        (("panels", 0, "targets", 0, "expr"), "up{job=~'$job'}", "variable job is not defined"),
+        (("panels", 1, "gridPos", "x"), 11, "overlap at (11, 0)"),
+    ],
+)
+def test_the_lint_sees(rendered: dict[str, Any], path: tuple[str | int, ...], value: object, fault: str) -> None:
+    broken: Any = copy.deepcopy(rendered)
+    *way, last = path
+    place = broken
+    for key in way:
+        place = place[key]
+    place[last] = value
+    assert fault in grafana_lint.faults(broken)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_the_worst_series_stands_first(dashboard: Dashboard) -> None:
+    shown = json.loads(to_json(dashboard))["panels"]
+    falling = [panel["options"]["legend"]["sortDesc"] for panel in shown]
+    assert falling == [panel.worst == "highest" for panel in dashboard.panels]
+    assert {panel["options"]["legend"]["sortBy"] for panel in shown} == {"Last *"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_the_ends_of_an_interval_are_dashed_and_its_middle_is_not(dashboard: Dashboard) -> None:
+    for panel, shown in zip(dashboard.panels, json.loads(to_json(dashboard))["panels"], strict=True):
+        dashed = {override["matcher"]["options"] for override in shown["fieldConfig"].get("overrides", [])}
+        ends = {
+            target["refId"]
+            for query, target in zip(panel.queries, shown["targets"], strict=True)
+            if query.bound in ("low", "high")
+        }
+        assert dashed == ends
+
+
+def test_a_dashboard_asks_for_metrics_of_the_catalogue_only(rendered: dict[str, Any]) -> None:
+    asked = {name for text in grafana_lint.texts(rendered) for name in _spelt(text)}
+    assert asked
+    assert asked <= NAMES
+
+
+def test_rules_ask_for_metrics_of_the_catalogue_only() -> None:
+    spelt = _spelt(render.rules_text(GROUPS))
+    assert spelt
+    assert spelt <= NAMES
+
+
+def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
+    rules = [rule for group in yaml.safe_load(render.rules_text(GROUPS))["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    asked = {name for rule in rules for name in re.findall(r"series:\w+:\w+", rule["expr"])}
+    assert asked == recorded
+
+
+def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
+    spelt = [path for path in (ROOT / "dashboards").rglob("*.py") if _spelt(path.read_text()) & NAMES]
+    assert spelt == []
+
+
+def test_each_alert_says_what_it_is_and_has_a_runbook() -> None:
+    alerts = [alert for group in GROUPS for alert in group.alerts]
+    assert alerts
+    for alert in alerts:
+        assert alert.summary
+        assert alert.description
+        assert (ROOT / alert.runbook).read_text().startswith(f"# {alert.name}\n")
+
+
+def test_the_page_of_metrics_has_a_row_for_each_metric_with_its_definition() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", metric_page.page(), re.MULTILINE)
+    assert rows == [(metric.name, metric.help) for metric in METRICS]
+
+
+@pytest.mark.stack
+def test_prometheus_reads_each_expression_and_the_rules(tmp_path: Path) -> None:
+    asked = [expression for dashboard in DASHBOARDS for expression in _expressions(dashboard.name)]
+    rules = [
+        {"record": f"checked_{number}", "expr": with_every_choice(expression)}
+        for number, expression in enumerate(asked)
+    ]
+    path = tmp_path / "expressions.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
+    assert f"SUCCESS: {len(asked)} rules found" in promtool("check", "rules", path).stdout
+    checked = promtool("check", "rules", ROOT / render.RULES)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.stack
+def test_prometheus_refuses_what_is_no_expression(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    rule = {"record": "checked", "expr": with_every_choice("rate(observatory_tokens_total{slot=~'$slot'})")}
+    path.write_text(yaml.safe_dump({"groups": [{"name": "broken", "rules": [rule]}]}))
+    ended: subprocess.CompletedProcess[str] = promtool("check", "rules", path)
+    assert ended.returncode != 0
+    assert "range vector" in ended.stderr
+
+
+def _expressions(name: str) -> list[str]:
+    return grafana_lint.expressions(json.loads((ROOT / render.RENDERED / f"{name}.json").read_text()))

@@ -1,0 +1,200 @@
+"""The alerts, as Prometheus evaluates them over weeks of nights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from collectors.catalogue.info import RUN_LAST_COMPLETION
+from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
+from dashboards import promql
+from dashboards.alerts import nightly
+from dashboards.render import CHECKOUT, RULES
+from tests.dashboards.promtool import promtool
+
+pytestmark = pytest.mark.stack
+
+(ALERT,) = nightly.GROUP.alerts
+ACCEPTED = nightly.ACCEPTED_RATIOS["ddp", "cuda", "weak"]
+USUAL = (0.91, 0.90, 0.89, 0.905, 0.895, 0.90, 0.91, 0.89, 0.90, 0.905, 0.895, 0.90, 0.89, 0.91, 0.90)
+# Evaluated by the hour, three weeks take a second; the hours are those that the rules look back by.
+BEAT_MINUTES = 60
+NIGHT = 24 * 60 // BEAT_MINUTES
+OWNER = {"strategy": "ddp", "ranks": "8", "precision": "bfloat16", "series": "0123456789ab"}
+SCRAPED = {"job": "observatory", "instance": "node1:9400"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nights:
+    """What an exporter shows over some nights, a new result at the beginning of each.
+
+    half_interval: of each result; None for results of one trial, which have no interval.
+    idle_nights: how long the last result is shown with nothing finished any more.
+    one_run_before: all results but the last are of one run, shown night after night.
+    ends: the exporter goes two hours after the last result, and all its series are stale.
+    """
+
+    results: Sequence[float]
+    half_interval: float | None = 0.01
+    device: str = "cpu"
+    idle_nights: int = 0
+    one_run_before: bool = False
+    ends: bool = False
+
+    def owner(self) -> dict[str, str]:
+        return {**OWNER, "device": self.device}
+
+    def series(self) -> list[dict[str, str]]:
+        """The exporter's series in promtool's notation."""
+        bounds = {"median": 0.0}
+        if self.half_interval is not None:
+            bounds |= {"low": -self.half_interval, "high": self.half_interval}
+        shown = {
+            promql.select(RUN_SCALING_EFFICIENCY, **self.owner(), scaling="weak", bound=bound, **SCRAPED): [
+                result + offset for result in self.results
+            ]
+            for bound, offset in bounds.items()
+        }
+        completed = [float(number * 24 * 3600) for number in range(len(self.results))]
+        if self.one_run_before:
+            completed[:-1] = [0.0] * (len(completed) - 1)
+        shown[promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED)] = completed
+        return [{"series": name, "values": self._values(values)} for name, values in shown.items()]
+
+    def _values(self, values: Sequence[float]) -> str:
+        *before, last = values
+        beats = 120 // BEAT_MINUTES if self.ends else NIGHT * (1 + self.idle_nights)
+        held = [f"{value:.6f}+0x{NIGHT - 1}" for value in before]
+        return " ".join((*held, f"{last:.6f}+0x{beats}", *(["stale"] if self.ends else [])))
+
+
+def _check(nights: Nights, alerts: list[dict[str, Any]], hours_after: Sequence[int], folder: Path) -> None:
+    """Ask promtool whether these alerts, and no other, are on so long after the last result came."""
+    last = (len(nights.results) - 1) * 24
+    test = {
+        "interval": f"{BEAT_MINUTES}m",
+        "input_series": nights.series(),
+        "alert_rule_test": [
+            {"alertname": ALERT.name, "eval_time": f"{last + hours}h", "exp_alerts": alerts} for hours in hours_after
+        ],
+    }
+    document = {
+        "rule_files": [str(CHECKOUT / RULES)],
+        "evaluation_interval": f"{BEAT_MINUTES}m",
+        "tests": [test],
+    }
+    path = folder / "nights.yaml"
+    path.write_text(yaml.safe_dump(document))
+    ended = promtool("test", "rules", path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def _fires(nights: Nights, folder: Path, *, hours_after: int = 1) -> None:
+    labels = {**nights.owner(), "scaling": "weak", **SCRAPED}
+    annotations = {"runbook": ALERT.runbook}
+    for name, text in (("summary", ALERT.summary), ("description", ALERT.description)):
+        for label, value in labels.items():
+            text = text.replace(f"{{{{ $labels.{label} }}}}", value)
+        annotations[name] = text.replace("{{ $value | humanizePercentage }}", f"{nights.results[-1] * 100:.4g}%")
+    alert = {"exp_labels": {**labels, "severity": ALERT.severity}, "exp_annotations": annotations}
+    _check(nights, [alert], [hours_after], folder)
+
+
+def _is_silent(nights: Nights, folder: Path, *, hours_after: int = 1) -> None:
+    _check(nights, [], [hours_after], folder)
+
+
+def test_a_drop_below_other_nights_fires(tmp_path: Path) -> None:
+    _fires(Nights(results=(*USUAL, 0.80)), tmp_path)
+
+
+def test_a_drop_that_stays_fires_the_next_night_too(tmp_path: Path) -> None:
+    _fires(Nights(results=(*USUAL, 0.80, 0.80)), tmp_path)
+
+
+def test_an_alert_is_held_back_until_it_has_lasted(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL, 0.80)), tmp_path, hours_after=0)
+
+
+def test_a_good_night_ends_it(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL, 0.80, 0.90)), tmp_path)
+
+
+def test_a_rise_is_silent(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL, 0.99)), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_is_silent_on_every_night(seed: int, tmp_path: Path) -> None:
+    noise = random.Random(seed)
+    results = [0.90 + max(-0.02, min(0.02, noise.gauss(0, 0.01))) for _ in range(20)]
+    every_hour = range(-8 * 24, 24)
+    _check(Nights(results=results, half_interval=0.015), [], every_hour, tmp_path)
+
+
+def test_a_drop_within_its_own_interval_is_silent(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL, 0.80), half_interval=0.12), tmp_path)
+
+
+def test_a_drop_within_the_spread_of_other_nights_is_silent(tmp_path: Path) -> None:
+    restless = [0.9, 0.8, 0.86, 0.94, 0.82, 0.9, 0.96, 0.84, 0.92, 0.8, 0.95, 0.88, 0.83, 0.93, 0.9]
+    _is_silent(Nights(results=(*restless, 0.78)), tmp_path)
+
+
+def test_a_drop_too_small_to_matter_is_silent_however_quiet_other_nights_were(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*(0.9 for _ in USUAL), 0.89), half_interval=0.001), tmp_path)
+
+
+def test_a_run_without_an_interval_is_silent(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL, 0.5), half_interval=None), tmp_path)
+
+
+def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -> None:
+    least = nightly.LEAST_NIGHTS
+    _is_silent(Nights(results=(*USUAL[: least - 1], 0.80)), tmp_path, hours_after=23)
+    _fires(Nights(results=(*USUAL[:least], 0.80)), tmp_path, hours_after=23)
+
+
+def test_one_result_shown_for_weeks_is_no_history(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*(0.9 for _ in USUAL), 0.80), one_run_before=True), tmp_path)
+    _fires(Nights(results=(*(0.9 for _ in USUAL), 0.80)), tmp_path)
+
+
+def test_a_finished_run_whose_exporter_went_is_silent(tmp_path: Path) -> None:
+    went = Nights(results=(*USUAL, 0.80), ends=True)
+    _fires(went, tmp_path, hours_after=2)
+    _is_silent(went, tmp_path, hours_after=4)
+
+
+def test_a_strategy_that_no_longer_runs_is_silent_though_its_last_result_is_shown(tmp_path: Path) -> None:
+    left = Nights(results=(*USUAL, 0.80), idle_nights=3)
+    _fires(left, tmp_path, hours_after=nightly.FRESH_HOURS - 1)
+    _is_silent(left, tmp_path, hours_after=nightly.FRESH_HOURS + 1)
+
+
+def test_a_level_below_the_accepted_one_fires_without_any_history(tmp_path: Path) -> None:
+    _fires(Nights(results=(ACCEPTED - 0.05,), device="cuda"), tmp_path)
+
+
+def test_a_level_whose_interval_reaches_the_accepted_one_is_silent(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(ACCEPTED - 0.05,), device="cuda", half_interval=0.06), tmp_path)
+
+
+def test_an_accepted_level_is_of_its_device_only(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(ACCEPTED - 0.05,), device="cpu"), tmp_path)
+
+
+def test_a_loss_that_comes_slowly_is_seen_by_the_accepted_level_alone(tmp_path: Path) -> None:
+    slowly = [0.90 - 0.006 * night for night in range(28)]
+    _is_silent(Nights(results=slowly, device="cpu"), tmp_path)
+    _fires(Nights(results=slowly, device="cuda"), tmp_path)
+
+
+def test_a_drop_below_both_levels_is_one_alert(tmp_path: Path) -> None:
+    _fires(Nights(results=(*USUAL, 0.70), device="cuda"), tmp_path)
