@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test servers install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
-	$(BIN)/observatory run ddp --ranks 2 --trials 3 --with-baseline weak --shape tiny
+	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny
 
 test: $(VENV)/.installed-dev servers check
 	$(BIN)/python -m pytest
@@ -17,6 +17,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/observatory dashboards render --check
 
 # Debian's packages, where we may install them; elsewhere the tests that need a server say so and skip.
 servers:
@@ -24,6 +25,7 @@ servers:
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -P tests/benchmarks/plain.py
+	$(BIN)/python -P tests/benchmarks/exporter.py
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -19,7 +19,8 @@ class Case:
 
     version: of the strategy's definition, from its card.
     threads: CPU threads of a rank; a rank on the CPU counts as one device of so many threads.
-    trials: times that fresh ranks measure it. steps, warm_up: optimizer steps of a trial, measured and before that.
+    trials: times that fresh ranks measure it.
+    steps, warm_up, trace_steps: optimizer steps of a trial, measured, before that, and after it under the profiler.
     options: all options of the strategy, those left at their default included.
     """
 
@@ -34,13 +35,14 @@ class Case:
     trials: int
     steps: int
     warm_up: int
+    trace_steps: int
     seed: int
     options: Mapping[str, OptionValue]
 
     def key(self) -> str:
         """Cases of equal key measure the same thing; how often and how long they measure is not part of it."""
         fields = asdict(self)
-        for name in ("trials", "steps", "warm_up", "seed"):
+        for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
@@ -90,6 +92,10 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
     return {name: values.get(name, option.default) for name, option in known.items()}
 
 
+LARGEST_SEED = 2**63 - 1
+LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
+
+
 def check(case: Case) -> Case:
     """The case itself, if it can be run.
 
@@ -97,9 +103,11 @@ def check(case: Case) -> Case:
         Misuse: a number is too small, the strategy needs something else, or its card refuses the combination.
     """
     card = case.card()
-    for name, least in (("ranks", 1), ("threads", 1), ("trials", 1), ("steps", 1), ("warm_up", 0), ("seed", 0)):
+    for name, least in LEAST.items():
         if getattr(case, name) < least:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {least} or more")
+    if case.seed > LARGEST_SEED:
+        raise Misuse(f"seed is {case.seed}; it must be {LARGEST_SEED} or less")
     needs = card.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
         raise Misuse(f"{card.name}: ranks is {case.ranks}; it needs {needs.text()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -20,6 +21,8 @@ COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
     "run": "Measure one strategy on this machine.",
     "show": "The history of runs, or one run whole.",
+    "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
+    "serve": "Serve /metrics of runs and results to Prometheus.",
 }
 """Each command and its one line of help, so that `--help` need load none of their files."""
 
@@ -68,9 +71,15 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(INFRASTRUCTURE, str(error))
     except (KeyboardInterrupt, click.Abort):
         return _fail(INTERRUPTED, "interrupted")
-    except BrokenPipeError:  # Whoever read our output has enough; `observatory show | head` is no failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # Whoever read our output has enough: `observatory show | head` is fine.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FINE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+        return _fail(
+            INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
+        )
     except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE

@@ -41,10 +41,33 @@ class _Underway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of the cases, in their order. is_interrupted: a person ended the work."""
+    """What came of the cases, in their order, until it is kept.
+
+    runs: whose folders stay locked until `close`, so that nobody else takes them for abandoned.
+    is_interrupted: a person ended the work.
+    """
 
     summaries: tuple[Summary, ...]
+    runs: tuple[runs.Run, ...]
     is_interrupted: bool = False
+
+    def close(self) -> None:
+        """Give the runs' folders back."""
+        for run in self.runs:
+            run.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How trials are carried out, whatever they measure.
+
+    limit_s: for one trial. keep_traces: beside the Timelines.
+    store: where the runs will be kept.
+    """
+
+    limit_s: float
+    keep_traces: bool = False
+    store: str | None = None
 
 
 Watch = Callable[[Case, int, int], None]
@@ -57,24 +80,24 @@ def measure(
     engine: Engine,
     machine: Machine,
     folder: Path,
-    limit_s: float,
+    conduct: Conduct,
     watch: Watch,
 ) -> Measured:
     """Run all trials of all cases, taking turns; what was completed is kept, whatever happens.
 
-    folder: where the run folders are made. limit_s: for one trial.
+    folder: where the run folders are made. conduct: of every trial.
 
     Raises:
         InfrastructureFailed: a run folder cannot be made.
     """
-    underway = [_Underway(runs.begin(case, machine, folder, fault), fault) for case, fault in cases]
+    underway = [_Underway(runs.begin(case, machine, folder, fault, conduct.store), fault) for case, fault in cases]
     failure: InfrastructureFailed | None = None
     is_interrupted = False
     try:
         for trial in range(max(one.run.case.trials for one in underway)):
             for one in underway:
                 if trial < one.run.case.trials and not one.has_failed:
-                    _run_trial(one, trial, engine, limit_s, watch)
+                    _run_trial(one, trial, engine, conduct, watch)
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
@@ -82,11 +105,11 @@ def measure(
     if is_interrupted or failure is not None:
         _mark_unfinished(underway, failure)
     engine.stop()  # So that no rank writes to a log any more.
-    summaries = tuple(_summarise(one) for one in underway)
-    return Measured(summaries=summaries, is_interrupted=is_interrupted)
+    summaries = tuple(runs.summarise(one.run.folder, one.outcome, one.cause) for one in underway)
+    return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
 
 
-def _run_trial(one: _Underway, trial: int, engine: Engine, limit_s: float, watch: Watch) -> None:
+def _run_trial(one: _Underway, trial: int, engine: Engine, conduct: Conduct, watch: Watch) -> None:
     case = one.run.case
 
     def progress(message: Progress) -> None:
@@ -95,7 +118,13 @@ def _run_trial(one: _Underway, trial: int, engine: Engine, limit_s: float, watch
     watch(case, trial, 0)
     ended = engine.run(
         TrialOrder(
-            run=one.run.id, trial=trial, case=case, folder=str(one.run.folder), limit_s=limit_s, fault=one.fault
+            run=one.run.id,
+            trial=trial,
+            case=case,
+            folder=str(one.run.folder),
+            limit_s=conduct.limit_s,
+            keep_trace=conduct.keep_traces,
+            fault=one.fault,
         ),
         progress,
     )
@@ -111,10 +140,3 @@ def _mark_unfinished(underway: Sequence[_Underway], failure: InfrastructureFaile
         else:
             one.outcome = "failed"
             one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))
-
-
-def _summarise(one: _Underway) -> Summary:
-    try:
-        return runs.summarise(one.run.folder, one.outcome, one.cause)
-    finally:
-        one.run.close()

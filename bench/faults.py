@@ -24,11 +24,11 @@ class Fault:
     step: int
 
 
-def parse_fault(text: str, ranks: int) -> Fault:
+def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
     """The fault that KIND@RANK:STEP means.
 
     Raises:
-        Misuse: the text has another form, or there is no such rank.
+        Misuse: the text has another form, or there is no such rank or step.
     """
     kinds = get_args(FaultKind)
     match = re.fullmatch(rf"({'|'.join(kinds)})@(\d+):(\d+)", text)
@@ -37,6 +37,8 @@ def parse_fault(text: str, ranks: int) -> Fault:
     kind, rank, step = match.groups()
     if int(rank) >= ranks:
         raise Misuse(f'fault "{text}" is for rank {rank}; ranks are 0 to {ranks - 1}')
+    if int(step) >= steps:
+        raise Misuse(f'fault "{text}" is for step {step}; steps are 0 to {steps - 1}, warm-up included')
     return Fault(kind=kind, rank=int(rank), step=int(step))  # type: ignore[arg-type]  # The pattern allows no other.
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import get_args
 
 from bench import run as runs
-from bench.case import one_rank_baseline
+from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
-from bench.judgement.scaling import Scaling, ScalingEfficiency, scaling_efficiency
+from bench.judgement.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
 from bench.machine import Machine
+from bench.run_folders import ended_folders
 from bench.store.history import History
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_TOKENS_PER_SECOND
@@ -27,34 +28,57 @@ class Kept:
 
 
 def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> Kept:
-    """Give each summary its scaling efficiency, then write all of them, whatever one place refuses.
+    """Give each summary its scaling efficiency, and write all of them, whatever one place refuses.
 
     told: the baseline that a person named; without it, one measured beside the run, or the newest in the history.
     """
-    kept = tuple(replace(summary, scaling=_scaling(summary, summaries, history, told)) for summary in summaries)
     failures: list[InfrastructureFailed] = []
-    for summary in kept:
+    kept: list[Summary] = []
+    for summary in summaries:
+        try:
+            summary = replace(summary, scaling=_scaling(summary, summaries, history, told))
+        except InfrastructureFailed as error:  # The run is kept all the same, without its efficiency.
+            failures.append(error)
+        kept.append(summary)
         for write in (runs.save, partial(history.add, machine=machine)):
             try:
                 write(summary)
             except InfrastructureFailed as error:
                 failures.append(error)
-    return Kept(summaries=kept, failures=tuple(failures))
+    return Kept(summaries=tuple(kept), failures=tuple(failures))
 
 
-def adopt(folder: Path, history: History) -> list[str]:
-    """Take runs into the history whose runner could not; what cannot be read is returned, a line each."""
+def check_baseline(case: Case, machine: Machine, told: Summary) -> None:
+    """Refuse a baseline, before anything is measured, that no efficiency could be read against.
+
+    Raises:
+        Misuse: it has no complete trial, ran on other hardware, or is of another workload.
+    """
+    if not told.trials_done:
+        raise Misuse(f"baseline {told.run} has no complete trial ({told.outcome}); choose one that is done")
+    hardware = machine.hardware(case.device)
+    if told.hardware != hardware:
+        raise Misuse(f"baseline {told.run} ran on {told.hardware}; this is {hardware}; choose one of this hardware")
+    scaling_between(case, told.case)
+
+
+def adopt(folder: Path, history: History, store: str | None) -> list[str]:
+    """Take runs into the history whose runner could not; what cannot be read is returned, a line each.
+
+    store: the history's URL as runs were told it; those of another store are left alone.
+    """
     known = history.known()
     problems: list[str] = []
-    for run_folder in runs.ended_folders(folder):
+    for run_folder in ended_folders(folder):
         if run_folder.name in known:
             continue
         try:
-            summary = runs.load(run_folder)
-            runs.save(summary)
-            history.add(summary, runs.machine_of(run_folder))
-        except Misuse as error:
-            problems.append(f"{run_folder} is left out of the history: {error}")
+            if runs.case_file(run_folder).store == runs.store_name(store):
+                summary = runs.load(run_folder)
+                runs.save(summary)
+                history.add(summary, runs.machine_of(run_folder))
+        except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
+            problems.append(f"{run_folder} is left out of the history: {type(error).__name__}: {error}")
     return problems
 
 

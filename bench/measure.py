@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
-from collectors import allocator
+from collectors import allocator, flight_recorder
+from collectors.catalogue.communication import PAYLOAD_BYTES
 from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.metric import Sample
+from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Reading, SampleLog
 from collectors.step_clock import StepClock, StepTimes, make_clock
+from collectors.traces.breakdown import breakdowns, why_no_communication
 from workloads.parts.data import Batches, to_device
 from workloads.parts.mesh import make_mesh
 from workloads.workload import Workload
@@ -105,12 +109,14 @@ class _Rank:
         self._is_loss_finite = True
 
     def run(self) -> None:
-        """Warm up, measure, and look at memory in a step of its own."""
+        """Warm up and measure; then trace, and look at memory, in steps of their own."""
         case = self._order.case
         self._steps(case.warm_up, "warm_up")
         self._wait_for_all()
         self._steps(case.steps, "measured")
         self._wait_for_all()
+        if case.trace_steps:
+            self._trace()
         if self._device.type == "cpu":
             self._measure_live_tensors()
 
@@ -159,6 +165,37 @@ class _Rank:
             self._is_loss_finite = False
             self._note(f"rank {self._order.rank}: the loss is {loss} from step {self._logged} on")
         return []
+
+    def _trace(self) -> None:
+        """A window of steps under the profiler, and what the rank handed to collectives in it."""
+        order = self._order
+        before = flight_recorder.dump(order.case.backend)
+        with Window(self._device) as window:
+            for _ in range(order.case.trace_steps):
+                with window.step():
+                    self._step()
+                self._position.step += 1
+        after = flight_recorder.dump(order.case.backend)
+        timeline = window.timeline(order.rank)
+        timeline.save(Path(order.folder) / f"rank{order.rank}.timeline.npz")
+        if order.keep_trace:
+            window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
+        if (reason := why_no_communication(timeline)) is not None:
+            self._note(f"communication is absent: {reason}")
+        payloads = self._payloads(before, after)
+        for breakdown in breakdowns(timeline):
+            self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads))
+            self._logged += 1
+
+    def _payloads(self, before: bytes, after: bytes) -> list[Sample]:
+        payload_bytes: Counter[str] = Counter()
+        try:
+            for entered in flight_recorder.entered_since(before, after):
+                payload_bytes[entered.name] += entered.payload_bytes
+        except flight_recorder.Forgotten as error:
+            self._note(f"counted traffic is absent: {error}")
+        steps = self._order.case.trace_steps
+        return [PAYLOAD_BYTES.at(total / steps, collective=name) for name, total in payload_bytes.items() if total]
 
     def _measure_live_tensors(self) -> None:
         try:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,40 +13,55 @@ from typing import TypeVar
 
 import msgspec
 
+from bench import slots
 from bench.case import Case
 from bench.engines.messages import Cause, Outcome
+from bench.environment import redact
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault
 from bench.judgement.results import results_of
-from bench.judgement.trials import read_trials
+from bench.judgement.trials import node_notes, read_trials
 from bench.machine import Machine
 from bench.peaks import Peak, peak_of
+from bench.run_folders import is_running, lock_folder, running_folders
 from bench.summary import Summary, decode, encode
 from collectors.sample_log import NewerSchema
 from workloads.cards.training_options import local_batch
+from workloads.roster import CARDS
 
 SCHEMA_VERSION = 1
 T = TypeVar("T")
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of case.json: what was asked for, and the fault of a fire drill."""
+    """The content of case.json: what was asked for, and the fault of a fire drill.
+
+    slot: the lowest number that no other run of the folder had when this one began.
+    store: where it was to be kept, None for the user's own history; see `store_name`.
+    """
 
     run: str
     case: Case
     started_ns: int
+    slot: int = 0
+    store: str | None = None
     fault: Fault | None = None
     schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run in progress. lock: a file descriptor; while it is open, nobody takes the run for abandoned."""
+    """A run in progress.
+
+    slot: tells its live series from those of other runs beside it.
+    lock: a file descriptor; while it is open, nobody takes the run for abandoned.
+    """
 
     id: str
     case: Case
     machine: Machine
     folder: Path
+    slot: int
     lock: int
 
     def close(self) -> None:
@@ -55,7 +69,7 @@ class Run:
         os.close(self.lock)
 
 
-def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None) -> Run:
+def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None, store: str | None = None) -> Run:
     """Make the run's folder with case.json and machine.json.
 
     Raises:
@@ -67,18 +81,23 @@ def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None) 
     folder = runs.absolute() / name
     try:
         folder.mkdir(parents=True)
-        lock = _lock(folder)
+        lock = lock_folder(folder)
         _write(folder / "machine.json", msgspec.json.encode(machine))
-        _write(
-            folder / "case.json",
-            msgspec.json.encode(CaseFile(run=name, case=case, started_ns=started_ns, fault=fault)),
-        )
+        with slots.one_at_a_time(folder.parent):
+            slot = slots.lowest_free(_slots_taken(folder.parent))
+            file = CaseFile(run=name, case=case, started_ns=started_ns, slot=slot, store=store_name(store), fault=fault)
+            _write(folder / "case.json", msgspec.json.encode(file))
     except OSError as error:
         raise InfrastructureFailed(
             f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
         ) from None
     assert lock is not None, "a new folder is nobody else's"
-    return Run(id=name, case=case, machine=machine, folder=folder, lock=lock)
+    return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
+
+
+def store_name(url: str | None) -> str | None:
+    """A store's URL as it may be written into a file: without user and password."""
+    return None if url is None else redact(url)
 
 
 def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
@@ -87,11 +106,11 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
     Raises:
         Misuse: the folder holds no run, or one that a newer version wrote.
     """
-    file = _read(folder / "case.json", CaseFile)
-    if file.schema_version > SCHEMA_VERSION:
-        raise Misuse(f"{folder}/case.json: schema version {file.schema_version} is newer than {SCHEMA_VERSION}")
+    file = case_file(folder)
     machine = _read(folder / "machine.json", Machine)
     case = file.case
+    if case.strategy not in {card.name for card in CARDS}:
+        raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
     try:
         logs = read_trials(folder, case.ranks)
     except NewerSchema as error:
@@ -104,6 +123,8 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         run=file.run,
         case=case,
         hardware=machine.hardware(case.device),
+        commit=machine.commit,
+        torch_version=machine.torch_version,
         started_ns=file.started_ns,
         ended_ns=_last_change_ns(folder),
         outcome=outcome,
@@ -119,7 +140,8 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         },
         peak=peak if isinstance(peak, Peak) else None,
         step_spread_ratio=max((trial.step_spread_ratio for trial in logs.trials), default=None),
-        notes=(*logs.notes, *notes),
+        # What a node lacks for GPUs says nothing of a run on its CPU.
+        notes=(*logs.notes, *(node_notes(folder) if case.device == "cuda" else ()), *notes),
         folder=str(folder),
     )
 
@@ -155,7 +177,9 @@ def load(folder: Path) -> Summary:
     """
     path = folder / "summary.json"
     if path.exists():
-        return decode(path.read_bytes())
+        return decode(path.read_bytes(), str(path))
+    if is_running(folder):
+        raise Misuse(f"{folder} is still running; look again when it is done")
     cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
     return summarise(folder.absolute(), "interrupted", cause)
 
@@ -165,28 +189,21 @@ def machine_of(folder: Path) -> Machine:
     return _read(folder / "machine.json", Machine)
 
 
-def ended_folders(runs: Path) -> Iterator[Path]:
-    """Folders of runs that nobody works on any more, oldest first."""
-    if not runs.is_dir():
-        return
-    for folder in sorted(runs.iterdir()):
-        if not (folder / "case.json").exists():
-            continue
-        lock = _lock(folder)
-        if lock is not None:
-            os.close(lock)
-            yield folder
+def case_file(folder: Path) -> CaseFile:
+    """What case.json of a run's folder says.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    return _read(folder / "case.json", CaseFile)
 
 
-def _lock(folder: Path) -> int | None:
-    """The folder's lock as a file descriptor, None where somebody else has it. It ends with its process."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+def _slots_taken(runs: Path) -> frozenset[int]:
+    taken = set()
+    for folder in running_folders(runs):
+        with contextlib.suppress(Misuse):  # What cannot be read has no series that ours could be taken for.
+            taken.add(case_file(folder).slot)
+    return frozenset(taken)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -201,11 +218,19 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
+        if version > SCHEMA_VERSION:
+            raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
+        return msgspec.json.decode(data, type=kind)
     except FileNotFoundError:
         raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from None
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
 
 
 def _last_change_ns(folder: Path) -> int:

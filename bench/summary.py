@@ -21,6 +21,7 @@ class Summary:
     """One run, judged.
 
     hardware: what it ran on, in the words that comparable runs share (`Machine.hardware`).
+    commit, torch_version: of this program where it ran from a source tree, and of torch.
     started_ns, ended_ns: Unix time.
     trials_done: trials that were completed by all ranks; the only ones that count.
     effective_batch: local, data_ranks, accumulate and total, in sequences.
@@ -32,6 +33,8 @@ class Summary:
     run: str
     case: Case
     hardware: str
+    commit: str | None
+    torch_version: str | None
     started_ns: int
     ended_ns: int
     outcome: Outcome
@@ -71,6 +74,4 @@ def decode(data: bytes, source: str = "summary") -> Summary:
             )
         return msgspec.json.decode(data, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Misuse(
-            f"{source}: cannot be read as a summary ({error}); show the run's folder to read its logs"
-        ) from None
+        raise Misuse(f"{source}: is no summary ({error}); delete it, and the run is read anew from its logs") from None

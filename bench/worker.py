@@ -22,6 +22,7 @@ import msgspec
 
 from bench.engines.messages import RankOrder
 from bench.measure import Position, measure
+from collectors import flight_recorder
 from collectors.sample_log import Ended, LogUnwritable, Opened, SampleLog
 
 DUMP = b"dump"
@@ -97,12 +98,8 @@ def leave(code: int) -> NoReturn:
 
 def dump_flight_record(order: RankOrder) -> None:
     """Write which collectives this rank has entered, for whoever looks for the rank that did not."""
-    from torch._C import _distributed_c10d
-
-    record = _distributed_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False)  # type: ignore[attr-defined]
-    path = Path(order.folder) / f"rank{order.rank}.flight.json"
     with suppress(OSError):  # A full disk; blame does without it.
-        path.write_bytes(record)
+        (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(flight_recorder.dump(order.case.backend))
 
 
 def _mind_supervisor(line: Connection, order: RankOrder) -> None:

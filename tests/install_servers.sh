@@ -4,6 +4,8 @@ set -eu
 
 packages=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
+command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || packages="$packages prometheus"
+command -v tc >/dev/null 2>&1 || packages="$packages iproute2"
 [ -z "$packages" ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then

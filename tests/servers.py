@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -97,3 +102,92 @@ def _run(command: Sequence[str | Path], folder: Path) -> None:
             extra_groups=[] if account else None,
             timeout=60,
         )
+
+
+def program(name: str, package: str) -> str:
+    """The path of an installed program; without it the test is skipped."""
+    path = shutil.which(name)
+    if path is None:
+        absent_server(f"{name} is not installed (apt-get install {package})")
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusServer:
+    """A running Prometheus that scrapes each second."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Its address, as Grafana wants it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The result of an instant query: each series' `metric` with its `value`, or `values` of a range."""
+        fields = urllib.parse.urlencode({"query": expression}).encode()
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query", data=fields, timeout=30) as answer:
+                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+                return found
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"Prometheus refuses {expression}: {error.read().decode()}")
+
+
+@contextlib.contextmanager
+def run_prometheus(*targets: str, rules: Sequence[Path] = ()) -> Iterator[PrometheusServer]:
+    """A Prometheus on a free loopback port, which scrapes the targets (host:port) and evaluates the rules each second.
+
+    Its files are in a folder of its own, which goes with it.
+    """
+    binary = program("prometheus", "prometheus")
+    with tempfile.TemporaryDirectory(prefix="observatory-prometheus-") as name:
+        folder = Path(name)
+        config = {
+            # scrape_timeout must not be longer than the interval, and would inherit 10 s.
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rule.absolute()) for rule in rules],
+            "scrape_configs": [{"job_name": "observatory", "static_configs": [{"targets": list(targets)}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML.
+        server, port = _start_prometheus(binary, folder)
+        try:
+            yield PrometheusServer(port=port)
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def _start_prometheus(binary: str, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    for _ in range(_START_ATTEMPTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        with (folder / "output").open("ab") as output:
+            server = subprocess.Popen(
+                [
+                    binary,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        if _is_ready(server, port):
+            return server, port
+    pytest.fail(f"Prometheus does not start: {(folder / 'output').read_text()[-2000:]}")
+
+
+def _is_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until it answers; False where it has ended."""
+    until = time.monotonic() + 60
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=30):
+                return True
+        except OSError:  # Not listening yet, or not ready.
+            time.sleep(0.1)
+    server.kill()
+    server.wait(60)
+    return False

@@ -40,8 +40,16 @@ def test_readme_and_every_help_have_examples() -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's home with one run in the history, which the examples may name as LAST."""
+    """A user's home, empty at first."""
     return tmp_path_factory.mktemp("home")
+
+
+def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if line.startswith("serving "))
+        server.terminate()
+        assert server.wait(timeout=60) == 0, line
 
 
 @pytest.mark.parametrize("example", sorted(set(_in_readme() + _in_help())))
@@ -49,12 +57,11 @@ def test_an_example_ends_as_it_should(example: str, home: Path) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":
         words += SMALLER
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "bench", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""},
-    )
+    environment = {**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-P", "-m", "bench", *words]
+    if words[0] == "serve":
+        _start_and_end([*command, "--port=0"], environment)
+        return
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     expected = 3 if "--inject" in words else 0
     assert ended.returncode == expected, ended.stderr

@@ -9,7 +9,7 @@ import pytest
 from workloads.roster import CARDS
 
 ROOT = Path(__file__).parents[1]
-OURS = ("bench", "collectors", "workloads")
+OURS = ("bench", "collectors", "dashboards", "workloads")
 FILES = sorted(path for folder in OURS for path in (ROOT / folder).rglob("*.py"))
 
 

@@ -26,7 +26,8 @@ def command(format_name: str) -> None:
                 {"strategy": card.name, "option": option.name, "default": option.default, "allowed": option.allowed}
                 for card in CARDS
                 for option in card.options
-            ]
+            ],
+            ("strategy", "option", "default", "allowed"),
         )
     else:
         from bench.reports.strategies import print_strategies

@@ -13,17 +13,17 @@ import click
 
 from bench.case import Case, check, find_card, one_rank_baseline, parse_options
 from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
-from bench.controller import Measured, measure
-from bench.engines.local import LocalEngine
+from bench.controller import Conduct, Measured, measure
+from bench.engines.roster import ENGINES
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault, parse_fault
 from bench.gpus import visible_gpus
-from bench.judgement.scaling import scaling_between
-from bench.keeping import Kept, adopt, keep
+from bench.keeping import Kept, adopt, check_baseline, keep
 from bench.places import RUNS, STORE
-from bench.reports.formats import FORMAT
+from bench.reports.formats import FORMAT, to_reader
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
+from bench.serving import PORT, serving
 from bench.store.history import History
 from workloads.cards.card import Backend, Card, Device, Precision
 from workloads.parts.shape import DIMENSIONS, PRESETS, Shape
@@ -44,6 +44,8 @@ def _dimensions(function: Any) -> Any:
 @click.option("--trials", type=int, default=3, show_default=True, help="Times that fresh ranks measure it.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Measured steps of a trial.")
 @click.option("--warm-up", type=int, default=5, show_default=True, help="Steps before them that are not measured.")
+@click.option("--trace-steps", type=int, default=3, show_default=True, help="Steps under the profiler, after them.")
+@click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="fp32", show_default=True)
 @click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
 @click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
@@ -53,6 +55,8 @@ def _dimensions(function: Any) -> Any:
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
 @click.option("--baseline", "baseline_run", metavar="RUN", help="Run to read the scaling efficiency against.")
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
+@click.option("--engine", "engine_name", type=click.Choice(list(ENGINES)), default="local", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
 @click.option("--inject", "fault_text", metavar="KIND@RANK:STEP", help="A fire drill: raise, kill, hang, exit, leave.")
 @RUNS
 @STORE
@@ -64,6 +68,8 @@ def command(
     trials: int,
     steps: int,
     warm_up: int,
+    trace_steps: int,
+    keep_traces: bool,
     precision: Precision,
     device: Device | None,
     backend: Backend | None,
@@ -73,6 +79,8 @@ def command(
     with_baseline: str | None,
     baseline_run: str | None,
     limit_s: float,
+    engine_name: str,
+    port: int,
     fault_text: str | None,
     runs_folder: Path,
     store_url: str | None,
@@ -101,24 +109,26 @@ def command(
             trials=trials,
             steps=steps,
             warm_up=warm_up,
+            trace_steps=trace_steps,
             seed=seed,
             options=parse_options(card, options),
         )
     )
     if case.backend == "nccl" and case.ranks > gpus:
         raise Misuse(f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be seen (--backend gloo shares)")
-    if not 0 < limit_s < float("inf"):
-        raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds above 0")
-    fault = None if fault_text is None else parse_fault(fault_text, case.ranks)
+    if not 1 <= limit_s < float("inf"):
+        raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
+    fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.warm_up + case.steps)
     cases: list[tuple[Case, Fault | None]] = [(case, fault)]
     if with_baseline is not None:
         cases.insert(0, (_baseline_case(case, with_baseline), None))
     if device is None:
         found = f"{gpus} GPU(s) found" if gpus else "no NVIDIA GPU found"
         print(f"device: {chosen} ({found})", file=sys.stderr)
-    measured, kept = _measure(cases, baseline_run, limit_s, runs_folder, store_url)
-    print_summaries(kept.summaries, format_name)
-    sys.stdout.flush()
+    conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, store=store_url)
+    measured, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port)
+    with to_reader():
+        print_summaries(kept.summaries, format_name)
     problems = [line for summary in kept.summaries for line in cause_lines(summary)]
     for line in [*problems, *(str(failure) for failure in kept.failures)]:
         print(line, file=sys.stderr)
@@ -127,30 +137,41 @@ def command(
 
 def _measure(
     cases: Sequence[tuple[Case, Fault | None]],
+    engine_name: str,
+    conduct: Conduct,
     baseline_run: str | None,
-    limit_s: float,
     runs_folder: Path,
-    store_url: str | None,
+    port: int,
 ) -> tuple[Measured, Kept]:
     """Measure the cases, and keep what came of them."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     case = cases[-1][0]
-    with History(store_url) as history:
-        for problem in adopt(runs_folder, history):
+    with (
+        History(conduct.store) as history,
+        serving(runs_folder, conduct.store, port=port, on_notice=_say),
+    ):
+        for problem in adopt(runs_folder, history, conduct.store):
             print(problem, file=sys.stderr)
         told = None if baseline_run is None else history.find(baseline_run)
-        if told is not None:
-            scaling_between(case, told.case)  # Refused before anything is measured.
-        with LocalEngine() as engine, Progress([case for case, _ in cases]) as progress:
+        with ENGINES[engine_name]() as engine, Progress([case for case, _ in cases]) as progress:
             machine = engine.machine()
             if case.device == "cuda" and machine.torch_cuda_version is None:
                 raise InfrastructureFailed(
                     f"torch {machine.torch_version} is built without CUDA; install a CUDA build, or take --device cpu"
                 )
+            if told is not None:
+                check_baseline(case, machine, told)
             measured = measure(
-                cases, engine=engine, machine=machine, folder=runs_folder, limit_s=limit_s, watch=progress.update
+                cases, engine=engine, machine=machine, folder=runs_folder, conduct=conduct, watch=progress.update
             )
-        return measured, keep(measured.summaries, machine, history, told)
+        try:
+            return measured, keep(measured.summaries, machine, history, told)
+        finally:
+            measured.close()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")  # In one piece: the server's threads speak, too.
 
 
 def _code(measured: Measured, kept: Kept) -> int:

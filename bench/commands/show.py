@@ -41,7 +41,7 @@ def command(
     refusal = None
     try:
         with History(store_url) as history:
-            for problem in adopt(runs_folder, history):
+            for problem in adopt(runs_folder, history, store_url):
                 print(problem, file=sys.stderr)
     except InfrastructureFailed as error:
         refusal = error

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from bench.engines.messages import Cause
 from collectors.sample_log import Ended
 
+LAST_LINES = 12
+LOST_FORKSERVER = 255
+"""The exit code that multiprocessing gives a process whose forkserver is gone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
@@ -16,18 +20,25 @@ class RankEnd:
 
     result: its own account; None where it left none. exit_code: as the operating system gives it, minus the number of
     the signal that killed it; None where it had to be ended by us.
-    ended_s: time of its end. step: the step that it was in. collectives: how many it had entered, where that is known.
-    disk: why it could not write its log.
+    ended_ns: Unix time of its end. step: the step that it was in. collectives: how many it had entered, where known.
+    is_moving: when its time was over it had ended a step not long before, by the pace of its steps.
+    disk: why it could not write its log. said: the end of what it printed.
     """
 
     rank: int
     result: Ended | None
     exit_code: int | None
-    ended_s: float
+    ended_ns: int
     step: int
     collectives: int | None = None
+    is_moving: bool = False
     disk: str | None = None
-    last_lines: tuple[str, ...] = ()
+    said: str = ""
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of what it printed."""
+        return tuple(self.said.splitlines()[-LAST_LINES:])
 
     @property
     def is_good(self) -> bool:
@@ -54,18 +65,19 @@ class RankEnd:
 
     @property
     def _is_watchdog_abort(self) -> bool:
-        return self.exit_code == -signal.SIGABRT and any(_WATCHDOG.search(line) for line in self.last_lines)
+        return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.said) is not None
 
 
 # What gloo, NCCL and the store say when a peer is gone or silent (torch 2.11 to 2.13).
 _PEER_ERROR = re.compile(
-    r"Connection closed|Connection reset|Connection refused|Timed out waiting|Broken pipe|DistBackendError"
-    r"|DistNetworkError|DistStoreError|Socket Timeout|wait timeout|recvValue failed|failed to recv"
+    r"Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
+    r"|DistNetworkError|DistStoreError|recvValue failed|failed to recv"
+    r"|remote process exited|remote error|network error|NCCL communicator was aborted"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*(timeout|abort)")
 
 
-def root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
+def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
     """The rank whose own doing ended the trial; None where every rank ended well.
 
     In order: a log that cannot be written, killed by a signal that we did not send, an error that is not the echo of
@@ -73,7 +85,11 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
     """
     if all(end.is_good for end in ends):
         return None
-    by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_s)
+    if all(end.exit_code == LOST_FORKSERVER and end.result is None for end in ends):
+        return Cause(
+            kind="agent", rank=None, step=None, text="the forkserver, which all ranks are forked from, is gone"
+        )
+    by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_ns)
     for end in by_time:
         if end.disk is not None:
             return _cause("disk", end, f"rank {end.rank} could not write its log: {end.disk}", folder)
@@ -92,13 +108,17 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
             return _cause("left", end, text, folder)
     hung = [end for end in by_time if end.is_hung]
     if hung:
-        return _hung(hung, ranks=len(ends), folder=folder)
+        return _hung(hung, ranks=len(ends), folder=folder, limit_s=limit_s)
     first = by_time[0]
     return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and none says why", folder)
 
 
-def _hung(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
+def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
     """Of ranks that hang, the one that entered the fewest collectives keeps the others waiting."""
+    step = min(end.step for end in hung)
+    if len(hung) == ranks and all(end.is_moving for end in hung):
+        text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
+        return Cause(kind="limit", rank=None, step=step, text=text)
 
     def progress(end: RankEnd) -> tuple[int, int]:
         return (end.collectives if end.collectives is not None else -1, end.step)
@@ -106,8 +126,8 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
     behind = min(hung, key=progress)
     if len(hung) > 1 and all(progress(end) == progress(behind) for end in hung):
         numbers = "all ranks hung" if len(hung) == ranks else f"ranks {', '.join(str(end.rank) for end in hung)} hung"
-        text = f"{numbers} in step {behind.step}, all at the same collective; their stacks are in {folder}/rank*.err"
-        return Cause(kind="hung", rank=None, step=behind.step, text=text, last_lines=behind.last_lines)
+        text = f"{numbers} in step {step}, all at the same collective; their stacks are in {folder}/rank*.err"
+        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind.last_lines)
     return _cause("hung", behind, f"rank {behind.rank} hung", folder)
 
 

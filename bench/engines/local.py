@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import IO
 
@@ -82,7 +83,8 @@ class LocalEngine:
             return
         assert self._agent.stdin is not None
         assert self._agent.stdout is not None
-        self._agent.stdin.close()
+        with suppress(BrokenPipeError):  # The agent is gone, and an order that it never read is still in the pipe.
+            self._agent.stdin.close()
         try:
             self._agent.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -30,17 +30,19 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     store_port: int
     prefix: str
     collective_timeout_s: float
+    keep_trace: bool = False
     fault: Fault | None = None
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """Runner to agent: measure this case once, with fresh ranks, within the limit."""
+    """Runner to agent: measure this case once, with fresh ranks, within the limit. keep_trace: beside the Timeline."""
 
     run: str
     trial: int
     case: Case
     folder: str
     limit_s: float
+    keep_trace: bool = False
     fault: Fault | None = None
 
 
@@ -69,7 +71,7 @@ class Cause:
     step: the step it was in. text: what happened to it. last_lines: the end of its rank<k>.err.
     """
 
-    kind: Literal["killed", "error", "left", "hung", "disk", "interrupted", "agent"]
+    kind: Literal["killed", "error", "left", "hung", "limit", "disk", "interrupted", "agent"]
     rank: int | None
     step: int | None
     text: str

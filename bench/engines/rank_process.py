@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -15,9 +15,16 @@ import msgspec
 from bench.engines.blame import RankEnd
 from bench.engines.messages import RankOrder
 from bench.worker import DUMP, serve
-from collectors.sample_log import Ended, Follower, Opened, Reading
+from collectors import flight_recorder
+from collectors.sample_log import Ended, Follower, Reading
 
-LAST_LINES = 12
+TAIL_BYTES = 65_536
+PACE = 3
+"""A rank whose last step ended no longer ago than so many of its longest steps, and a second, is not hung."""
+
+
+ENDING_S = 1.0
+"""How long ending a rank takes at most; its stacks are asked for first."""
 
 
 class RankProcess:
@@ -36,9 +43,9 @@ class RankProcess:
         self._log = Follower(self._folder / f"rank{order.rank}.jsonl")
         self._result: Ended | None = None
         self._steps = 0
-        self._has_opened = False
         self._is_ended_by_us = False
-        self._ended_s: float | None = None
+        self._ended_ns: int | None = None
+        self._reading_ns: list[int] = []
         self._process.start()
         theirs.close()
 
@@ -47,26 +54,22 @@ class RankProcess:
         """Readable as soon as the process is gone."""
         return self._process.sentinel
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process is still there; notes the time when it is found gone."""
+    def look(self) -> bool:
+        """Whether the process is still there; the first look at its end notes the time and ends its loaders."""
         alive = self._process.is_alive()
-        if not alive and self._ended_s is None:
-            self._ended_s = time.monotonic()
-            self._kill_group(signal.SIGKILL)  # Loader processes that the rank could not end itself.
+        if not alive and self._ended_ns is None:
+            self._ended_ns = time.time_ns()
+            self._signal_group(signal.SIGKILL)
         return alive
 
     def steps(self) -> int:
         """Steps that the rank has finished in this trial, by its log."""
         for record in self._log.new():
-            if record.trial != self.order.trial:
-                continue
             match record:
-                case Opened():
-                    self._has_opened = True
-                case Reading():
+                case Reading(trial=self.order.trial):
                     self._steps = record.step + 1
-                case Ended():
+                    self._reading_ns.append(record.time_ns)
+                case Ended(trial=self.order.trial):
                     self._result = record
         return self._steps
 
@@ -85,12 +88,12 @@ class RankProcess:
     def terminate(self) -> None:
         """Ask the rank and its loaders to end."""
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
-        self._kill_group(signal.SIGTERM)
+        self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the rank and its loaders at once."""
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
-        self._kill_group(signal.SIGKILL)
+        self._signal_group(signal.SIGKILL)
         self._process.join(timeout=5)
 
     def end(self) -> RankEnd:
@@ -98,50 +101,60 @@ class RankProcess:
         steps = self.steps()
         disk = self._message()
         self._line.close()
-        code = self._process.exitcode
+        ended_ns = self._ended_ns if self._ended_ns is not None else time.time_ns()
         return RankEnd(
             rank=self.order.rank,
             result=self._result,
-            exit_code=None if self._is_ended_by_us else code,
-            ended_s=self._ended_s if self._ended_s is not None else time.monotonic(),
+            exit_code=None if self._is_ended_by_us else self._process.exitcode,
+            ended_ns=self._result.time_ns if self._result is not None else ended_ns,
             step=self._result.step if self._result is not None else steps,
             collectives=self._collectives(),
+            is_moving=self._was_moving_at(ended_ns),
             disk=disk,
-            last_lines=last_lines(self._folder / f"rank{self.order.rank}.err"),
+            said=_tail(self._folder / f"rank{self.order.rank}.err"),
         )
+
+    def _was_moving_at(self, time_ns: int) -> bool:
+        """Whether its last step had ended shortly before, by the pace of its own steps."""
+        if len(self._reading_ns) < 2:
+            return False
+        longest_ns = max(after - before for before, after in pairwise(self._reading_ns))
+        grace_ns = PACE * longest_ns + 1_000_000_000 + int(1e9 * ENDING_S)
+        return time_ns - self._reading_ns[-1] <= grace_ns
 
     def _message(self) -> str | None:
         """What the rank could tell by no file; None where its end of the pipe was closed without a word."""
         try:
-            return self._line.recv_bytes().decode()
+            return self._line.recv_bytes().decode() if self._line.poll() else None
         except (OSError, EOFError):
             return None
 
     def _collectives(self) -> int | None:
         path = self._folder / f"rank{self.order.rank}.flight.json"
         try:
-            entries = json.loads(path.read_bytes())["entries"]
-        except (OSError, ValueError, KeyError):
+            return flight_recorder.count(path.read_bytes())
+        except (OSError, msgspec.DecodeError):
             return None
-        return max((int(entry["record_id"]) + 1 for entry in entries), default=0)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             if self._process.pid is not None and self._process.is_alive():
                 os.kill(self._process.pid, number)
 
-    def _kill_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.pid is not None:
-                os.killpg(self._process.pid, number)
+    def _signal_group(self, number: signal.Signals) -> None:
+        """To the rank and its loaders; to the rank alone where it has no group of its own yet."""
+        assert self._process.pid is not None, "the process was started"
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            self._signal(number)
 
 
-def last_lines(path: Path) -> tuple[str, ...]:
-    """The last lines of what a rank wrote to its standard streams."""
+def _tail(path: Path) -> str:
+    """The end of what a rank wrote to its standard streams."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-            lines = file.read().decode(errors="replace").splitlines()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace")
     except OSError:
-        return ()
-    return tuple(lines[-LAST_LINES:])
+        return ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
+import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -14,14 +18,18 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 
 from bench.engines.blame import root_cause
 from bench.engines.messages import Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
-from bench.engines.rank_process import RankProcess
+from bench.engines.rank_process import ENDING_S, RankProcess
+from collectors.roster import open_collectors
+from collectors.sampler import polling
 
 LOOK_S = 0.5
 """How often the ranks' logs are read while they run; each look costs a read of what is new."""
 PEERS_S = 1.5
 """How long the others may take to end by themselves after the first failure (gloo's peers raise within 0.05 s)."""
-STACKS_S = 0.5
-TERMINATE_S = 0.5
+STACKS_S = ENDING_S / 2
+TERMINATE_S = ENDING_S / 2
+NODE = 0
+"""This engine has one node."""
 COLLECTIVE_SHARE = 0.8
 """A collective gives up after this share of the trial's limit, so that a rank can say so before it is ended."""
 
@@ -35,7 +43,13 @@ class Supervisor:
     def __init__(self, *, host: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._host = host
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._trials = itertools.count()
+        self._collectors = open_collectors()
+        listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
+        self._port = listener.getsockname()[1]
+        self._store = TCPStore(
+            host, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
 
     def warm(self) -> None:
         """Wait until the forkserver has loaded torch, once for all ranks to come."""
@@ -51,17 +65,30 @@ class Supervisor:
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
         ranks: list[RankProcess] = []
-        try:
-            for rank in range(order.case.ranks):
-                ranks.append(RankProcess(self._context, self._rank_order(order, rank)))
-            outcome = self._watch(order, ranks, stop, progress)
-            if outcome != "done":
-                _collect_stacks(ranks)
-        finally:
-            _end(ranks)
+        prefix = f"trial{next(self._trials)}"  # Never used before: ranks would meet in the keys of those that are gone.
+        with self._polling(order):
+            try:
+                for rank in range(order.case.ranks):
+                    ranks.append(RankProcess(self._context, self._rank_order(order, rank, prefix)))
+                outcome = self._watch(order, ranks, stop, progress)
+                if outcome != "done":
+                    _collect_stacks(ranks)
+            finally:
+                _end(ranks)
         return _ended(order, ranks, outcome)
 
-    def _rank_order(self, order: TrialOrder, rank: int) -> RankOrder:
+    def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
+        """The node's collectors are polled meanwhile; what troubles them troubles no rank."""
+        return polling(
+            self._collectors,
+            Path(order.folder) / f"node{NODE}.jsonl",
+            run=order.run,
+            node=NODE,
+            trial=order.trial,
+            on_problem=partial(print, file=sys.stderr),
+        )
+
+    def _rank_order(self, order: TrialOrder, rank: int, prefix: str) -> RankOrder:
         return RankOrder(
             run=order.run,
             trial=order.trial,
@@ -70,9 +97,10 @@ class Supervisor:
             case=order.case,
             folder=order.folder,
             store_host=self._host,
-            store_port=self._store.port,
-            prefix=f"{order.run}/{order.trial}",
+            store_port=self._port,
+            prefix=prefix,
             collective_timeout_s=COLLECTIVE_SHARE * order.limit_s,
+            keep_trace=order.keep_trace,
             fault=order.fault,
         )
 
@@ -84,7 +112,7 @@ class Supervisor:
         failing_until = math.inf
         told = -1
         while True:
-            alive = [rank for rank in ranks if rank.is_alive]
+            alive = [rank for rank in ranks if rank.look()]
             failed = any(not rank.has_good_result for rank in ranks if rank not in alive)
             if not alive:
                 return "failed" if failed else "done"
@@ -107,21 +135,21 @@ def _nothing() -> None:
 
 
 def _collect_stacks(ranks: Sequence[RankProcess]) -> None:
-    hung = [rank for rank in ranks if rank.is_alive]
+    hung = [rank for rank in ranks if rank.look()]
     for rank in hung:
         rank.ask_for_stacks()
     until = time.monotonic() + STACKS_S
-    while any(rank.is_alive for rank in hung) and time.monotonic() < until:
-        wait([rank.sentinel for rank in hung if rank.is_alive], max(0.0, until - time.monotonic()))
+    while any(rank.look() for rank in hung) and time.monotonic() < until:
+        wait([rank.sentinel for rank in hung if rank.look()], max(0.0, until - time.monotonic()))
 
 
 def _end(ranks: Sequence[RankProcess]) -> None:
     """Ask those that are left to end, then end them."""
     for rank in ranks:
-        if rank.is_alive:
+        if rank.look():
             rank.terminate()
     until = time.monotonic() + TERMINATE_S
-    while (left := [rank for rank in ranks if rank.is_alive]) and time.monotonic() < until:
+    while (left := [rank for rank in ranks if rank.look()]) and time.monotonic() < until:
         wait([rank.sentinel for rank in left], max(0.0, until - time.monotonic()))
     for rank in left:
         rank.kill()
@@ -129,12 +157,12 @@ def _end(ranks: Sequence[RankProcess]) -> None:
 
 def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:
     ends = tuple(rank.end() for rank in ranks)
+    for rank in ranks:  # Flight records serve blame, which has read them by now.
+        with suppress(FileNotFoundError):
+            (Path(order.folder) / f"rank{rank.order.rank}.flight.json").unlink()
+    cause = root_cause(ends, order.folder, order.limit_s)
+    if cause is None:  # Whoever was late was done all the same.
+        return TrialEnded(run=order.run, trial=order.trial, outcome="done")
     if outcome == "interrupted":
-        cause: Cause | None = Cause(kind="interrupted", rank=None, step=None, text="interrupted")
-    else:
-        cause = root_cause(ends, order.folder)
-    for rank in ranks:  # Flight records serve blame; what they say is in the cause by now.
-        if cause is None:
-            with suppress(FileNotFoundError):
-                (Path(order.folder) / f"rank{rank.order.rank}.flight.json").unlink()
+        cause = Cause(kind="interrupted", rank=None, step=None, text="interrupted")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

@@ -89,6 +89,29 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
+def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
+    """The median of trials that are shares of something, from 0 to 1 and either of them, with its interval.
+
+    Zero has no logarithm, so the interval is Student's t on the shares themselves, cut off at 0 and 1.
+
+    Raises:
+        ValueError: there is no trial, a value is no share, or a label is missing or unknown.
+    """
+    if not trials:
+        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
+    for value in trials:
+        metric.at(value, **labels)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be from 0 to 1")
+    middle = median(trials)
+    low = high = None
+    if _why_no_interval(trials) is None:
+        reach = _student(len(trials) - 1) * math.sqrt(variance(trials) / len(trials))
+        low = max(0.0, min(fmean(trials) - reach, middle))
+        high = min(1.0, max(fmean(trials) + reach, middle))
+    return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
+
+
 def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
     """How many times the denominator's median the numerator's is.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from bench.case import Case
 from bench.judgement.efficiency import Mfu, flops_per_second_per_device, mfu
-from bench.judgement.estimate import Estimate, estimate
+from bench.judgement.estimate import Estimate, estimate, estimate_share
 from bench.judgement.trials import Trial
 from bench.peaks import Absent, Peak
 from collectors.catalogue import results
@@ -18,10 +19,11 @@ def results_of(
     """All Estimates of a run, and what is absent with its reason."""
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
-    times_s = [trial.step_s for trial in trials]
+    times_s = [trial.mean_step_s for trial in trials]
     tokens_per_second = [case.shape.tokens / step_s for step_s in times_s]
     found = [
-        estimate(results.RUN_STEP_SECONDS, times_s),
+        estimate(results.RUN_STEP_SECONDS, [trial.step_s for trial in trials]),
+        estimate(results.RUN_MEAN_STEP_SECONDS, times_s),
         estimate(results.RUN_TOKENS_PER_SECOND, tokens_per_second),
         estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
         estimate(
@@ -36,11 +38,13 @@ def results_of(
         found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
     found += _phases(trials)
     found += _memory(trials)
+    found += _traced(trials)
+    found += _traffic(case, trials)
     losses = [trial.loss for trial in trials if trial.loss is not None]
-    if len(losses) == len(trials):
+    if len(losses) == len(trials) and min(losses) > 0:
         found.append(estimate(results.RUN_LOSS, losses))
     else:
-        notes.append("the loss is absent: the last measured step has none that is finite")
+        notes.append("the loss is absent: the last measured step has none that is positive and finite")
     return tuple(found), tuple(notes)
 
 
@@ -57,4 +61,35 @@ def _memory(trials: Sequence[Trial]) -> list[Estimate]:
         estimate(results.RUN_PEAK_MEMORY_BYTES, [trial.peak_bytes[account] for trial in trials], account=account)
         for account in trials[0].peak_bytes
         if all(account in trial.peak_bytes for trial in trials)
+    ]
+
+
+def _traced(trials: Sequence[Trial]) -> list[Estimate]:
+    traced = [trial.traced for trial in trials if trial.traced is not None]
+    if len(traced) < len(trials):
+        return []
+    found = [
+        estimate_share(results.RUN_TRACED_RATIO, [one.shares[part] for one in traced], part=part)
+        for part in traced[0].shares
+        if all(part in one.shares for one in traced)
+    ]
+    overlaps = [one.overlap_ratio for one in traced if one.overlap_ratio is not None]
+    if len(overlaps) == len(traced):
+        found.append(estimate_share(results.RUN_OVERLAP_RATIO, overlaps))
+    return found
+
+
+def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
+    """What the strategy's law says that a rank hands to each collective, beside what was counted."""
+    expected: Counter[str] = Counter()
+    for transfer in case.card().transfers(case):
+        expected[transfer.collective] += transfer.payload_bytes
+    accounts = {(name, "expected"): [float(total)] * len(trials) for name, total in expected.items() if total}
+    for name in {name for trial in trials if trial.traced is not None for name in trial.traced.payload_bytes}:
+        counted = [trial.traced.payload_bytes.get(name, 0.0) if trial.traced else 0.0 for trial in trials]
+        if all(counted):
+            accounts[name, "counted"] = counted
+    return [
+        estimate(results.RUN_PAYLOAD_BYTES, values, collective=name, account=account)
+        for (name, account), values in sorted(accounts.items(), key=lambda item: (item[0][0], item[0][1] == "counted"))
     ]

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from bench.judgement.estimate import spread
+from bench.judgement.traced import Traced, join_traced
 from collectors.catalogue.memory import LIVE_TENSOR_BYTES, PEAK_BYTES, RESIDENT_BYTES
 from collectors.catalogue.step import LOSS, PHASE_SECONDS, PHASES, STEP_SECONDS
 from collectors.metric import Metric, Sample
@@ -22,16 +23,22 @@ class Trial:
     """What one complete trial says, joined over its ranks.
 
     step_s: the slowest rank's median step. step_spread_ratio: that rank's spread of steps (see `estimate.spread`).
-    phases_s: per phase, the median of the rank that spent most in it.
-    peak_bytes: per account, the most that any rank held. loss: mean over ranks of the last measured step's.
+    mean_step_s: time of all measured steps of the rank that took longest, divided by their number. Rates follow from
+    this one: an input that stutters leaves the median alone.
+    phases_s: per phase, the mean over the steps of the rank that spent most in it.
+    peak_bytes: per account, the most that any rank held. loss: mean over ranks of the last measured step's; None where
+    a rank that computes one has none there that is finite.
+    traced: what the steps under the profiler say, None where there were none.
     """
 
     number: int
     step_s: float
     step_spread_ratio: float
+    mean_step_s: float
     phases_s: dict[str, float]
     peak_bytes: dict[str, float]
     loss: float | None
+    traced: Traced | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +51,12 @@ class Logs:
 
 @dataclass(slots=True)
 class _RankTrial:
-    """One rank's part of a trial; the readings of the measured steps, and the one reading of memory."""
+    """One rank's part of a trial; its readings by their marks."""
 
+    warm_up: list[Reading] = field(default_factory=list)
     measured: list[Reading] = field(default_factory=list)
     memory: list[Reading] = field(default_factory=list)
+    traced: list[Reading] = field(default_factory=list)
     is_good: bool = False
 
 
@@ -74,14 +83,24 @@ def read_trials(folder: Path, ranks: int) -> Logs:
     return Logs(trials=tuple(trials), notes=tuple(dict.fromkeys(notes)))
 
 
+def node_notes(folder: Path) -> tuple[str, ...]:
+    """What the collectors of the run's nodes said is absent."""
+    records = [record for path in sorted(folder.glob("node*.jsonl")) for record in read(path).records]
+    return tuple(dict.fromkeys(record.text for record in records if isinstance(record, Note)))
+
+
 def _parts(contents: Contents) -> dict[int, _RankTrial]:
     parts: dict[int, _RankTrial] = defaultdict(_RankTrial)
     for record in contents.records:
         match record:
+            case Reading(mark="warm_up"):
+                parts[record.trial].warm_up.append(record)
             case Reading(mark="measured"):
                 parts[record.trial].measured.append(record)
             case Reading(mark="memory"):
                 parts[record.trial].memory.append(record)
+            case Reading(mark="traced"):
+                parts[record.trial].traced.append(record)
             case Ended():
                 parts[record.trial].is_good = record.error is None
     return parts
@@ -94,6 +113,7 @@ def _join(number: int, parts: Sequence[_RankTrial]) -> Trial:
         number=number,
         step_s=median(slowest),
         step_spread_ratio=spread(slowest),
+        mean_step_s=max(fmean(steps) for steps in steps_by_rank),
         phases_s={phase: max(_phase_s(part, phase) for part in parts) for phase in _phases(parts)},
         peak_bytes={
             account: max(values)
@@ -101,6 +121,7 @@ def _join(number: int, parts: Sequence[_RankTrial]) -> Trial:
             if (values := [value for part in parts for value in _peak_values(part, metric)])
         },
         loss=_loss(parts),
+        traced=join_traced([part.traced for part in parts]),
     )
 
 
@@ -120,7 +141,7 @@ def _phases(parts: Iterable[_RankTrial]) -> list[str]:
 
 def _phase_s(part: _RankTrial, phase: str) -> float:
     values = [s.value for s in _samples(part.measured, PHASE_SECONDS) if s.labels["phase"] == phase]
-    return median(values) if values else 0.0
+    return sum(values) / len(part.measured)
 
 
 def _peak_values(part: _RankTrial, metric: Metric) -> Iterable[float]:
@@ -130,5 +151,13 @@ def _peak_values(part: _RankTrial, metric: Metric) -> Iterable[float]:
 
 
 def _loss(parts: Iterable[_RankTrial]) -> float | None:
-    last = [values[-1] for part in parts if (values := list(_values(part.measured, LOSS)))]
-    return sum(last) / len(last) if last else None
+    """A rank that computes a loss has logged one, finite, in its first step; a rank that computes none never has."""
+    last: list[float] = []
+    for part in parts:
+        if not any(True for _ in _values((*part.warm_up, *part.measured), LOSS)):
+            continue
+        found = list(_values(part.measured[-1:], LOSS))
+        if not found:
+            return None
+        last += found
+    return fmean(last) if last else None

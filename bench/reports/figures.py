@@ -49,8 +49,12 @@ def _percent(value: float) -> tuple[float, str]:
 
 _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_STEP_SECONDS.name: _seconds,
+    results.RUN_MEAN_STEP_SECONDS.name: _seconds,
     results.RUN_PHASE_SECONDS.name: _seconds,
     results.RUN_FLOPS.name: _flops,
     results.RUN_MFU.name: _percent,
     results.RUN_PEAK_MEMORY_BYTES.name: _bytes,
+    results.RUN_TRACED_RATIO.name: _percent,
+    results.RUN_OVERLAP_RATIO.name: _percent,
+    results.RUN_PAYLOAD_BYTES.name: _bytes,
 }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -24,9 +26,18 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_csv(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print the rows under the names of the first one's columns."""
-    if rows:
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def print_csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """Print the rows under the columns' names."""
+    writer = csv.DictWriter(sys.stdout, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+@contextmanager
+def to_reader() -> Iterator[None]:
+    """Print for whoever reads standard output, and go on when they have enough: `observatory run ddp | head -3`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich ends the program where the pipe is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

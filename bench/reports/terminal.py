@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -18,16 +19,21 @@ from collectors.catalogue import results
 from collectors.metric import Metric
 
 RUNS_ABREAST = 3
+WIDTH = 120
 
 _ROWS: tuple[tuple[str, Metric], ...] = (
-    ("step", results.RUN_STEP_SECONDS),
+    ("median step", results.RUN_STEP_SECONDS),
+    ("mean step", results.RUN_MEAN_STEP_SECONDS),
     ("  of it", results.RUN_PHASE_SECONDS),
     ("tokens/s", results.RUN_TOKENS_PER_SECOND),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
-    ("model FLOP/s/device", results.RUN_FLOPS),
+    ("model FLOP/s/device (PaLM)", results.RUN_FLOPS),
     ("MFU", results.RUN_MFU),
     ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
     ("loss, last step", results.RUN_LOSS),
+    ("traced", results.RUN_TRACED_RATIO),
+    ("overlap / communication", results.RUN_OVERLAP_RATIO),
+    ("payload", results.RUN_PAYLOAD_BYTES),
 )
 
 
@@ -37,7 +43,7 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
         print_json([msgspec.to_builtins(summary) for summary in summaries])
         return
     if format_name == "csv":
-        print_csv([row for summary in summaries for row in _rows(summary)])
+        print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
         return
     console = console or _console()
     for first in range(0, len(summaries), RUNS_ABREAST):
@@ -112,19 +118,20 @@ def print_whole(summary: Summary, format_name: str) -> None:
 
 
 def _console() -> Console:
-    return Console(highlight=False)
+    """As wide as the terminal; into a file or a pipe as wide as three runs abreast."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def _table(summaries: Sequence[Summary]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for summary in summaries:
         table.add_column(summary.case.strategy, justify="right")
     table.add_row("ranks", *(str(summary.case.ranks) for summary in summaries))
     table.add_row("effective batch", *(_batch(summary) for summary in summaries))
     for title, metric in _ROWS:
         for labels in _labels(summaries, metric):
-            name = " ".join([title, *labels])
+            name = " ".join([title, *labels]).replace("_", " ")
             table.add_row(name, *(_cell(summary, metric, labels) for summary in summaries))
         if metric is results.RUN_STEP_SECONDS:
             table.add_row("  spread of steps", *(_spread(summary) for summary in summaries))
@@ -167,6 +174,10 @@ def _print_below(console: Console, summary: Summary) -> None:
         f" against {found.baseline_run}" + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
         for found in summary.scaling
     ]
+    commit = summary.commit[:12] if summary.commit else "unknown"
+    lines.append(
+        f"{name}: on {summary.hardware}; torch {summary.torch_version}, commit {commit}, seed {summary.case.seed}"
+    )
     if summary.peak is not None:
         peak = summary.peak
         lines.append(
@@ -180,13 +191,18 @@ def _print_below(console: Console, summary: Summary) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
+COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", "low", "high", "trials")
+
+
 def _rows(summary: Summary) -> list[dict[str, object]]:
-    return [
+    run = {
+        "run": summary.run,
+        "strategy": summary.case.strategy,
+        "ranks": summary.case.ranks,
+        "outcome": summary.outcome,
+    }
+    figures = [
         {
-            "run": summary.run,
-            "strategy": summary.case.strategy,
-            "ranks": summary.case.ranks,
-            "outcome": summary.outcome,
             "metric": estimate.metric,
             "labels": " ".join(f"{name}={value}" for name, value in estimate.labels.items()),
             "median": estimate.median,
@@ -196,3 +212,15 @@ def _rows(summary: Summary) -> list[dict[str, object]]:
         }
         for estimate in summary.estimates
     ]
+    efficiencies = [
+        {
+            "metric": results.RUN_SCALING_EFFICIENCY.name,
+            "labels": f"scaling={found.scaling}",
+            "median": found.ratio.value,
+            "low": found.ratio.low,
+            "high": found.ratio.high,
+            "trials": found.ratio.numerator_trials,
+        }
+        for found in summary.scaling
+    ]
+    return [{**run, **row} for row in (*figures, *efficiencies)] or [run]

@@ -34,6 +34,7 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         trials=3,
         steps=10,
         warm_up=2,
+        trace_steps=0,
         seed=0,
         options=parse_options(card, ()),
     )
@@ -81,6 +82,8 @@ def make_summary(run: str = "run-a", *, started_ns: int = 1_700_000_000_000_000_
         run=run,
         case=case,
         hardware="AMD EPYC, 2 cores",
+        commit=None,
+        torch_version="2.13.0",
         started_ns=started_ns,
         ended_ns=started_ns + 9_000_000_000,
         outcome="done",

@@ -8,9 +8,12 @@ from types import TracebackType
 
 from bench.engines.messages import Cause, Progress, TrialEnded, TrialOrder
 from bench.machine import Machine
+from collectors.catalogue.communication import PAYLOAD_BYTES
 from collectors.catalogue.memory import RESIDENT_BYTES
 from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS
+from collectors.metric import Sample
 from collectors.sample_log import Ended, Opened, Reading, SampleLog
+from collectors.traces.breakdown import Breakdown
 
 
 class FakeEngine:
@@ -63,6 +66,22 @@ class FakeEngine:
         return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=broken)  # type: ignore[arg-type]
 
 
+def _traced(rank: int) -> list[Sample]:
+    """A step of 10 s: 6 of computation, 4 of communication, 1 (rank 0) or 3 (rank 1) of both."""
+    overlap_ns = int(1e9) * (1 + 2 * rank)
+    breakdown = Breakdown(
+        step=0,
+        step_ns=int(10e9),
+        compute_ns=int(6e9),
+        communication_ns=int(4e9),
+        overlap_ns=overlap_ns,
+        exposed_communication_ns=int(4e9) - overlap_ns,
+        exposed_copy_ns=None,
+        idle_ns=overlap_ns,
+    )
+    return [*breakdown.samples(), PAYLOAD_BYTES.at(1000.0 + rank, collective="all_reduce")]
+
+
 def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: bool) -> None:
     log = SampleLog(Path(order.folder) / f"rank{rank}.jsonl")
     trial = order.trial
@@ -76,6 +95,7 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
             RESIDENT_BYTES.at(1e6 * (rank + 1)),
         ]
         log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))
+    log.write(Reading(trial=trial, time_ns=0, mark="traced", step=len(steps_s) + 1, samples=_traced(rank)))
     error = None if is_good else "it broke"
     log.write(Ended(trial=trial, time_ns=0, step=len(steps_s), error_type=error and "RuntimeError", error=error))
     log.close()

@@ -52,6 +52,7 @@ def test_options_that_are_not_given_have_their_default() -> None:
         ({"ranks": 0}, "ranks is 0; it must be 1 or more"),
         ({"trials": 0}, "trials is 0; it must be 1 or more"),
         ({"steps": 0}, "steps is 0; it must be 1 or more"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; it must be 9223372036854775807 or less"),
         ({"warm_up": -1}, "warm-up is -1; it must be 0 or more"),
         ({"ranks": 3}, "ddp: batch 4 cannot be shared equally by 3 data ranks; --batch 3 or 6 would fit"),
         (
@@ -77,7 +78,7 @@ def test_single_refuses_a_second_rank() -> None:
 
 def test_a_key_changes_with_what_is_measured_and_not_with_how_often() -> None:
     case = small_case()
-    assert replace(case, trials=9, steps=9, warm_up=9, seed=9).key() == case.key()
+    assert replace(case, trials=9, steps=9, warm_up=9, trace_steps=9, seed=9).key() == case.key()
     changed = [
         replace(case, version=2),
         replace(case, ranks=4),
@@ -105,13 +106,18 @@ def test_the_weak_baseline_has_one_ranks_work_and_the_strong_one_all_of_it() -> 
 
 
 def test_a_fault_is_read_from_its_text() -> None:
-    assert parse_fault("hang@1:3", ranks=2) == Fault(kind="hang", rank=1, step=3)
+    assert parse_fault("hang@1:3", ranks=2, steps=4) == Fault(kind="hang", rank=1, step=3)
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("hang", "is not KIND@RANK:STEP"), ("sing@0:1", "KIND is one of raise"), ("kill@2:0", "ranks are 0 to 1")],
+    [
+        ("hang", "is not KIND@RANK:STEP"),
+        ("sing@0:1", "KIND is one of raise"),
+        ("kill@2:0", "ranks are 0 to 1"),
+        ("kill@1:4", "steps are 0 to 3, warm-up included"),
+    ],
 )
 def test_a_fault_that_cannot_be_is_refused(text: str, part: str) -> None:
     with pytest.raises(Misuse, match=re.escape(part)):
-        parse_fault(text, ranks=2)
+        parse_fault(text, ranks=2, steps=4)

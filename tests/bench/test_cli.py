@@ -1,6 +1,7 @@
 """The command line answers with one line and the right exit code, and loads no more than it needs."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,16 @@ from bench import cli
 from bench.errors import InfrastructureFailed, Misuse
 from workloads.roster import CARDS
 
-LIGHT = ["--help", "list", "list --format json", "run --help", "show --help", "show"]
+LIGHT = [
+    "--help",
+    "list",
+    "list --format json",
+    "run --help",
+    "show --help",
+    "show",
+    "serve --help",
+    "dashboards --help",
+]
 
 
 def _observatory(arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -52,7 +62,7 @@ def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
             "run ddp --device cuda",
             "observatory: device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`",
         ),
-        ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds above 0"),
+        ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
         ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
         ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
         ("rum", "observatory: No such command 'rum'. (`observatory --help`)"),
@@ -103,8 +113,6 @@ def test_each_kind_of_error_has_its_exit_code(
         raise error
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    cli.observatory.add_command(broken)
-    monkeypatch.setitem(cli.COMMANDS, "list", "replaced")
     monkeypatch.setattr(cli.observatory, "get_command", lambda context, name: broken)
     assert cli.run(["list"]) == code
     said = capsys.readouterr().err.strip().splitlines()  # After ^C click ends the terminal's line first.
@@ -129,3 +137,22 @@ def test_our_own_bug_leaves_a_crash_file_without_secrets(
     assert "ZeroDivisionError: no" in text
     assert "postgresql://" in text
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("command", ["list", "list --format json", "--help"])
+def test_a_reader_that_has_enough_is_no_failure(command: str, tmp_path: Path) -> None:
+    line = f"{sys.executable} -P -m bench {command} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_standard_output_is_no_bug_of_ours(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here, which is a disk that is always full")
+    line = f"{sys.executable} -P -m bench list --format json > /dev/full"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("observatory: the disk is full")
+    assert len(ended.stderr.splitlines()) == 1

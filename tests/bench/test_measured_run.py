@@ -9,11 +9,11 @@ from statistics import median
 import pytest
 
 from bench import run as runs
-from bench.controller import Measured, measure
+from bench.controller import Conduct, Measured, measure
 from bench.engines.messages import Cause
 from bench.errors import InfrastructureFailed, Misuse
 from bench.judgement.estimate import Estimate
-from bench.keeping import adopt, keep
+from bench.keeping import adopt, check_baseline, keep
 from bench.run import begin, load, summarise
 from bench.store.history import History
 from bench.summary import Summary
@@ -41,14 +41,16 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def _measure(folder: Path, engine: FakeEngine, *cases: object) -> Measured:
-    return measure(
+    measured = measure(
         [(case, None) for case in cases],  # type: ignore[misc]
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        limit_s=60,
+        conduct=Conduct(limit_s=60),
         watch=lambda case, trial, steps: None,
     )
+    measured.close()
+    return measured
 
 
 def _ddp(folder: Path) -> Summary:
@@ -72,21 +74,54 @@ def test_a_runs_step_is_the_slowest_ranks_median_and_warm_up_is_left_out(tmp_pat
     assert found.low < 0.21 < found.high
 
 
+def test_rates_count_all_time_of_the_measured_steps_so_that_a_stutter_shows(tmp_path: Path) -> None:
+    stutter_s = [[[0.01, 0.01, 0.01, 0.97]]]
+    case = replace(SINGLE, trials=1, steps=4)
+    (summary,) = _measure(tmp_path, FakeEngine(make_machine(), {"single": stutter_s}), case).summaries
+    assert _find(summary, results.RUN_STEP_SECONDS).median == 0.01
+    assert _find(summary, results.RUN_MEAN_STEP_SECONDS).median == 0.25
+    assert _find(summary, results.RUN_TOKENS_PER_SECOND).median == case.shape.tokens / 0.25
+
+
 def test_rates_follow_from_the_step_by_their_definitions(tmp_path: Path) -> None:
     summary = _ddp(tmp_path)
     tokens = SMALL.batch * SMALL.sequence
-    assert _find(summary, results.RUN_TOKENS_PER_SECOND).median == tokens / 0.21
-    assert _find(summary, results.RUN_TOKENS_PER_SECOND_PER_DEVICE).median == tokens / 0.21 / 2
-    assert _find(summary, results.RUN_FLOPS).median == pytest.approx(SMALL.flops_per_step() / 0.21 / 2, rel=1e-12)
+    mean_s = 0.7 / 3  # Of rank 1 in trial 0; the other trials have 1.4 / 3 and 0.21.
+    assert _find(summary, results.RUN_TOKENS_PER_SECOND).median == pytest.approx(tokens / mean_s)
+    assert _find(summary, results.RUN_TOKENS_PER_SECOND_PER_DEVICE).median == pytest.approx(tokens / mean_s / 2)
+    assert _find(summary, results.RUN_FLOPS).median == pytest.approx(SMALL.flops_per_step() / mean_s / 2, rel=1e-12)
 
 
 def test_phases_memory_and_loss_are_joined_over_ranks_as_defined(tmp_path: Path) -> None:
     summary = _ddp(tmp_path)
-    assert _find(summary, results.RUN_PHASE_SECONDS, phase="backward").trials == (0.10, 0.125, 0.105)
+    assert _find(summary, results.RUN_PHASE_SECONDS, phase="backward").trials == pytest.approx(
+        (0.7 / 6, 1.4 / 6, 0.105)
+    )
     forward = _find(summary, results.RUN_PHASE_SECONDS, phase="forward")
-    assert forward.trials == pytest.approx((1.05, 1.0625, 1.0525))
+    assert forward.trials == pytest.approx((1 + 0.7 / 12, 1 + 1.4 / 12, 1.0525))
     assert _find(summary, results.RUN_PEAK_MEMORY_BYTES, account="resident").median == 2e6
     assert _find(summary, results.RUN_LOSS).median == 2.5
+
+
+def test_traced_steps_are_joined_over_ranks_and_are_no_part_of_speed(tmp_path: Path) -> None:
+    summary = _ddp(tmp_path)
+    shares = {
+        part: _find(summary, results.RUN_TRACED_RATIO, part=part).median
+        for part in ("compute", "communication", "overlap", "exposed_communication", "idle")
+    }
+    assert shares == pytest.approx(
+        {"compute": 0.6, "communication": 0.4, "overlap": 0.2, "exposed_communication": 0.2, "idle": 0.2}
+    )
+    assert _find(summary, results.RUN_OVERLAP_RATIO).median == pytest.approx(0.5)
+    assert _find(summary, results.RUN_STEP_SECONDS).median == 0.21
+
+
+def test_expected_traffic_stands_beside_what_was_counted(tmp_path: Path) -> None:
+    summary = _ddp(tmp_path)
+    expected = _find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", account="expected")
+    counted = _find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", account="counted")
+    assert expected.median == 4 * SMALL.parameters()
+    assert counted.median == 1001.0
 
 
 def test_the_spread_is_the_widest_of_the_trials(tmp_path: Path) -> None:
@@ -150,8 +185,8 @@ def test_efficiency_is_read_against_the_baseline_measured_beside_the_run(tmp_pat
     assert single.scaling == ()
     (found,) = ddp.scaling
     assert (found.scaling, found.baseline_run) == ("weak", single.run)
-    # Tokens per second and rank: 32 / 0.21 / 2 of ddp, 16 / 0.16 of single.
-    assert found.ratio.value == pytest.approx((32 / 0.21 / 2) / (16 / 0.16))
+    # Tokens per second and rank: 32 tokens in 0.7 / 3 s on 2 ranks of ddp, 16 in 0.16 s of single.
+    assert found.ratio.value == pytest.approx((32 / (0.7 / 3) / 2) / (16 / 0.16))
     assert found.ratio.low is not None
 
 
@@ -194,17 +229,17 @@ def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_
     tmp_path: Path, history: History
 ) -> None:
     (summary,) = _measure(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
-    assert adopt(tmp_path / "runs", history) == []
+    assert adopt(tmp_path / "runs", history, None) == []
     adopted = history.find(summary.run)
     assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
     assert adopted.estimates == summary.estimates
-    assert adopt(tmp_path / "runs", history) == []
+    assert adopt(tmp_path / "runs", history, None) == []
 
 
 def test_a_folder_that_somebody_works_on_is_left_alone(tmp_path: Path, history: History) -> None:
     run = begin(DDP, make_machine(), tmp_path / "runs")
     try:
-        assert adopt(tmp_path / "runs", history) == []
+        assert adopt(tmp_path / "runs", history, None) == []
         assert history.known() == frozenset()
     finally:
         run.close()
@@ -215,7 +250,7 @@ def test_a_broken_folder_is_named_and_does_not_stop_the_others(tmp_path: Path, h
     broken = tmp_path / "runs" / "20200101-000000-broken"
     broken.mkdir()
     (broken / "case.json").write_text("{")
-    (problem,) = adopt(tmp_path / "runs", history)
+    (problem,) = adopt(tmp_path / "runs", history, None)
     assert str(broken) in problem
     assert history.known() == {summary.run}
 
@@ -229,14 +264,65 @@ def test_a_cut_last_line_of_a_log_costs_that_trial_and_is_noted(tmp_path: Path) 
     assert any(note.startswith("rank1.jsonl: the last line is cut off;") for note in again.notes)
 
 
-def test_a_loss_that_is_not_finite_is_absent_with_its_reason(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_in_the_last_step_is_absent_with_its_reason(tmp_path: Path) -> None:
     summary = _ddp(tmp_path)
-    for rank in range(2):
-        log = Path(summary.folder) / f"rank{rank}.jsonl"
-        log.write_text(log.read_text().replace('["observatory_loss_nats",', '["observatory_other_nats",'))
+    log = Path(summary.folder) / "rank1.jsonl"
+    *lines, last, traced, ended = log.read_text().splitlines()
+    assert '"measured"' in last
+    log.write_text(
+        "\n".join([*lines, last.replace('["observatory_loss_nats",', '["observatory_other_nats",'), traced, ended])
+    )
+    with log.open("a") as file:
+        file.write("\n")
     again = summarise(Path(summary.folder), "done", None)
     assert all(estimate.metric != results.RUN_LOSS.name for estimate in again.estimates)
     assert any(note.startswith("the loss is absent") for note in again.notes)
+
+
+def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    engine = FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}, {("single", 0): CAUSE})
+    (failed,) = _measure(tmp_path, engine, SINGLE).summaries
+    with pytest.raises(Misuse, match="has no complete trial"):
+        check_baseline(DDP, make_machine(), failed)
+    (good,) = _measure(tmp_path, FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}), SINGLE).summaries
+    check_baseline(DDP, make_machine(), good)
+    with pytest.raises(Misuse, match="choose one of this hardware"):
+        check_baseline(DDP, replace(make_machine(), cpu="another CPU"), good)
+
+
+def test_a_run_is_kept_although_its_efficiency_cannot_be_looked_up(tmp_path: Path) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    measured = _measure(tmp_path, engine, DDP)
+    history = History(f"sqlite:///{tmp_path / 'history.sqlite'}")  # Never entered: it has no tables.
+    kept = keep(measured.summaries, engine.machine(), history, told=None)
+    history.close()
+    assert kept.failures
+    assert load(Path(kept.summaries[0].folder)) == kept.summaries[0]
+
+
+def test_a_run_meant_for_another_store_is_left_to_it(tmp_path: Path, history: History) -> None:
+    run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
+    run.close()
+    assert "secret" not in (run.folder / "case.json").read_text()
+    assert adopt(tmp_path / "runs", history, None) == []
+    assert history.known() == frozenset()
+    adopt(tmp_path / "runs", history, "postgresql://me:secret@host/name")
+    assert history.known() == {run.id}
+
+
+def test_a_run_in_progress_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    run = begin(DDP, make_machine(), tmp_path)
+    with pytest.raises(Misuse, match="is still running"):
+        load(run.folder)
+    run.close()
+
+
+@pytest.mark.parametrize("name", ["case.json", "machine.json"])
+def test_a_file_of_a_newer_version_is_refused_whatever_its_form(name: str, tmp_path: Path) -> None:
+    summary = _ddp(tmp_path)
+    (Path(summary.folder) / name).write_text('{"schema_version": 99, "of": "another form"}')
+    with pytest.raises(Misuse, match=rf"{name}: schema version 99 is newer than 1"):
+        summarise(Path(summary.folder), "done", None)
 
 
 def test_a_folder_without_a_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
@@ -261,5 +347,6 @@ def test_what_one_place_refuses_the_other_keeps(tmp_path: Path, history: History
     (summary,) = _measure(tmp_path, engine, DDP).summaries
     (Path(summary.folder) / "summary.part").mkdir()  # So that summary.json cannot be written.
     kept = keep([summary], engine.machine(), history, told=None)
-    assert [str(failure).startswith(f"{summary.folder}/summary.json cannot be written") for failure in kept.failures]
+    (failure,) = kept.failures
+    assert str(failure).startswith(f"{summary.folder}/summary.json cannot be written")
     assert history.find(summary.run) == kept.summaries[0]

@@ -78,6 +78,20 @@ def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
     assert "the agent of this machine ended with code -9" in errors
 
 
+def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_path: Path) -> None:
+    runner = _start(tmp_path, "--steps", "1000000", "--trials", "1")
+    _wait_until(lambda: _is_measuring(tmp_path))
+    family = _family(runner)
+    agent = next(process for process in family if process.ppid() == runner.pid)
+    forkserver = next(process for process in agent.children() if "forkserver" in " ".join(process.cmdline()))
+    forkserver.kill()
+    _, errors = runner.communicate(timeout=60)
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []
+    assert runner.returncode == 4
+    assert "the forkserver, which all ranks are forked from, is gone" in errors
+
+
 def test_trials_that_were_complete_when_the_runner_was_killed_are_in_the_history(tmp_path: Path) -> None:
     runner = _start(tmp_path, "--trials", "1000", "--steps", "2", "--warm-up", "0")
     _wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))

@@ -76,6 +76,7 @@ def _case(strategy: str, steps: int) -> Case:
         trials=1,
         steps=steps,
         warm_up=WARM_UP,
+        trace_steps=0,
         seed=0,
         options={option.name: option.default for option in card.options},
     )

@@ -1,11 +1,18 @@
 """The rank that is blamed is the one whose own doing ended the trial."""
 
+from typing import Any
+
 import pytest
 
 from bench.engines.blame import RankEnd, root_cause
+from bench.engines.messages import Cause
 from collectors.sample_log import Ended
 
 FOLDER = "/runs/r"
+
+
+def _root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
+    return root_cause(ends, folder, limit_s=60)
 
 
 def _end(
@@ -18,7 +25,8 @@ def _end(
     has_result: bool = True,
     collectives: int | None = None,
     disk: str | None = None,
-    last_lines: tuple[str, ...] = (),
+    said: str = "",
+    is_moving: bool = False,
 ) -> RankEnd:
     kind, _, text = (error or "").partition(": ")
     result = Ended(trial=0, time_ns=0, step=step, error_type=kind or None, error=text if error else None)
@@ -26,11 +34,12 @@ def _end(
         rank=rank,
         result=result if has_result else None,
         exit_code=code,
-        ended_s=at_s,
+        ended_ns=int(1e9 * at_s),
         step=step,
         collectives=collectives,
         disk=disk,
-        last_lines=last_lines,
+        said=said,
+        is_moving=is_moving,
     )
 
 
@@ -42,12 +51,12 @@ def _lost_peer(rank: int, at_s: float = 1.0) -> RankEnd:
     return _end(rank, error="RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1", at_s=at_s)
 
 
-def _hung(rank: int, **fields: int) -> RankEnd:
-    return _end(rank, code=None, has_result=False, at_s=9.0, **fields)  # type: ignore[arg-type]
+def _hung(rank: int, **fields: Any) -> RankEnd:
+    return _end(rank, code=None, has_result=False, at_s=9.0, **fields)
 
 
 def test_nobody_is_blamed_when_all_ended_well() -> None:
-    assert root_cause((_good(0), _good(1)), FOLDER) is None
+    assert _root_cause((_good(0), _good(1)), FOLDER) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_nobody_is_blamed_when_all_ended_well() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_cause_is_blamed_although_its_peers_failed_before_it(culprit: RankEnd, kind: str) -> None:
-    cause = root_cause((_lost_peer(0, at_s=1.0), _lost_peer(1, at_s=2.0), culprit, _lost_peer(3)), FOLDER)
+    cause = _root_cause((_lost_peer(0, at_s=1.0), _lost_peer(1, at_s=2.0), culprit, _lost_peer(3)), FOLDER)
     assert cause is not None
     assert (cause.rank, cause.kind, cause.step) == (2, kind, 4)
     assert cause.text.endswith("in step 4; its last lines are in /runs/r/rank2.err")
@@ -78,43 +87,68 @@ def test_a_signal_outranks_an_error_which_outranks_leaving_and_hanging() -> None
     ]
     blamed = []
     while ends:
-        cause = root_cause(tuple(ends), FOLDER)
+        cause = _root_cause(tuple(ends), FOLDER)
         assert cause is not None
         blamed.append(cause.rank)
         ends = [end for end in ends if end.rank != cause.rank]
     assert blamed == [3, 2, 1, 0]
 
 
-def test_the_abort_of_a_collective_watchdog_is_an_echo() -> None:
-    watchdog = _end(
-        0, code=-6, has_result=False, last_lines=("[Rank 0] Watchdog caught collective operation timeout: ...",)
-    )
-    cause = root_cause((watchdog, _hung(1)), FOLDER)
+def test_the_abort_of_a_collective_watchdog_is_an_echo_however_many_stacks_follow_it() -> None:
+    said = "[Rank 0] Watchdog caught collective operation timeout: ...\n" + "Thread 0x1: a stack\n" * 50
+    cause = _root_cause((_end(0, code=-6, has_result=False, said=said), _hung(1)), FOLDER)
     assert cause is not None
     assert (cause.rank, cause.kind) == (1, "hung")
 
 
 def test_of_hung_ranks_the_one_that_entered_the_fewest_collectives_is_blamed() -> None:
-    cause = root_cause((_hung(0, collectives=8), _hung(1, collectives=7), _hung(2, collectives=8)), FOLDER)
+    cause = _root_cause((_hung(0, collectives=8), _hung(1, collectives=7), _hung(2, collectives=8)), FOLDER)
     assert cause is not None
     assert cause.rank == 1
 
 
 def test_of_hung_ranks_without_flight_records_the_one_furthest_behind_is_blamed() -> None:
-    cause = root_cause((_hung(0, step=5), _hung(1, step=4)), FOLDER)
+    cause = _root_cause((_hung(0, step=5), _hung(1, step=4)), FOLDER)
     assert cause is not None
     assert cause.rank == 1
 
 
 def test_ranks_that_hang_at_the_same_place_are_told_from_each_other_by_nothing() -> None:
-    cause = root_cause((_hung(0, collectives=8), _hung(1, collectives=8)), FOLDER)
+    cause = _root_cause((_hung(0, collectives=8), _hung(1, collectives=8)), FOLDER)
     assert cause is not None
     assert cause.rank is None
     assert "all ranks hung in step 4" in cause.text
 
 
 def test_when_all_only_lost_their_peers_the_first_is_named_as_such() -> None:
-    cause = root_cause((_lost_peer(0, at_s=2.0), _lost_peer(1, at_s=1.0)), FOLDER)
+    cause = _root_cause((_lost_peer(0, at_s=2.0), _lost_peer(1, at_s=1.0)), FOLDER)
     assert cause is not None
     assert cause.rank == 1
     assert "the first to lose its peers" in cause.text
+
+
+def test_a_trial_that_was_only_slow_is_no_hang_and_blames_nobody() -> None:
+    cause = _root_cause((_hung(0, step=7, is_moving=True), _hung(1, step=6, is_moving=True)), FOLDER)
+    assert cause is not None
+    assert (cause.kind, cause.rank, cause.step) == ("limit", None, 6)
+    assert "its limit of 60 s was over, and no rank hung; raise --limit" in cause.text
+
+
+def test_a_rank_that_stands_still_is_blamed_though_its_peer_moved_on() -> None:
+    cause = _root_cause((_hung(0, step=7, is_moving=True), _hung(1, step=6)), FOLDER)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == ("hung", 1)
+
+
+def test_a_lost_forkserver_is_no_ranks_doing() -> None:
+    cause = _root_cause((_end(0, code=255, has_result=False), _end(1, code=255, has_result=False)), FOLDER)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == ("agent", None)
+
+
+def test_an_error_of_nccls_own_is_no_echo() -> None:
+    mistake = _end(1, error="DistBackendError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
+    echo = _end(0, error="DistBackendError: NCCL error: remote process exited or there was a network error", at_s=0.5)
+    cause = _root_cause((echo, mistake), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1

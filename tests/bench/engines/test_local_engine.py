@@ -55,7 +55,7 @@ def _ranks_left(folder: Path) -> list[str]:
 
 
 def test_each_rank_writes_its_steps_and_a_good_end(engine: LocalEngine, tmp_path: Path) -> None:
-    case = small_case(ranks=2, warm_up=2, steps=4)
+    case = small_case(ranks=2, warm_up=2, steps=4, trace_steps=2)
     progress: list[Progress] = []
     ended = _run(engine, tmp_path, case, progress=progress)
     assert (ended.outcome, ended.cause) == ("done", None)
@@ -67,7 +67,7 @@ def test_each_rank_writes_its_steps_and_a_good_end(engine: LocalEngine, tmp_path
         assert isinstance(last, Ended)
         assert last.error is None
         marks = [record.mark for record in readings if isinstance(record, Reading)]
-        assert marks == ["warm_up"] * 2 + ["measured"] * 4 + ["memory"]
+        assert marks == ["warm_up"] * 2 + ["measured"] * 4 + ["traced"] * 2 + ["memory"]
     assert [message.steps for message in progress] == sorted({message.steps for message in progress})
 
 
@@ -118,3 +118,10 @@ def test_after_a_fault_the_next_trial_runs(engine: LocalEngine, tmp_path: Path) 
     (tmp_path / "b").mkdir()
     assert _run(engine, tmp_path / "a", small_case(), fault=Fault(kind="kill", rank=0, step=1)).outcome == "failed"
     assert _run(engine, tmp_path / "b", small_case()).outcome == "done"
+
+
+def test_a_trial_that_is_only_slow_passes_its_limit_and_no_rank_is_blamed(engine: LocalEngine, tmp_path: Path) -> None:
+    ended = _run(engine, tmp_path, small_case(ranks=2, steps=1_000_000), limit_s=4.0)
+    assert ended.outcome == "timed_out"
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank) == ("limit", None)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 import numpy as np
 import pytest
 from scipy import stats
 
-from bench.judgement.estimate import Estimate, estimate, ratio, spread
-from collectors.catalogue.results import RUN_PEAK_MEMORY_BYTES, RUN_PHASE_SECONDS, RUN_STEP_SECONDS
+from bench.judgement.estimate import Estimate, estimate, estimate_share, ratio, spread
+from collectors.catalogue.results import (
+    RUN_OVERLAP_RATIO,
+    RUN_PEAK_MEMORY_BYTES,
+    RUN_PHASE_SECONDS,
+    RUN_STEP_SECONDS,
+)
 
 EXPERIMENTS = 2000
 
@@ -137,3 +142,24 @@ def test_spread_is_the_median_deviation_as_a_share_of_the_median() -> None:
 def test_the_spread_of_no_step_is_refused() -> None:
     with pytest.raises(ValueError, match="the spread of 0 steps"):
         spread([])
+
+
+def test_a_share_may_be_zero_and_its_interval_stays_among_shares() -> None:
+    found = estimate_share(RUN_OVERLAP_RATIO, [0.0, 0.0, 0.3])
+    assert found.median == 0.0
+    assert found.low == 0.0
+    assert found.high is not None
+    assert 0.3 < found.high <= 1.0
+
+
+def test_the_interval_of_shares_is_students() -> None:
+    trials = [0.5, 0.52, 0.56, 0.51]
+    found = estimate_share(RUN_OVERLAP_RATIO, trials)
+    low, high = stats.t.interval(0.95, len(trials) - 1, loc=fmean(trials), scale=stats.sem(trials))
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_what_is_no_share_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="must be from 0 to 1"):
+        estimate_share(RUN_OVERLAP_RATIO, [0.5, value])

@@ -1,0 +1,59 @@
+"""What the traced steps of one trial say, joined over its ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from collectors.catalogue import communication as metrics
+from collectors.sample_log import Reading
+
+PARTS = {
+    "compute": metrics.COMPUTE_SECONDS,
+    "communication": metrics.COMMUNICATION_SECONDS,
+    "overlap": metrics.OVERLAP_SECONDS,
+    "exposed_communication": metrics.EXPOSED_COMMUNICATION_SECONDS,
+    "exposed_copy": metrics.EXPOSED_COPY_SECONDS,
+    "idle": metrics.IDLE_SECONDS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """One trial's traced steps.
+
+    shares: per part of the step, its share of the traced step, the median over all ranks' steps.
+    overlap_ratio: overlap over communication, likewise; None where there was no communication.
+    payload_bytes: per collective, what the rank that handed over most did in a step.
+    """
+
+    shares: dict[str, float]
+    overlap_ratio: float | None
+    payload_bytes: dict[str, float]
+
+
+def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
+    """The ranks' traced steps, joined; None where there are none."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    overlaps: list[float] = []
+    payload_bytes: dict[str, float] = {}
+    for reading in (reading for readings in readings_by_rank for reading in readings):
+        values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
+        for part, metric in PARTS.items():
+            if metric.name in values:
+                shares[part].append(values[metric.name] / values[metrics.TRACED_STEP_SECONDS.name])
+        if metrics.OVERLAP_RATIO.name in values:
+            overlaps.append(values[metrics.OVERLAP_RATIO.name])
+        for sample in reading.samples:
+            if sample.metric == metrics.PAYLOAD_BYTES.name:
+                name = sample.labels["collective"]
+                payload_bytes[name] = max(payload_bytes.get(name, 0.0), sample.value)
+    if not shares:
+        return None
+    return Traced(
+        shares={part: median(values) for part, values in shares.items()},
+        overlap_ratio=median(overlaps) if overlaps else None,
+        payload_bytes=payload_bytes,
+    )

@@ -1,0 +1,262 @@
+"""A real Prometheus stores what ranks measured, for as long as they run, and the results after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.series import series_of
+from bench.store.history import History
+from bench.summary import Summary
+from collectors.catalogue import host, results
+from collectors.catalogue.communication import OVERLAP_SECONDS
+from collectors.catalogue.info import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
+from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.metric import Metric
+from collectors.sample_log import Polled, Reading, read
+from tests.servers import PrometheusServer, program, run_prometheus
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+
+SHAPE = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
+SLOW_LOADER = ("--option", "loader_delay_ms=100")
+BOUNDS = ("median", "low", "high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What was seen of two runs side by side: one long, and a short one that began and ended beside it.
+
+    texts: the bodies of /metrics before, while and after they ran. live: names of series, by slot, while both ran.
+    """
+
+    prometheus: PrometheusServer
+    long: Summary
+    short: Summary
+    texts: dict[str, str]
+    live: dict[str, set[str]]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    home = tmp_path_factory.mktemp("home")
+    with _observatory(home, "serve", "--port", "0") as served:
+        assert served.stderr is not None
+        address = served.stderr.readline().split()[1]
+        with run_prometheus(address.split("/")[2]) as prometheus:
+            yield _watch(home, address, prometheus)
+        served.send_signal(signal.SIGINT)
+        served.communicate(timeout=60)
+        assert served.returncode == 0
+
+
+def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
+    texts = {"before": _text(address)}
+    with _run(home, "--batch", "8", "--steps", "200", "--trials", "2") as long:
+        _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 0)), beside=long)
+        with _run(home, "--batch", "4", "--steps", "40", "--trials", "1") as short:
+            _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 1)), beside=short)
+            texts["while"] = _text(address)
+            live = {slot: _live_names(prometheus, slot) for slot in ("0", "1")}
+            _end(short)
+        assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
+        _end(long)
+    _wait_until(lambda: len(prometheus.query(RESULT_INFO.name)) == 2)
+    _wait_until(lambda: not prometheus.query(STEP_SECONDS.name))
+    texts["after"] = _text(address)
+    summaries = _history(home)
+    return Watched(prometheus=prometheus, long=summaries[200], short=summaries[40], texts=texts, live=live)
+
+
+@contextmanager
+def _observatory(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _run(home: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    shape = [f"--{name}={size}" for name, size in SHAPE.items()]
+    return _observatory(home, "run", "ddp", "--ranks=2", *shape, *SLOW_LOADER, *arguments)
+
+
+def _end(run: subprocess.Popen[str]) -> None:
+    _, errors = run.communicate(timeout=180)
+    assert run.returncode == 0, errors
+
+
+def _wait_until(is_so: Callable[[], object], *, beside: subprocess.Popen[str] | None = None) -> None:
+    """Wait. beside: what must go on meanwhile."""
+    until = time.monotonic() + 120
+    while not is_so():
+        if beside is not None and beside.poll() is not None:
+            pytest.fail(f"the run ended too early: {beside.communicate()[1]}")
+        assert time.monotonic() < until, "it never became so"
+        time.sleep(0.2)
+
+
+def _text(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        body: bytes = answer.read()
+        return body.decode()
+
+
+def _on_slot(metric: Metric, slot: int | str) -> str:
+    return f'{metric.name}{{slot="{slot}"}}'
+
+
+def _live_names(prometheus: PrometheusServer, slot: str) -> set[str]:
+    return {series["metric"]["__name__"] for series in prometheus.query(f'{{slot="{slot}"}}')}
+
+
+def _history(home: Path) -> dict[int, Summary]:
+    with History(f"sqlite:///{home}/parallel-observatory/history.sqlite", writable=False) as history:
+        return {summary.case.steps: summary for summary in history.runs(limit=10)}
+
+
+def _stored(watched: Watched, expression: str) -> dict[str, list[float]]:
+    """The values that Prometheus has stored of each rank, in order."""
+    found = watched.prometheus.query(f"{expression}[10m]")
+    return {series["metric"]["rank"]: [float(value) for _, value in series["values"]] for series in found}
+
+
+def _logged(summary: Summary, metric: Metric, *marks: str, **labels: str) -> dict[str, list[float]]:
+    """The values that the ranks' logs hold, in order."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for rank in range(summary.case.ranks):
+        for record in read(Path(summary.folder) / f"rank{rank}.jsonl").records:
+            if isinstance(record, Reading) and record.mark in marks:
+                values[str(rank)] += [
+                    sample.value
+                    for sample in record.samples
+                    if sample.metric == metric.name and sample.labels == labels
+                ]
+    return values
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize(
+    ("metric", "labels", "marks"),
+    [
+        (STEP_SECONDS, {}, ("measured",)),
+        (PHASE_SECONDS, {"phase": "backward"}, ("measured",)),
+        (LOSS, {}, ("warm_up", "measured", "traced")),
+        (TOKENS, {}, ("warm_up", "measured", "traced")),
+    ],
+    ids=lambda value: value.name if isinstance(value, Metric) else "",
+)
+def test_what_prometheus_stored_is_what_the_ranks_logged(
+    watched: Watched, metric: Metric, labels: dict[str, str], marks: tuple[str, ...], slot: int
+) -> None:
+    selector = ",".join([f'slot="{slot}"', *(f'{name}="{value}"' for name, value in labels.items())])
+    stored = _stored(watched, f"{metric.name}{{{selector}}}")
+    logged = _logged(watched.short if slot else watched.long, metric, *marks, **labels)
+    assert stored.keys() == {"0", "1"}
+    for rank, values in stored.items():
+        assert set(values) <= set(logged[rank])
+        assert len(set(values)) >= 3, "it was scraped while it ran"
+
+
+def test_the_tokens_of_a_rank_only_grow_within_a_trial(watched: Watched) -> None:
+    for values in _stored(watched, _on_slot(TOKENS, 0)).values():
+        falls = [(before, after) for before, after in pairwise(values) if after < before]
+        assert len(falls) <= watched.long.trials_done - 1
+
+
+def test_side_by_side_each_run_has_its_slot_and_all_series(watched: Watched) -> None:
+    for names in watched.live.values():
+        assert names >= {STEP_SECONDS.name, TOKENS.name, LOSS.name, RUN_INFO.name, RANK_INFO.name}
+    runs = {
+        series["metric"]["slot"]: series["metric"]["run"]
+        for series in watched.prometheus.query(f"last_over_time({RUN_INFO.name}[10m])")
+    }
+    assert runs == {"0": watched.long.run, "1": watched.short.run}
+
+
+def test_after_the_end_no_series_of_a_rank_is_left(watched: Watched) -> None:
+    assert watched.prometheus.query('{slot=~".+"}') == []
+
+
+@pytest.mark.parametrize("which", ["long", "short"])
+def test_after_the_end_the_results_are_those_of_the_history(watched: Watched, which: str) -> None:
+    summary: Summary = getattr(watched, which)
+    series = series_of(summary.case)
+    for estimate in summary.estimates:
+        expected = {bound: value for bound in BOUNDS if (value := getattr(estimate, bound)) is not None}
+        found = watched.prometheus.query(_selected(estimate.metric, {**estimate.labels, "series": series}))
+        assert {one["metric"]["bound"]: float(one["value"][1]) for one in found} == expected
+    (completed,) = watched.prometheus.query(_selected(RUN_LAST_COMPLETION.name, {"series": series}))
+    assert float(completed["value"][1]) == summary.ended_ns / 1e9
+    (info,) = watched.prometheus.query(_selected(RESULT_INFO.name, {"series": series}))
+    assert info["metric"]["run"] == summary.run
+
+
+def _selected(name: str, labels: dict[str, Any]) -> str:
+    return f"{name}{{{','.join(f'{label}={json.dumps(value)}' for label, value in labels.items())}}}"
+
+
+def test_the_long_run_has_intervals_to_compare(watched: Watched) -> None:
+    """So that the test of results is none of medians alone."""
+    assert any(estimate.low is not None for estimate in watched.long.estimates)
+    assert results.RUN_STEP_SECONDS.name in {estimate.metric for estimate in watched.long.estimates}
+
+
+def test_the_traced_overlap_of_a_trial_stays_while_the_next_one_runs(watched: Watched) -> None:
+    logged = _logged(watched.long, OVERLAP_SECONDS, "traced")
+    stored = _stored(watched, _on_slot(OVERLAP_SECONDS, 0))
+    assert stored.keys() == {"0", "1"}
+    for rank, values in stored.items():
+        assert set(values) <= set(logged[rank])
+        assert len(values) > watched.long.case.trace_steps
+
+
+def test_the_hosts_processor_time_is_stored_where_it_was_polled(watched: Watched) -> None:
+    polled: dict[str, set[float]] = defaultdict(set)
+    for summary in (watched.long, watched.short):
+        for path in Path(summary.folder).glob("node*.jsonl"):
+            for record in read(path).records:
+                for sample in record.samples if isinstance(record, Polled) else ():
+                    if sample.metric == host.HOST_CPU_SECONDS.name:
+                        polled[sample.labels["mode"]].add(sample.value)
+    stored: dict[str, set[float]] = {
+        series["metric"]["mode"]: {float(value) for _, value in series["values"]}
+        for series in watched.prometheus.query(f"{host.HOST_CPU_SECONDS.name}[10m]")
+    }
+    assert stored.keys() == polled.keys()
+    assert all(values <= polled[mode] for mode, values in stored.items())
+
+
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_promtool_finds_the_page_valid(watched: Watched, when: str) -> None:
+    checked = subprocess.run(
+        [program("promtool", "prometheus"), "check", "metrics"],
+        input=watched.texts[when],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    assert (STEP_SECONDS.name in watched.texts[when]) == (when == "while")
+    assert (results.RUN_STEP_SECONDS.name in watched.texts[when]) == (when == "after")
