@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test servers install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
-	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny
+	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
+		--option bucket_mb=1
 
 test: $(VENV)/.installed-dev servers check
 	$(BIN)/python -m pytest
@@ -24,8 +25,9 @@ servers:
 	@sh tests/install_servers.sh
 
 benchmarks: $(VENV)/.installed-dev
-	$(BIN)/python -P tests/benchmarks/plain.py
-	$(BIN)/python -P tests/benchmarks/exporter.py
+	$(BIN)/python -m tests.benchmarks.plain
+	$(BIN)/python -m tests.benchmarks.observer
+	$(BIN)/python -m tests.benchmarks.exporter
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,10 +74,12 @@ class LiveRuns:
                     self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:
-        """What the nodes' collectors said last. Runs on one node poll the same things: the newest comes first."""
-        polled = [polled for run in self._followed.values() for polled in run.polled()]
-        polled.sort(key=lambda record: record.time_ns, reverse=True)
-        return [(sample, {}) for record in polled for sample in record.samples]
+        """What each node's collectors said last, in whichever run: a series that is missing there is gone."""
+        newest: dict[str, Polled] = {}
+        for name, polled in (item for run in self._followed.values() for item in run.polled().items()):
+            if name not in newest or polled.time_ns > newest[name].time_ns:
+                newest[name] = polled
+        return [(sample, {}) for polled in newest.values() for sample in polled.samples]
 
 
 class _Run:
@@ -112,9 +114,9 @@ class _Run:
             for sample in newest.samples():
                 yield sample, owner
 
-    def polled(self) -> Iterable[Polled]:
-        """What each of its nodes said last."""
-        return self._nodes.values()
+    def polled(self) -> Mapping[str, Polled]:
+        """What each of its nodes said last, by the name of the node's log."""
+        return self._nodes
 
     def _log(self, path: Path) -> _Log:
         if path.name not in self._logs:

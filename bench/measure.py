@@ -21,7 +21,7 @@ from bench.engines.messages import RankOrder
 from bench.faults import commit
 from collectors import allocator, flight_recorder
 from collectors.catalogue.communication import PAYLOAD_BYTES
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.metric import Sample
 from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Reading, SampleLog
@@ -104,6 +104,7 @@ class _Rank:
         self._workload = workload
         self._batches = batches
         self._memory: deque[list[Sample]] = deque()  # Of steps whose times are not known yet.
+        self._observer_ns = 0
         self._tokens = 0
         self._logged = 0
         self._is_loss_finite = True
@@ -125,10 +126,12 @@ class _Rank:
         for _ in range(count):
             self._strike()
             loss = self._step()
+            begun_ns = time.perf_counter_ns()
             self._clock.end_step(loss)
-            self._memory.append(allocator.step_samples(self._device))
+            self._memory.append([*allocator.step_samples(self._device), OBSERVER_SECONDS.at(self._observer_ns / 1e9)])
             self._position.step += 1
             self._write(self._clock.finished(), mark)
+            self._observer_ns = time.perf_counter_ns() - begun_ns
         self._write(self._clock.drain(), mark)
 
     def _strike(self) -> None:

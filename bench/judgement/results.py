@@ -38,6 +38,7 @@ def results_of(
         found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
     found += _phases(trials)
     found += _memory(trials)
+    found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     found += _traced(trials)
     found += _traffic(case, trials)
     losses = [trial.loss for trial in trials if trial.loss is not None]

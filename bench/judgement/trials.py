@@ -11,7 +11,7 @@ from statistics import fmean, median
 from bench.judgement.estimate import spread
 from bench.judgement.traced import Traced, join_traced
 from collectors.catalogue.memory import LIVE_TENSOR_BYTES, PEAK_BYTES, RESIDENT_BYTES
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, PHASES, STEP_SECONDS
+from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, PHASES, STEP_SECONDS
 from collectors.metric import Metric, Sample
 from collectors.sample_log import Contents, Ended, Note, Reading, read
 
@@ -28,6 +28,7 @@ class Trial:
     phases_s: per phase, the mean over the steps of the rank that spent most in it.
     peak_bytes: per account, the most that any rank held. loss: mean over ranks of the last measured step's; None where
     a rank that computes one has none there that is finite.
+    observer_ratio: the largest share of any rank's measured steps that its own collectors took.
     traced: what the steps under the profiler say, None where there were none.
     """
 
@@ -38,6 +39,7 @@ class Trial:
     phases_s: dict[str, float]
     peak_bytes: dict[str, float]
     loss: float | None
+    observer_ratio: float
     traced: Traced | None
 
 
@@ -121,6 +123,10 @@ def _join(number: int, parts: Sequence[_RankTrial]) -> Trial:
             if (values := [value for part in parts for value in _peak_values(part, metric)])
         },
         loss=_loss(parts),
+        observer_ratio=max(
+            sum(_values(part.measured, OBSERVER_SECONDS)) / sum(steps)
+            for part, steps in zip(parts, steps_by_rank, strict=True)
+        ),
         traced=join_traced([part.traced for part in parts]),
     )
 

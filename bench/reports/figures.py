@@ -54,6 +54,7 @@ _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_FLOPS.name: _flops,
     results.RUN_MFU.name: _percent,
     results.RUN_PEAK_MEMORY_BYTES.name: _bytes,
+    results.RUN_OBSERVER_RATIO.name: _percent,
     results.RUN_TRACED_RATIO.name: _percent,
     results.RUN_OVERLAP_RATIO.name: _percent,
     results.RUN_PAYLOAD_BYTES.name: _bytes,

@@ -31,6 +31,7 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("MFU", results.RUN_MFU),
     ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
     ("loss, last step", results.RUN_LOSS),
+    ("observer's share", results.RUN_OBSERVER_RATIO),
     ("traced", results.RUN_TRACED_RATIO),
     ("overlap / communication", results.RUN_OVERLAP_RATIO),
     ("payload", results.RUN_PAYLOAD_BYTES),

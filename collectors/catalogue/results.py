@@ -72,6 +72,14 @@ RUN_PEAK_MEMORY_BYTES = Metric(
     help="Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
     " CPU, one unmeasured step) or resident (the process).",
 )
+RUN_OBSERVER_RATIO = Metric(
+    name="observatory_run_observer_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    help="Host time that the collectors and the log of a rank took in all measured steps, divided by these steps' time;"
+    " the largest rank's, and the median over trials.",
+)
 RUN_LOSS = Metric(
     name="observatory_run_loss_nats",
     kind="gauge",
@@ -116,6 +124,7 @@ METRICS = (
     RUN_PHASE_SECONDS,
     RUN_SCALING_EFFICIENCY,
     RUN_PEAK_MEMORY_BYTES,
+    RUN_OBSERVER_RATIO,
     RUN_LOSS,
     RUN_TRACED_RATIO,
     RUN_OVERLAP_RATIO,

@@ -33,8 +33,16 @@ LOSS = Metric(
     scope="rank",
     help="Mean cross-entropy of a rank's own tokens in one step.",
 )
+OBSERVER_SECONDS = Metric(
+    name="observatory_observer_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    help="Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, and"
+    " writing the line of the step before.",
+)
 
 PHASES = ("data", "forward", "backward", "optimizer")
 """The phases of every training step, in its order; a strategy may mark others beside them."""
 
-METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS)
+METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS, OBSERVER_SECONDS)

@@ -10,7 +10,7 @@ from bench.engines.messages import Cause, Progress, TrialEnded, TrialOrder
 from bench.machine import Machine
 from collectors.catalogue.communication import PAYLOAD_BYTES
 from collectors.catalogue.memory import RESIDENT_BYTES
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS
+from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
 from collectors.metric import Sample
 from collectors.sample_log import Ended, Opened, Reading, SampleLog
 from collectors.traces.breakdown import Breakdown
@@ -92,6 +92,7 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
             PHASE_SECONDS.at(step_s / 2, phase="backward"),
             PHASE_SECONDS.at(step_s / 4 + rank, phase="forward"),
             LOSS.at(2.0 + rank),
+            OBSERVER_SECONDS.at(step_s / (100 - 50 * rank)),
             RESIDENT_BYTES.at(1e6 * (rank + 1)),
         ]
         log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))

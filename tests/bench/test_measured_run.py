@@ -116,6 +116,10 @@ def test_traced_steps_are_joined_over_ranks_and_are_no_part_of_speed(tmp_path: P
     assert _find(summary, results.RUN_STEP_SECONDS).median == 0.21
 
 
+def test_the_observers_share_is_the_largest_ranks(tmp_path: Path) -> None:
+    assert _find(_ddp(tmp_path), results.RUN_OBSERVER_RATIO).trials == pytest.approx((0.02, 0.02, 0.02))
+
+
 def test_expected_traffic_stands_beside_what_was_counted(tmp_path: Path) -> None:
     summary = _ddp(tmp_path)
     expected = _find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", account="expected")

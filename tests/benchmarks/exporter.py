@@ -4,7 +4,7 @@ The promise is on making the page from samples; what reading the logs costs depe
 printed beside it. Between two scrapes the ranks log as many steps as they would in 15 s, and the node polls 15 times.
 CPU time is the thread's own.
 
-    python -P tests/benchmarks/exporter.py [--scrapes N] [--step-ms N]
+    python -m tests.benchmarks.exporter [--scrapes N] [--step-ms N]
 """
 
 from __future__ import annotations

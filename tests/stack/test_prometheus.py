@@ -244,6 +244,7 @@ def test_the_hosts_processor_time_is_stored_where_it_was_polled(watched: Watched
         series["metric"]["mode"]: {float(value) for _, value in series["values"]}
         for series in watched.prometheus.query(f"{host.HOST_CPU_SECONDS.name}[10m]")
     }
+    assert stored
     assert stored.keys() == polled.keys()
     assert all(values <= polled[mode] for mode, values in stored.items())
 

@@ -1,0 +1,140 @@
+"""Every expression of every dashboard has an answer in a real Prometheus, for a node with GPUs where a run goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import run as runs
+from bench.case import Case
+from bench.controller import Conduct, measure
+from bench.gpus import Gpu
+from bench.keeping import keep
+from bench.machine import Machine
+from bench.serving import open_server
+from bench.store.history import History
+from collectors.catalogue import communication, memory, step
+from collectors.metric import Sample
+from collectors.nvml.collector import NvmlCollector
+from collectors.sample_log import Opened, Polled, Reading, SampleLog
+from collectors.sampler import open_node_log
+from dashboards import promql
+from dashboards.roster import DASHBOARDS
+from tests.bench.examples import SMALL, make_machine, small_case
+from tests.bench.fake_engine import FakeEngine
+from tests.collectors.recorded_nvml import RecordedLoad
+from tests.servers import PrometheusServer, run_prometheus
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
+
+H200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150_754_820_096)
+NODE = replace(make_machine(), gpus=(H200, replace(H200, index=1, uuid="GPU-1")), driver_version="570.0")
+DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl")
+SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", shape=replace(SMALL, batch=2))
+STEPS_S = {"ddp": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2], "single": [[[0.15, 0.15]], [[0.16, 0.16]]]}
+QUERIES = [
+    (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
+    for dashboard in DASHBOARDS
+    for panel in dashboard.panels
+    for query in panel.queries
+]
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
+    home = tmp_path_factory.mktemp("home")
+    store = f"sqlite:///{home / 'history.sqlite'}"
+    _measure_before(home / "runs", store)
+    notices: list[str] = []
+    with (
+        _going_on(home / "runs", DDP, NODE),
+        open_server(home / "runs", store, host="127.0.0.1", port=0, on_notice=notices.append) as server,
+        run_prometheus(f"127.0.0.1:{server.port}") as started,
+    ):
+        _wait_for_two_scrapes(started)
+        yield started
+    assert len(notices) == 1, notices  # Where it served, and no trouble.
+
+
+def _measure_before(folder: Path, store: str) -> None:
+    engine = FakeEngine(NODE, STEPS_S)
+    with History(store) as history:
+        measured = measure(
+            [(SINGLE, None), (DDP, None)],
+            engine=engine,
+            machine=NODE,
+            folder=folder,
+            conduct=Conduct(limit_s=60, store=store),
+            watch=lambda case, trial, steps: None,
+        )
+        keep(measured.summaries, NODE, history, told=None)
+        measured.close()
+
+
+@contextmanager
+def _going_on(folder: Path, case: Case, machine: Machine) -> Iterator[None]:
+    """A run whose two ranks end a step every half second, on a node whose GPUs are polled as often."""
+    run = runs.begin(case, machine, folder)
+    over = threading.Event()
+    writer = threading.Thread(target=_write_steps, args=(run, over))
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+        run.close()
+
+
+def _write_steps(run: runs.Run, over: threading.Event) -> None:
+    ranks = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(run.case.ranks)]
+    node = open_node_log(run.folder / "node0.jsonl", run=run.id, node=0)
+    gpus = NvmlCollector(RecordedLoad(names=("NVIDIA H200", "NVIDIA H200")))
+    for rank, log in enumerate(ranks):
+        log.write(Opened(run=run.id, trial=0, rank=rank, time_ns=time.time_ns(), pid=1, host="node0"))
+    number = 0
+    while not over.wait(0.5):
+        number += 1
+        for log in ranks:
+            for mark, samples in (("measured", _samples(number)), ("traced", _traced())):
+                log.write(Reading(trial=0, time_ns=time.time_ns(), mark=mark, step=number, samples=samples))  # type: ignore[arg-type]
+        node.write(Polled(time_ns=time.time_ns(), samples=gpus.read()))
+
+
+def _samples(number: int) -> list[Sample]:
+    return [
+        step.STEP_SECONDS.at(0.5),
+        step.TOKENS.at(100.0 * number),
+        step.LOSS.at(2.0),
+        memory.PEAK_BYTES.at(1e9),
+        memory.RESIDENT_BYTES.at(1e8),
+    ]
+
+
+def _traced() -> list[Sample]:
+    return [
+        communication.TRACED_STEP_SECONDS.at(0.5),
+        communication.OVERLAP_RATIO.at(0.75),
+        communication.EXPOSED_COMMUNICATION_RATIO.at(0.1),
+    ]
+
+
+def _wait_for_two_scrapes(prometheus: PrometheusServer) -> None:
+    until = time.monotonic() + 60
+    while not all(prometheus.query(promql.with_every_choice(expression)) for _, expression in QUERIES):
+        if time.monotonic() > until:
+            return  # The test names what is empty.
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("expression", [query for _, query in QUERIES], ids=[name for name, _ in QUERIES])
+def test_no_panel_is_empty(expression: str, prometheus: PrometheusServer) -> None:
+    found = prometheus.query(promql.with_every_choice(expression))
+    assert found, expression
+    assert all(series["value"][1] != "NaN" for series in found)
