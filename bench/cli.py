@@ -72,11 +72,12 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail(INTERRUPTED, "interrupted")
     except (BrokenPipeError, SystemExit):  # Whoever read our output has enough: `observatory show | head` is fine.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return FINE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+        _drop_output()
         return _fail(
             INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
         )
@@ -88,6 +89,11 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> NoReturn:
     """The entry point of the installed command."""
     sys.exit(run(sys.argv[1:]))
+
+
+def _drop_output() -> None:
+    """What is left in the buffer goes nowhere; the interpreter would try it once more and end with a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(code: int, message: str) -> int:

@@ -69,7 +69,8 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
     traced = [trial.traced for trial in trials if trial.traced is not None]
     if len(traced) < len(trials):
         return []
-    found = [
+    found = [estimate(results.RUN_TRACED_STEP_SECONDS, [one.step_s for one in traced])]
+    found += [
         estimate_share(results.RUN_TRACED_RATIO, [one.shares[part] for one in traced], part=part)
         for part in traced[0].shares
         if all(part in one.shares for one in traced)

@@ -24,11 +24,13 @@ PARTS = {
 class Traced:
     """One trial's traced steps.
 
+    step_s: the median over all ranks' steps.
     shares: per part of the step, its share of the traced step, the median over all ranks' steps.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
     payload_bytes: per collective, what the rank that handed over most did in a step.
     """
 
+    step_s: float
     shares: dict[str, float]
     overlap_ratio: float | None
     payload_bytes: dict[str, float]
@@ -38,21 +40,24 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     """The ranks' traced steps, joined; None where there are none."""
     shares: dict[str, list[float]] = defaultdict(list)
     overlaps: list[float] = []
+    steps_s: list[float] = []
     payload_bytes: dict[str, float] = {}
     for reading in (reading for readings in readings_by_rank for reading in readings):
         values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
+        steps_s.append(values[metrics.TRACED_STEP_SECONDS.name])
         for part, metric in PARTS.items():
             if metric.name in values:
-                shares[part].append(values[metric.name] / values[metrics.TRACED_STEP_SECONDS.name])
+                shares[part].append(values[metric.name] / steps_s[-1])
         if metrics.OVERLAP_RATIO.name in values:
             overlaps.append(values[metrics.OVERLAP_RATIO.name])
         for sample in reading.samples:
             if sample.metric == metrics.PAYLOAD_BYTES.name:
                 name = sample.labels["collective"]
                 payload_bytes[name] = max(payload_bytes.get(name, 0.0), sample.value)
-    if not shares:
+    if not steps_s:
         return None
     return Traced(
+        step_s=median(steps_s),
         shares={part: median(values) for part, values in shares.items()},
         overlap_ratio=median(overlaps) if overlaps else None,
         payload_bytes=payload_bytes,

@@ -51,6 +51,7 @@ _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_STEP_SECONDS.name: _seconds,
     results.RUN_MEAN_STEP_SECONDS.name: _seconds,
     results.RUN_PHASE_SECONDS.name: _seconds,
+    results.RUN_TRACED_STEP_SECONDS.name: _seconds,
     results.RUN_FLOPS.name: _flops,
     results.RUN_MFU.name: _percent,
     results.RUN_PEAK_MEMORY_BYTES.name: _bytes,

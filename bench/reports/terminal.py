@@ -32,6 +32,7 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
     ("loss, last step", results.RUN_LOSS),
     ("observer's share", results.RUN_OBSERVER_RATIO),
+    ("traced step", results.RUN_TRACED_STEP_SECONDS),
     ("traced", results.RUN_TRACED_RATIO),
     ("overlap / communication", results.RUN_OVERLAP_RATIO),
     ("payload", results.RUN_PAYLOAD_BYTES),

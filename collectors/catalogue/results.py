@@ -87,6 +87,14 @@ RUN_LOSS = Metric(
     scope="run",
     help="Cross-entropy of the last measured step, as the mean over ranks that compute a loss.",
 )
+RUN_TRACED_STEP_SECONDS = Metric(
+    name="observatory_run_traced_step_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    help="Step under the profiler: the median over a trial's ranks and traced steps, then over trials; what it exceeds"
+    " the median step by is the profiler's cost.",
+)
 RUN_TRACED_RATIO = Metric(
     name="observatory_run_traced_ratio",
     kind="gauge",
@@ -126,6 +134,7 @@ METRICS = (
     RUN_PEAK_MEMORY_BYTES,
     RUN_OBSERVER_RATIO,
     RUN_LOSS,
+    RUN_TRACED_STEP_SECONDS,
     RUN_TRACED_RATIO,
     RUN_OVERLAP_RATIO,
     RUN_PAYLOAD_BYTES,

@@ -113,6 +113,7 @@ def test_traced_steps_are_joined_over_ranks_and_are_no_part_of_speed(tmp_path: P
         {"compute": 0.6, "communication": 0.4, "overlap": 0.2, "exposed_communication": 0.2, "idle": 0.2}
     )
     assert _find(summary, results.RUN_OVERLAP_RATIO).median == pytest.approx(0.5)
+    assert _find(summary, results.RUN_TRACED_STEP_SECONDS).median == 10.0
     assert _find(summary, results.RUN_STEP_SECONDS).median == 0.21
 
 
