@@ -92,7 +92,7 @@ def main() -> NoReturn:
 
 
 def _drop_output() -> None:
-    """What is left in the buffer goes nowhere; the interpreter would try it once more and end with a code of its own."""
+    """Let what is left in the buffer go nowhere: the interpreter would try it again and end with a code of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
