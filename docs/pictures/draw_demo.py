@@ -17,7 +17,7 @@ WITHOUT_REMOTE_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT,
 console = Console(record=True, width=100, file=io.StringIO(), highlight=False)
 with History(writable=False) as history:
     found = [history.find(name) for name in sys.argv[1:]]
-console.print("[bold]$ observatory run ddp --ranks 2 --with-baseline weak")
+console.print("[bold]$ observatory run ddp --ranks 2 --with-baseline weak --option bucket_mb=1")
 print_summaries([replace(summary, folder=Path(summary.folder).name) for summary in found], "table", console)
 console.save_svg(
     str(Path(__file__).with_name("demo.svg")), title="Parallel Observatory", code_format=WITHOUT_REMOTE_FONTS
