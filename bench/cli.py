@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.notices import say
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
 
@@ -97,7 +98,7 @@ def _drop_output() -> None:
 
 
 def _fail(code: int, message: str) -> int:
-    print(f"observatory: {' '.join(message.split())}", file=sys.stderr)
+    say(f"observatory: {' '.join(message.split())}")
     return code
 
 
@@ -115,6 +116,6 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        print(text, file=sys.stderr)
+        say(text)
         return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"
     return f"this is our own bug: {last}; please report it with {path}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.errors import Misuse
-from bench.run import CaseFile, case_file
+from bench.run import CaseFile, case_file, machine_of
 from bench.run_folders import running_folders
 from bench.series import series_of
 from collectors.catalogue.info import RANK_INFO, RUN_INFO
@@ -35,14 +35,16 @@ class LiveRuns:
         self._on_notice = on_notice
         self._followed: dict[str, _Run] = {}
         self._ended: set[str] = set()
+        self._looks = 0
         self._lock = threading.Lock()
 
     def samples(self) -> list[Owned]:
         """The newest samples of every rank and node; of a run that has ended none."""
         with self._lock:
             self._look_for_runs()
+            self._looks += 1
             for run in self._followed.values():
-                run.look()
+                run.look(self._looks)
             ranks = (owned for run in self._followed.values() for owned in run.samples())
             return [*ranks, *self._node_samples()]
 
@@ -68,45 +70,48 @@ class LiveRuns:
         for name, folder in running.items():
             if name not in self._followed:
                 try:
-                    self._followed[name] = _Run(folder, case_file(folder), self._on_notice)
+                    hardware = machine_of(folder).hardware(case_file(folder).case.device)
+                    self._followed[name] = _Run(folder, case_file(folder), hardware, self._on_notice)
                 except Misuse as error:
                     self._ended.add(name)
                     self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:
         """What each node's collectors said last, in whichever run: a series that is missing there is gone."""
-        newest: dict[str, Polled] = {}
-        for name, polled in (item for run in self._followed.values() for item in run.polled().items()):
-            if name not in newest or polled.time_ns > newest[name].time_ns:
-                newest[name] = polled
-        return [(sample, {}) for polled in newest.values() for sample in polled.samples]
+        newest: dict[str, tuple[int, Polled]] = {}
+        for name, (look, polled) in (item for run in self._followed.values() for item in run.polled().items()):
+            # By when we read it, since the node's clock may jump; by its clock where that is the same.
+            if name not in newest or (look, polled.time_ns) > (newest[name][0], newest[name][1].time_ns):
+                newest[name] = (look, polled)
+        return [(sample, {}) for _, polled in newest.values() for sample in polled.samples]
 
 
 class _Run:
     """One run that goes on, and the logs in its folder."""
 
-    def __init__(self, folder: Path, file: CaseFile, on_notice: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, file: CaseFile, hardware: str, on_notice: Callable[[str], None]) -> None:
         self.folder = folder
         self._file = file
+        self._hardware = hardware
         self._ranks = {str(rank): _Rank() for rank in range(file.case.ranks)}
-        self._nodes: dict[str, Polled] = {}
+        self._nodes: dict[str, tuple[int, Polled]] = {}
         self._logs: dict[str, _Log] = {}
         self._on_notice = on_notice
 
-    def look(self) -> None:
-        """Take what was appended to the logs."""
+    def look(self, number: int) -> None:
+        """Take what was appended to the logs since the last look."""
         for rank, newest in self._ranks.items():
             for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
                 newest.take(record)
         for path in self.folder.glob("node*.jsonl"):
             for record in self._log(path).newest():
                 if isinstance(record, Polled):
-                    self._nodes[path.name] = record
+                    self._nodes[path.name] = (number, record)
 
     def samples(self) -> Iterator[Owned]:
         """The run's own series, and its ranks'."""
         slot = str(self._file.slot)
-        yield _run_info(self._file.run, slot, self._file.case), {}
+        yield _run_info(self._file.run, slot, self._file.case, self._hardware), {}
         for rank, newest in self._ranks.items():
             owner = {"rank": rank, "slot": slot}
             if newest.opened is not None:
@@ -114,8 +119,8 @@ class _Run:
             for sample in newest.samples():
                 yield sample, owner
 
-    def polled(self) -> Mapping[str, Polled]:
-        """What each of its nodes said last, by the name of the node's log."""
+    def polled(self) -> Mapping[str, tuple[int, Polled]]:
+        """What each of its nodes said last, and at which look, by the name of the node's log."""
         return self._nodes
 
     def _log(self, path: Path) -> _Log:
@@ -124,8 +129,10 @@ class _Run:
         return self._logs[path.name]
 
 
-def _run_info(run: str, slot: str, case: Case) -> Sample:
-    return RUN_INFO.at(1, run=run, slot=slot, strategy=case.strategy, ranks=str(case.ranks), series=series_of(case))
+def _run_info(run: str, slot: str, case: Case, hardware: str) -> Sample:
+    return RUN_INFO.at(
+        1, run=run, slot=slot, strategy=case.strategy, ranks=str(case.ranks), series=series_of(case, hardware)
+    )
 
 
 class _Log:

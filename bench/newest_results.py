@@ -44,6 +44,8 @@ class NewestResults:
         except (InfrastructureFailed, Misuse) as error:
             what = "results are no longer brought up to date" if self._seen else "no results are shown yet"
             self._on_notice(f"{what}: {error}")
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
+            self._on_notice(f"results are no longer brought up to date: {type(error).__name__}: {error}")
         self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
 
     def ask_every(self, pause_s: float) -> None:
@@ -74,7 +76,7 @@ class NewestResults:
     def _take(self, summary: Summary) -> None:
         if summary.outcome != "done":
             return
-        series = series_of(summary.case)
+        series = series_of(summary.case, summary.hardware)
         before = self._newest.get(series)
         if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
             self._newest[series] = summary
@@ -87,7 +89,7 @@ def _samples(summary: Summary) -> Iterator[Owned]:
         "ranks": str(case.ranks),
         "device": case.device,
         "precision": case.precision,
-        "series": series_of(case),
+        "series": series_of(case, summary.hardware),
     }
     yield RESULT_INFO.at(1, series=owner["series"], run=summary.run, strategy=case.strategy), {}
     yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}

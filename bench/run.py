@@ -225,7 +225,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except FileNotFoundError:
         raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from None
 
 

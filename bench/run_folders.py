@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Container, Iterator
@@ -29,7 +30,7 @@ def is_running(folder: Path) -> bool:
     """
     try:
         lock = lock_folder(folder, fcntl.LOCK_SH)
-    except FileNotFoundError:  # Deleted while we looked.
+    except OSError:  # Deleted while we looked, or another user's: none that could be shown.
         return False
     if lock is None:
         return True
@@ -52,5 +53,7 @@ def _folders(runs: Path) -> Iterator[Path]:
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
-        if (folder / "case.json").exists():
+        with contextlib.suppress(PermissionError):  # Another user's.
+            if not (folder / "case.json").is_file():
+                continue
             yield folder

@@ -7,6 +7,6 @@ import hashlib
 from bench.case import Case
 
 
-def series_of(case: Case) -> str:
-    """The first 12 hex digits of the SHA-256 of the case's key."""
-    return hashlib.sha256(case.key().encode()).hexdigest()[:12]
+def series_of(case: Case, hardware: str) -> str:
+    """The first 12 hex digits of the SHA-256 of the case's key and of what it ran on, as `Machine.hardware` says it."""
+    return hashlib.sha256(f"{case.key()}\n{hardware}".encode()).hexdigest()[:12]

@@ -69,16 +69,17 @@ def _open(
     results = NewestResults(store_url, on_notice=on_notice)
     exporter = Exporter(METRICS, (live.samples, results.samples), on_notice=on_notice)
     server = Server(exporter, host, port, on_notice=on_notice)
-    on_notice(f"serving {server.url}")
     # A daemon: a store that does not answer must not keep the program from ending.
     asking = threading.Thread(target=results.ask_every, args=(ASK_STORE_S,), name="newest results", daemon=True)
-    asking.start()
     try:
+        on_notice(f"serving {server.url}")
+        asking.start()
         yield server
     finally:
         results.stop()
         server.close()
-        asking.join(timeout=ASK_STORE_S)
+        if asking.ident is not None:
+            asking.join(timeout=ASK_STORE_S)
 
 
 def _once(on_notice: Callable[[str], None]) -> Callable[[str], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import socketserver
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
@@ -30,7 +32,7 @@ OWNER_LABELS: dict[Scope, frozenset[str]] = {
 """The labels that each scope's owner adds to a metric's own."""
 
 IDLE_S = 5.0
-"""How long a client may say nothing before it is let go; so long a shutdown may wait for it."""
+"""How long a client may say nothing, or read nothing, before it is let go."""
 
 
 class CannotListen(RuntimeError):
@@ -141,9 +143,10 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, and let those that run come to their end."""
+        """Take no more requests, answer those that were made, and let go of clients that have not made theirs."""
         self._http.shutdown()
         self._thread.join()
+        self._http.hang_up()
         self._http.server_close()
 
 
@@ -153,12 +156,31 @@ class _Http(ThreadingHTTPServer):
     def __init__(self, exporter: Exporter, host: str, port: int, on_notice: Callable[[str], None]) -> None:
         self.exporter = exporter
         self._on_notice = on_notice
+        self._clients: set[socket.socket] = set()
+        self._clients_lock = threading.Lock()
         (self.address_family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
         """Bind; HTTPServer's own would look up the host's name, which can take long and is not used here."""
         socketserver.TCPServer.server_bind(self)
+
+    def hang_up(self) -> None:
+        """Hear no client any more: who was still speaking is at its end, who waits for an answer gets it."""
+        with self._clients_lock:
+            for client in self._clients:
+                with contextlib.suppress(OSError):  # Gone by itself.
+                    client.shutdown(socket.SHUT_RD)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one client, known to `hang_up` meanwhile."""
+        with self._clients_lock:
+            self._clients.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._clients_lock:
+                self._clients.discard(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news; anything else is our own mistake, said in a line."""

@@ -213,6 +213,9 @@ class Follower:
         if not self._path.is_file():  # A device, too, which may have no end.
             return []
         with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._position:
+                self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
+                self._position, self._line, self._rest = 0, 0, b""
             file.seek(self._position)
             data = file.read()
         self._position += len(data)

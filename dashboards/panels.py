@@ -94,7 +94,6 @@ def _variable(variable: Variable) -> QueryVariable:
         .sort(VariableSort.NATURAL_ASC)
         .multi(True)
         .include_all(True)
-        .all_value(".*")
         .current(VariableOption(selected=True, text=["All"], value=["$__all"]))
     )
 

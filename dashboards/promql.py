@@ -90,9 +90,14 @@ def quantile_over_days(expression: str, quantile: float, days: int) -> str:
     return f"quantile_over_time({quantile:g}, {_hours_before_today(expression, days)})"
 
 
-def changes_over_days(expression: str, days: int) -> str:
-    """How often a value became another one in the days before the last one."""
-    return f"changes({_hours_before_today(expression, days)})"
+def days_with_news(expression: str, completion: Metric, days: int, *, on: Sequence[str]) -> str:
+    """On how many of the days before the last one the expression had a series and a run of it was completed.
+
+    Each day counts once, however many runs it had; the first completion that is seen is no change and does not count.
+    on: the labels by which the expression and the completion belong together.
+    """
+    news = f"changes({select(completion)}[1d]) > 0"
+    return f"count_over_time(({where(expression, news, on=on)})[{days}d:1d] offset 1d)"
 
 
 def constant(value: float) -> str:

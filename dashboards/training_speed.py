@@ -8,9 +8,11 @@ from collectors.catalogue.info import RUN_INFO
 from collectors.catalogue.memory import PEAK_BYTES, RESIDENT_BYTES
 from collectors.catalogue.results import (
     RUN_MFU,
+    RUN_OVERLAP_RATIO,
     RUN_SCALING_EFFICIENCY,
     RUN_STEP_SECONDS,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
+    RUN_TRACED_RATIO,
 )
 from collectors.catalogue.step import STEP_SECONDS, TOKENS
 from collectors.metric import Metric
@@ -22,12 +24,12 @@ _RUN = {"strategy": "$strategy", "series": "$series"}
 _RANK = {"slot": "$slot"}
 
 
-def _result(metric: Metric) -> tuple[Query, ...]:
+def _result(metric: Metric, **labels: str) -> tuple[Query, ...]:
     """A run's result with its interval."""
     return tuple(
         Query(
             metric=metric,
-            expression=promql.select(metric, **_RUN, bound=bound),
+            expression=promql.select(metric, **_RUN, **labels, bound=bound),
             legend=promql.legend(metric),
             unit=metric.unit,
             bound=bound,
@@ -88,10 +90,17 @@ DASHBOARD = Dashboard(
         Panel(title="Model FLOPs utilization", queries=_result(RUN_MFU), worst="lowest"),
         Panel(
             title="Communication that computation does not hide",
-            queries=(_live(EXPOSED_COMMUNICATION_RATIO, **_RANK),),
+            queries=(
+                *_result(RUN_TRACED_RATIO, part="exposed_communication"),
+                _live(EXPOSED_COMMUNICATION_RATIO, **_RANK),
+            ),
             worst="highest",
         ),
-        Panel(title="Communication that computation hides", queries=(_live(OVERLAP_RATIO, **_RANK),), worst="lowest"),
+        Panel(
+            title="Communication that computation hides",
+            queries=(*_result(RUN_OVERLAP_RATIO), _live(OVERLAP_RATIO, **_RANK)),
+            worst="lowest",
+        ),
         Panel(
             title="Memory of a rank",
             queries=(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault, parse_fault
 from bench.gpus import visible_gpus
 from bench.keeping import Kept, adopt, check_baseline, keep
+from bench.notices import say
 from bench.places import RUNS, STORE
 from bench.reports.formats import FORMAT, to_reader
 from bench.reports.progress import Progress
@@ -124,14 +124,15 @@ def command(
         cases.insert(0, (_baseline_case(case, with_baseline), None))
     if device is None:
         found = f"{gpus} GPU(s) found" if gpus else "no NVIDIA GPU found"
-        print(f"device: {chosen} ({found})", file=sys.stderr)
+        say(f"device: {chosen} ({found})")
     conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, store=store_url)
     measured, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port)
     with to_reader():
         print_summaries(kept.summaries, format_name)
     problems = [line for summary in kept.summaries for line in cause_lines(summary)]
     for line in [*problems, *(str(failure) for failure in kept.failures)]:
-        print(line, file=sys.stderr)
+        say(line)
+    say("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
     return _code(measured, kept)
 
 
@@ -148,10 +149,10 @@ def _measure(
     case = cases[-1][0]
     with (
         History(conduct.store) as history,
-        serving(runs_folder, conduct.store, port=port, on_notice=_say),
+        serving(runs_folder, conduct.store, port=port, on_notice=say),
     ):
         for problem in adopt(runs_folder, history, conduct.store):
-            print(problem, file=sys.stderr)
+            say(problem)
         told = None if baseline_run is None else history.find(baseline_run)
         with ENGINES[engine_name]() as engine, Progress([case for case, _ in cases]) as progress:
             machine = engine.machine()
@@ -168,10 +169,6 @@ def _measure(
             return measured, keep(measured.summaries, machine, history, told)
         finally:
             measured.close()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")  # In one piece: the server's threads speak, too.
 
 
 def _code(measured: Measured, kept: Kept) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from pathlib import Path
 
 import click
 
+from bench.notices import say
 from bench.places import RUNS, STORE
 
 
@@ -31,10 +31,5 @@ def command(host: str, port: int, runs_folder: Path, store_url: str | None) -> N
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with open_server(runs_folder, store_url, host=host, port=port, on_notice=_say):
+    with open_server(runs_folder, store_url, host=host, port=port, on_notice=say):
         ended.wait()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")  # In one piece: other threads speak, too.
-    sys.stderr.flush()

@@ -39,6 +39,8 @@ def results_of(
     found += _phases(trials)
     found += _memory(trials)
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
+    if any(trial.traced is None for trial in trials):
+        notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
     found += _traced(trials)
     found += _traffic(case, trials)
     losses = [trial.loss for trial in trials if trial.loss is not None]

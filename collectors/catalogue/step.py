@@ -24,7 +24,7 @@ TOKENS = Metric(
     kind="counter",
     unit="tokens",
     scope="rank",
-    help="Tokens that a rank has trained on since its start, warm-up included.",
+    help="Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted.",
 )
 LOSS = Metric(
     name="observatory_loss_nats",

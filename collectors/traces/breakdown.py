@@ -22,7 +22,7 @@ NAMES_SHOWN = 5
 class Breakdown:
     """One step of one rank.
 
-    communication_ns, overlap_ns, exposed_communication_ns: None where no communication is in the trace.
+    communication_ns, overlap_ns, exposed_communication_ns: None where the step holds no communication.
     exposed_copy_ns: None on the host, where a copy is an operator like others.
     idle_ns: nothing of all this ran.
     """
@@ -62,7 +62,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
             number,
             end_ns - start_ns,
             clip(compute, start_ns, end_ns),
-            clip(communication, start_ns, end_ns) if communication.size else None,
+            _absent_if_empty(clip(communication, start_ns, end_ns)),
             clip(copies, start_ns, end_ns) if timeline.is_device else None,
         )
         for number, (start_ns, end_ns) in enumerate(timeline.steps())
@@ -99,6 +99,10 @@ def _breakdown(
         exposed_copy_ns=None if copies is None else length_ns(everything) - length_ns(busy),
         idle_ns=step_ns - length_ns(everything),
     )
+
+
+def _absent_if_empty(intervals: Times) -> Times | None:
+    return intervals if intervals.size else None
 
 
 def _together(one: Times, other: Times) -> Times:

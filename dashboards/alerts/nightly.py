@@ -34,7 +34,7 @@ _high = promql.bound(RUN_SCALING_EFFICIENCY, "high")
 _usual = promql.recorded(RUN_SCALING_EFFICIENCY, f"median_{NIGHTS}d")
 _deviation = promql.recorded(RUN_SCALING_EFFICIENCY, f"deviation_{NIGHTS}d")
 _accepted = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted")
-_nights = promql.recorded(RUN_LAST_COMPLETION, f"changes_{NIGHTS}d")
+_nights = promql.recorded(RUN_SCALING_EFFICIENCY, f"nights_{NIGHTS}d")
 
 
 def _quantile(quantile: float) -> str:
@@ -57,7 +57,7 @@ _RECORDINGS = (
             round(1 / _INTERQUARTILE_RANGE_PER_DEVIATION, 4), promql.less(_quantile(0.75), _quantile(0.25))
         ),
     ),
-    Recording(record=_nights, expression=promql.changes_over_days(promql.select(RUN_LAST_COMPLETION), NIGHTS)),
+    Recording(record=_nights, expression=promql.days_with_news(_median, RUN_LAST_COMPLETION, NIGHTS, on=_SERIES)),
 )
 
 _fresh = promql.age_below(RUN_LAST_COMPLETION, FRESH_HOURS)
@@ -68,8 +68,8 @@ _below_other_nights = promql.where(
     promql.below(_median, promql.less(_usual, promql.times(DEVIATIONS, _deviation))),
     promql.below(_median, promql.times(1 - LEAST_DROP_RATIO, _usual)),
 )
-# So many results have so many changes between them, less one.
-_known = promql.where(_below_other_nights, promql.at_least(_nights, LEAST_NIGHTS - 1), on=_SERIES)
+# The first night that is seen is no change, so that so many nights count one less.
+_known = promql.where(_below_other_nights, promql.at_least(_nights, LEAST_NIGHTS - 1))
 
 GROUP = Group(
     name="nightly",

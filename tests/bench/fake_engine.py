@@ -66,9 +66,12 @@ class FakeEngine:
         return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=broken)  # type: ignore[arg-type]
 
 
-def _traced(rank: int) -> list[Sample]:
-    """A step of 10 s: 6 of computation, 4 of communication, 1 (rank 0) or 3 (rank 1) of both."""
-    overlap_ns = int(1e9) * (1 + 2 * rank)
+def _traced(rank: int, trial: int) -> list[Sample]:
+    """A step of 10 s: 6 of computation, 4 of communication, 1 (rank 0) or 3 (rank 1) of both, in trial 1.
+
+    Each trial before or after it has a hundredth less or more.
+    """
+    overlap_ns = int(1e9) * (1 + 2 * rank) + int(1e7) * (trial - 1)
     breakdown = Breakdown(
         step=0,
         step_ns=int(10e9),
@@ -96,7 +99,7 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
             RESIDENT_BYTES.at(1e6 * (rank + 1)),
         ]
         log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))
-    log.write(Reading(trial=trial, time_ns=0, mark="traced", step=len(steps_s) + 1, samples=_traced(rank)))
+    log.write(Reading(trial=trial, time_ns=0, mark="traced", step=len(steps_s) + 1, samples=_traced(rank, trial)))
     error = None if is_good else "it broke"
     log.write(Ended(trial=trial, time_ns=0, step=len(steps_s), error_type=error and "RuntimeError", error=error))
     log.close()

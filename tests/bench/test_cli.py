@@ -156,3 +156,14 @@ def test_a_full_disk_behind_standard_output_is_no_bug_of_ours(tmp_path: Path) ->
     assert ended.returncode == 4
     assert ended.stderr.startswith("observatory: the disk is full")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("errors", ["2>/dev/full", "2>&-"])
+def test_serve_ends_in_order_although_nobody_can_be_told(errors: str, tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -P -m bench serve --port 0 {errors}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    with subprocess.Popen(["bash", "-c", line], env=environment) as server:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(timeout=4)  # It serves, and did not end by itself.
+        server.terminate()
+        assert server.wait(timeout=60) == 0

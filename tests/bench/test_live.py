@@ -85,7 +85,7 @@ def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: LiveRuns) ->
     run = _begin(tmp_path)
     assert [labels for _, labels in _values(live, RANK_INFO)] == []
     _write(run.folder / "rank1.jsonl", _opened(run, 1))
-    series = series_of(run.case)
+    series = series_of(run.case, run.machine.hardware("cpu"))
     expected = {"run": run.id, "slot": "0", "strategy": "ddp", "ranks": "2", "series": series}
     assert _values(live, RUN_INFO) == [(1, expected)]
     assert _values(live, RANK_INFO) == [(1, {"run": run.id, "host": "node0", "rank": "1", "slot": "0"})]
@@ -216,8 +216,24 @@ def test_a_folder_of_runs_that_is_not_there_yet_is_empty(tmp_path: Path, notices
 
 
 def test_series_are_named_after_what_is_comparable() -> None:
-    assert series_of(small_case(seed=1, steps=7)) == series_of(small_case())
-    assert series_of(small_case(precision="bf16")) != series_of(small_case())
+    assert series_of(small_case(seed=1, steps=7), "a CPU") == series_of(small_case(), "a CPU")
+    assert series_of(small_case(precision="bf16"), "a CPU") != series_of(small_case(), "a CPU")
+    assert series_of(small_case(), "another CPU") != series_of(small_case(), "a CPU")
+
+
+def test_a_clock_that_was_set_back_does_not_bring_old_beats_back(tmp_path: Path, live: LiveRuns) -> None:
+    runs = [_begin(tmp_path), _begin(tmp_path)]
+    _write(runs[0].folder / "node0.jsonl", Polled(time_ns=7200, samples=[HOST_LOAD.at(1)]))
+    assert _values(live, HOST_LOAD) == [(1, {})]
+    _write(runs[1].folder / "node0.jsonl", Polled(time_ns=3600, samples=[HOST_LOAD.at(2)]))
+    assert _values(live, HOST_LOAD) == [(2, {})]
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path, live: LiveRuns) -> None:
+    (tmp_path / "20200101-000000-broken" / "case.json").mkdir(parents=True)
+    run = _begin(tmp_path)
+    _write(run.folder / "rank0.jsonl", _opened(run), _step("measured", 0.5, 8))
+    assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5]
 
 
 def test_the_last_line_is_the_newest_even_when_the_clock_jumped_back(tmp_path: Path, live: LiveRuns) -> None:

@@ -73,7 +73,7 @@ def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, 
         "ranks": "2",
         "device": "cpu",
         "precision": "fp32",
-        "series": series_of(summary.case),
+        "series": series_of(summary.case, summary.hardware),
     }
     step, phase = summary.estimates
     (efficiency,) = summary.scaling

@@ -34,7 +34,7 @@ def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
 
 
 def test_names_are_spelt_in_the_catalogue_only() -> None:
-    spelt = re.compile(r"[\"']observatory_[a-z_]+[\"']")
+    spelt = re.compile(r"\bobservatory_[a-z_]+")
     elsewhere = [
         f"{path.relative_to(ROOT)}: {found.group()}"
         for folder in ("bench", "collectors", "dashboards", "workloads")

@@ -1,5 +1,6 @@
 """/metrics shows what its sources give, stays valid whatever they give, and ends in order."""
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -219,3 +220,18 @@ def test_a_source_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
     finally:
         server.close()
     assert notices == ["a scrape failed: ZeroDivisionError: no"]
+
+
+def test_a_client_that_trickles_does_not_keep_the_server_from_ending() -> None:
+    server = Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, on_notice=print)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        for _ in range(60):  # A byte every half second: never so long silent that it would be let go for that.
+            closing.join(timeout=0.5)
+            if not closing.is_alive():
+                break
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"x")
+        assert not closing.is_alive()

@@ -124,6 +124,17 @@ def test_the_newest_name_a_line_that_was_cut_off_by_its_number(cut: int, tmp_pat
     assert follower.left_out[0].startswith("log: line 2 cannot be read")
 
 
+def test_a_log_that_became_shorter_is_read_anew_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    follower = Follower(path)
+    _write(path)
+    assert follower.new() == RECORDS
+    path.write_bytes(b"")
+    _write(path, [OPENED])
+    assert follower.new() == [OPENED]
+    assert follower.left_out == ["log: it became shorter, and is read from its beginning"]
+
+
 def test_a_log_of_a_newer_version_is_refused_with_both_versions(tmp_path: Path) -> None:
     newer = OPENED.__class__(run="r", trial=0, rank=0, time_ns=0, pid=1, host="h", schema_version=SCHEMA_VERSION + 1)
     _write(tmp_path / "log", [newer])

@@ -202,7 +202,7 @@ def test_after_the_end_no_series_of_a_rank_is_left(watched: Watched) -> None:
 @pytest.mark.parametrize("which", ["long", "short"])
 def test_after_the_end_the_results_are_those_of_the_history(watched: Watched, which: str) -> None:
     summary: Summary = getattr(watched, which)
-    series = series_of(summary.case)
+    series = series_of(summary.case, summary.hardware)
     for estimate in summary.estimates:
         expected = {bound: value for bound in BOUNDS if (value := getattr(estimate, bound)) is not None}
         found = watched.prometheus.query(_selected(estimate.metric, {**estimate.labels, "series": series}))

@@ -37,6 +37,8 @@ class Nights:
     half_interval: of each result; None for results of one trial, which have no interval.
     idle_nights: how long the last result is shown with nothing finished any more.
     one_run_before: all results but the last are of one run, shown night after night.
+    nights_without: completions before the first result, of runs that had no baseline.
+    one_day_before: all results but the last were completed within one day, an hour apart.
     ends: the exporter goes two hours after the last result, and all its series are stale.
     """
 
@@ -45,6 +47,8 @@ class Nights:
     device: str = "cpu"
     idle_nights: int = 0
     one_run_before: bool = False
+    nights_without: int = 0
+    one_day_before: bool = False
     ends: bool = False
 
     def owner(self) -> dict[str, str]:
@@ -65,10 +69,27 @@ class Nights:
         if self.one_run_before:
             completed[:-1] = [0.0] * (len(completed) - 1)
         shown[promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED)] = completed
+        if self.nights_without:
+            return self._after_nights_without(shown)
         return [{"series": name, "values": self._values(values)} for name, values in shown.items()]
+
+    def _after_nights_without(self, shown: dict[str, list[float]]) -> list[dict[str, str]]:
+        """The results begin late; completions were there from the first night on."""
+        completion, absent = promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED), self.nights_without * NIGHT
+        earlier = " ".join(f"{-night}+0x{NIGHT - 1}" for night in range(self.nights_without, 0, -1))
+        return [
+            {
+                "series": name,
+                "values": f"{earlier if name == completion else f'_x{absent}'} {self._values(values)}",
+            }
+            for name, values in shown.items()
+        ]
 
     def _values(self, values: Sequence[float]) -> str:
         *before, last = values
+        if self.one_day_before:
+            hours = " ".join(f"{value:.6f}" for value in before)
+            return f"{hours} {before[-1]:.6f}+0x{NIGHT - len(before) - 1} {last:.6f}+0x{NIGHT}"
         beats = 120 // BEAT_MINUTES if self.ends else NIGHT * (1 + self.idle_nights)
         held = [f"{value:.6f}+0x{NIGHT - 1}" for value in before]
         return " ".join((*held, f"{last:.6f}+0x{beats}", *(["stale"] if self.ends else [])))
@@ -76,7 +97,7 @@ class Nights:
 
 def _check(nights: Nights, alerts: list[dict[str, Any]], hours_after: Sequence[int], folder: Path) -> None:
     """Ask promtool whether these alerts, and no other, are on so long after the last result came."""
-    last = (len(nights.results) - 1) * 24
+    last = (1 if nights.one_day_before else len(nights.results) - 1 + nights.nights_without) * 24
     test = {
         "interval": f"{BEAT_MINUTES}m",
         "input_series": nights.series(),
@@ -124,6 +145,14 @@ def test_an_alert_is_held_back_until_it_has_lasted(tmp_path: Path) -> None:
 
 def test_a_good_night_ends_it(tmp_path: Path) -> None:
     _is_silent(Nights(results=(*USUAL, 0.80, 0.90)), tmp_path)
+
+
+def test_nights_without_a_baseline_are_no_history(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(0.90, 0.86), nights_without=10), tmp_path)
+
+
+def test_many_runs_of_one_day_are_one_night(tmp_path: Path) -> None:
+    _is_silent(Nights(results=(*USUAL[:9], 0.80), one_day_before=True), tmp_path)
 
 
 def test_a_rise_is_silent(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_without_communication_it_is_absent_and_the_names_that_were_seen_are_sai
     }
 
 
+def test_a_step_without_communication_beside_one_with_has_none_and_not_zero() -> None:
+    timeline = _timeline(("step", 0, 10), ("step", 10, 20), ("communication", 2, 4), ("compute", 0, 20))
+    assert [found.communication_ns for found in breakdowns(timeline)] == [2, None]
+
+
 def test_on_the_host_copies_are_no_share_of_their_own() -> None:
     (found,) = breakdowns(_timeline(("step", 0, 10), ("compute", 0, 5), is_device=False))
     assert found.exposed_copy_ns is None
