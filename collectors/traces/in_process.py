@@ -30,10 +30,14 @@ def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
     """The Timeline of these events.
 
     Where the device has events of its own, its kernels compute and communicate and the host's operators only issue
-    them. Without a device, operators compute, except on gloo's own threads, where they serve communication.
+    them. Without a device, operators compute, except on gloo's own threads, where they serve communication. gloo's
+    events communicate wherever no kernel does.
     """
     rows = list(events)
-    is_device = any(event.activity_type() == "kernel" for event in rows)
+    kernels = [event for event in rows if event.activity_type() == "kernel"]
+    is_device = bool(kernels)
+    # Ranks that share a GPU meet over gloo: their kernels compute, and the host communicates.
+    is_gloo = not any(is_communication_kernel(event.name(), event.metadata_json()) for event in kernels)
     gloo_threads = {
         event.device_resource_id()
         for event in rows
@@ -48,7 +52,7 @@ def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
             stream=event.device_resource_id(),
         )
         for event in rows
-        if (kind := _kind(event, is_device, gloo_threads)) is not None
+        if (kind := _kind(event, is_device, is_gloo, gloo_threads)) is not None
     ]
     return timeline_of(spans, rank=rank, is_device=is_device)
 
@@ -57,7 +61,7 @@ def _is_on_callers_thread(name: str) -> bool:
     return name.startswith((f"{GLOO}send", f"{GLOO}recv"))
 
 
-def _kind(event: Event, is_device: bool, gloo_threads: set[int]) -> Kind | None:
+def _kind(event: Event, is_device: bool, is_gloo: bool, gloo_threads: set[int]) -> Kind | None:
     """The event's kind; None for what is not kept: calls of the driver, Python frames, marks of the device."""
     activity, name = event.activity_type(), event.name()
     if activity == "kernel":
@@ -68,10 +72,10 @@ def _kind(event: Event, is_device: bool, gloo_threads: set[int]) -> Kind | None:
         return None
     if name == STEP:
         return "step"
+    if is_gloo and name.startswith(GLOO):
+        return "communication"
     if is_device:
         return "host"
-    if name.startswith(GLOO):
-        return "communication"
     if event.device_resource_id() not in gloo_threads and HOST_COMPUTE.match(name):
         return "compute"
     return "host"

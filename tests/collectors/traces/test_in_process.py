@@ -88,6 +88,21 @@ def test_on_a_device_its_own_events_count(event: FakeEvent, kind: str) -> None:
     assert _kinds(timeline)["aten::mm"] == "host"
 
 
+def test_ranks_that_share_a_device_communicate_on_the_host() -> None:
+    events = [
+        FakeEvent("gemm", "kernel"),
+        FakeEvent("gloo:all_reduce", "cpu_op", thread=2),
+        FakeEvent("aten::mm", "cpu_op"),
+    ]
+    assert _kinds(read_events(events, rank=0)) == {
+        "gemm": "compute",
+        "gloo:all_reduce": "communication",
+        "aten::mm": "host",
+    }
+    nccl = FakeEvent("ncclDevKernel_AllReduce", "kernel")
+    assert _kinds(read_events([*events, nccl], rank=0))["gloo:all_reduce"] == "host"
+
+
 def test_calls_of_the_driver_and_marks_of_the_device_are_left_out() -> None:
     timeline = read_events(
         [FakeEvent("cudaLaunchKernel", "cuda_runtime"), FakeEvent(STEP, "gpu_user_annotation")], rank=0
