@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from bench.reports.console import open_console
 from workloads.cards.card import Card, Option
 
 
 def print_strategies(cards: Sequence[Card]) -> None:
     """Print what each strategy is and needs, then every option with the strategies that take it."""
-    console = Console(highlight=False)
+    console = open_console()
     strategies = Table(box=None, pad_edge=False)
     for column in ("strategy", "kind", "needs", "parity", "what it is"):
         strategies.add_column(column)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.judgement.estimate import Estimate
+from bench.reports.console import open_console
 from bench.reports.figures import figure, percent
 from bench.reports.formats import print_csv, print_json
 from bench.summary import Summary
@@ -19,7 +19,6 @@ from collectors.catalogue import results
 from collectors.metric import Metric
 
 RUNS_ABREAST = 3
-WIDTH = 120
 
 _ROWS: tuple[tuple[str, Metric], ...] = (
     ("median step", results.RUN_STEP_SECONDS),
@@ -47,7 +46,7 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
     if format_name == "csv":
         print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
         return
-    console = console or _console()
+    console = console or open_console()
     for first in range(0, len(summaries), RUNS_ABREAST):
         console.print(_table(summaries[first : first + RUNS_ABREAST]))
     for summary in summaries:
@@ -87,7 +86,7 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
             figure(rate[0]) if rate else "-",
             summary.outcome.replace("_", " "),
         )
-    _console().print(table)
+    open_console().print(table)
 
 
 def print_whole(summary: Summary, format_name: str) -> None:
@@ -111,17 +110,12 @@ def print_whole(summary: Summary, format_name: str) -> None:
         }
         for name, value in fields.items():
             settings.add_row(name, value)
-        _console().print(settings)
-        _console().print()
+        open_console().print(settings)
+        open_console().print()
     print_summaries([summary], format_name)
     if format_name == "table":
         for line in cause_lines(summary):
-            _console().print(Text(line), soft_wrap=True)
-
-
-def _console() -> Console:
-    """As wide as the terminal; into a file or a pipe as wide as three runs abreast."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+            open_console().print(Text(line), soft_wrap=True)
 
 
 def _table(summaries: Sequence[Summary]) -> Table:
