@@ -1,4 +1,4 @@
-"""What a rank's collectives cost in one step: the bytes that it sends, and their time on a given link.
+"""What a rank's collectives cost in one step: the bytes that it sends and receives, and their time on a given link.
 
 Bytes are payload on the wire, without headers: Ethernet, IP and TCP add about 5 % at an MTU of 1500.
 """
@@ -35,20 +35,23 @@ class Link:
 
 
 def wire_factor(collective: Collective, ranks: int, backend: CommunicationBackend) -> Fraction:
-    """Bytes that the busiest rank sends for each byte of the tensor; 0 where it is alone.
+    """Bytes that the busiest rank sends, or receives if that is more, for each byte of the tensor; 0 where it is alone.
 
-    The tensor is what all_reduce and broadcast leave on each rank, what all_gather gathers, what reduce_scatter and
-    all_to_all take in, and what send sends.
-    For nccl's rings this is also the factor of nccl-tests' bus bandwidth. gloo's reduce_scatter is an all_reduce of
-    the whole input in torch 2.11 to 2.13, and its broadcast a binomial tree, whose root sends once a level.
-    Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms; nccl-tests, PERFORMANCE.md.
+    The tensor is what all_reduce, broadcast and reduce leave on a rank, what all_gather and gather bring together, what
+    reduce_scatter, scatter and all_to_all take in, and what send sends. The root of gather and of gloo's reduce
+    receives more than anybody sends; elsewhere the busiest rank sends as much as any receives, or more.
+    This is what is really sent, and so knows the backend; a bus bandwidth's factor is a definition, and is in `bus`.
+    gloo's reduce_scatter is an all_reduce of the whole input in torch 2.11 to 2.13, its broadcast a binomial tree,
+    whose root sends once a level, and its reduce a ring's reduce_scatter whose parts the root gathers.
+    gloo's factors are counted on a link, in torch 2.13; nccl's are those of its rings, from source: its other
+    algorithms may send less (NVLS, where the switch adds).
+    Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms; gloo, reduce.cc, gather.cc, scatter.cc;
+    torch, nccl.cpp (gather and scatter are sends from and to the root, all at once).
 
     Raises:
         ValueError: there is no rank.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks is {ranks}; it must be 1 or more")
-    if ranks == 1:
+    if _is_alone(ranks):
         return Fraction(0)
     share = Fraction(ranks - 1, ranks)
     match collective:
@@ -56,17 +59,25 @@ def wire_factor(collective: Collective, ranks: int, backend: CommunicationBacken
             return 2 * share
         case "reduce_scatter":
             return 2 * share if backend == "gloo" else share
-        case "all_gather" | "all_to_all":
+        case "all_gather" | "all_to_all" | "gather" | "scatter":
             return share
         case "broadcast":
             return Fraction(_levels(ranks)) if backend == "gloo" else Fraction(1)
+        case "reduce":
+            return 2 * share if backend == "gloo" else Fraction(1)
         case "send":
             return Fraction(1)
 
 
 def wire_messages(collective: Collective, ranks: int, backend: CommunicationBackend) -> int:
-    """Messages that follow each other on the longest way through one call: how often it pays the latency."""
-    if ranks == 1:
+    """Messages that follow each other on the longest way through one call: how often it pays the latency.
+
+    Messages that a rank sends to several others, or receives from them, travel at once and count as one.
+
+    Raises:
+        ValueError: there is no rank.
+    """
+    if _is_alone(ranks):
         return 0
     match collective:
         case "all_reduce":
@@ -77,37 +88,55 @@ def wire_messages(collective: Collective, ranks: int, backend: CommunicationBack
             return ranks - 1
         case "broadcast":
             return _levels(ranks) if backend == "gloo" else ranks - 1
-        case "all_to_all" | "send":
+        case "reduce":
+            return ranks if backend == "gloo" else ranks - 1
+        case "all_to_all" | "gather" | "scatter" | "send":
             return 1
 
 
 def wire_bytes(transfer: Transfer, ranks: int, backend: CommunicationBackend) -> int:
-    """Bytes that the busiest rank sends in one step for these collectives, rounded up.
+    """Bytes that the busiest rank sends or receives in one step for these collectives, rounded up.
 
     ranks: those of the transfer's mesh axis.
 
     Raises:
         ValueError: there is no rank.
     """
-    exact = transfer.payload_bytes * wire_factor(transfer.collective, ranks, backend)
-    return -(-exact.numerator // exact.denominator)
+    return _wire_bytes(transfer.collective, transfer.payload_bytes, ranks, backend)
 
 
-def transfer_time_s(
-    transfer: Transfer, ranks: int, link: Link, backend: CommunicationBackend, *, calls: int = 1
+def collective_time_s(
+    collective: Collective,
+    payload_bytes: int,
+    ranks: int,
+    link: Link,
+    backend: CommunicationBackend,
+    *,
+    calls: int = 1,
 ) -> float:
-    """Time of these collectives in one step, one after another, when all ranks are ready.
+    """Time of collectives, one after another, when all ranks are ready: latency x messages + bytes / bandwidth.
 
+    payload_bytes: the tensor's bytes, as `wire_factor` reads it, over all calls.
     calls: how many collectives the payload is divided into; each pays the latency of its messages.
     Assumes a link of its own for each rank, and that the busiest rank never waits for another: an oversubscribed switch
     is not covered, nor a tree whose ranks pass on only what they hold whole (gloo's broadcast from 4 ranks on).
+    Source: Hockney 1994, The communication challenge for MPP.
 
     Raises:
         ValueError: there is no rank.
     """
-    messages = calls * wire_messages(transfer.collective, ranks, backend)
-    bytes_s = wire_bytes(transfer, ranks, backend) / link.bandwidth_bytes_per_second
+    messages = calls * wire_messages(collective, ranks, backend)
+    bytes_s = _wire_bytes(collective, payload_bytes, ranks, backend) / link.bandwidth_bytes_per_second
     return messages * link.latency_s + bytes_s
+
+
+def transfer_time_s(transfer: Transfer, ranks: int, link: Link, backend: CommunicationBackend) -> float:
+    """Time of these collectives in one step, as `collective_time_s` has it.
+
+    Raises:
+        ValueError: there is no rank.
+    """
+    return collective_time_s(transfer.collective, transfer.payload_bytes, ranks, link, backend, calls=transfer.calls)
 
 
 def link_of(transfer: Transfer, ranks: int, backend: CommunicationBackend, elapsed_s: float) -> Link:
@@ -123,6 +152,17 @@ def link_of(transfer: Transfer, ranks: int, backend: CommunicationBackend, elaps
             " bandwidth; measure a transfer of at least 2 ranks and 1 byte"
         )
     return Link(bandwidth_bytes_per_second=sent_bytes / elapsed_s)
+
+
+def _wire_bytes(collective: Collective, payload_bytes: int, ranks: int, backend: CommunicationBackend) -> int:
+    exact = payload_bytes * wire_factor(collective, ranks, backend)
+    return -(-exact.numerator // exact.denominator)
+
+
+def _is_alone(ranks: int) -> bool:
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; it must be 1 or more")
+    return ranks == 1
 
 
 def _levels(ranks: int) -> int:

@@ -47,29 +47,25 @@ def step_time(
     axes: Mapping[str, int],
     link: Link,
     backend: CommunicationBackend,
-    bucket_bytes: int,
 ) -> StepTime:
     """One step: each transfer behind the phase that its `behind` names, or waited for where it names none.
 
     axes: ranks of each mesh axis.
-    bucket_bytes: payload of one collective among those that are hidden.
 
     Raises:
-        ValueError: an axis has no rank, or a bucket no byte.
+        ValueError: an axis has no rank.
     """
     communication_s = exposed_s = 0.0
     # The transfers of one phase share the link: they stand in one queue, in the order in which they are listed.
     queues: dict[str, list[float]] = {"forward": [], "backward": []}
     for transfer in transfers:
-        ranks = axes[transfer.axis]
+        ranks = transfer.ranks or axes[transfer.axis]
+        transfer_s = transfer_time_s(transfer, ranks, link, backend)
+        communication_s += transfer_s
         if transfer.behind is None:
-            waited_s = transfer_time_s(transfer, ranks, link, backend)
-            communication_s, exposed_s = communication_s + waited_s, exposed_s + waited_s
-            continue
-        buckets = bucket_count(transfer.payload_bytes, bucket_bytes)
-        hideable_s = transfer_time_s(transfer, ranks, link, backend, calls=buckets)
-        communication_s += hideable_s
-        queues[transfer.behind] += [hideable_s / buckets] * buckets
+            exposed_s += transfer_s
+        else:
+            queues[transfer.behind] += [transfer_s / transfer.calls] * transfer.calls
     for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
         exposed_s += overlapped_s(phase_s, queue_s) - phase_s
     return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)
@@ -94,14 +90,3 @@ def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:
         for bucket_s, sent_s in zip(buckets_s, accumulate(buckets_s), strict=True)
     ]
     return max(ends_s)
-
-
-def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
-    """Collectives that a payload is divided into.
-
-    Raises:
-        ValueError: a bucket has no byte.
-    """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be 1 or more")
-    return max(1, -(-payload_bytes // bucket_bytes))

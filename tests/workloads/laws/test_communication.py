@@ -8,14 +8,23 @@ from typing import get_args
 
 import pytest
 
-from workloads.laws.communication import Link, link_of, transfer_time_s, wire_bytes, wire_factor, wire_messages
+from workloads.laws.communication import (
+    CommunicationBackend,
+    Link,
+    collective_time_s,
+    link_of,
+    transfer_time_s,
+    wire_bytes,
+    wire_factor,
+    wire_messages,
+)
 from workloads.laws.terms import Collective, Transfer
 
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
 
-def transfer(collective: Collective = "all_reduce", payload_bytes: int = 10**9) -> Transfer:
-    return Transfer(collective=collective, axis="data", payload_bytes=payload_bytes)
+def transfer(collective: Collective = "all_reduce", payload_bytes: int = 10**9, calls: int = 1) -> Transfer:
+    return Transfer(collective=collective, axis="data", payload_bytes=payload_bytes, calls=calls)
 
 
 def ring_all_reduce(ranks: int) -> tuple[list[list[int]], Counter[int], int]:
@@ -100,6 +109,36 @@ def test_send_sends_its_tensor() -> None:
     assert wire_bytes(transfer("send", 80), 4, "gloo") == 80
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_gloos_reduce_is_a_reduce_scatter_by_ring_and_a_gather(ranks: int) -> None:
+    gathered = wire_factor("gather", ranks, "gloo")
+    assert wire_factor("reduce", ranks, "gloo") == wire_factor("reduce_scatter", ranks, "nccl") + gathered
+    assert wire_messages("reduce", ranks, "gloo") == wire_messages("reduce_scatter", ranks, "nccl") + 1
+
+
+def test_nccls_reduce_passes_the_whole_tensor_from_rank_to_rank() -> None:
+    assert wire_bytes(transfer("reduce", 80), 8, "nccl") == 80
+    assert wire_messages("reduce", 8, "nccl") == 7
+
+
+@pytest.mark.parametrize("collective", ["gather", "scatter"])
+@pytest.mark.parametrize("backend", get_args(CommunicationBackend))
+def test_a_root_keeps_its_own_part_and_deals_with_all_others_at_once(
+    collective: Collective, backend: CommunicationBackend
+) -> None:
+    assert wire_bytes(transfer(collective, 80), 8, backend) == 70
+    assert wire_messages(collective, 8, backend) == 1
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_transfer_takes_the_time_of_its_collective(collective: Collective) -> None:
+    link = Link(bandwidth_bytes_per_second=1e9, latency_s=1e-3)
+    expected_s = collective_time_s(collective, 10**9, 4, link, "gloo", calls=3)
+    assert transfer_time_s(transfer(collective, calls=3), 4, link, "gloo") == expected_s
+    messages, sent_bytes = wire_messages(collective, 4, "gloo"), wire_bytes(transfer(collective), 4, "gloo")
+    assert expected_s == pytest.approx(3 * messages * 1e-3 + sent_bytes / 1e9)
+
+
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_alone_nothing_is_sent(collective: Collective) -> None:
     link = Link(bandwidth_bytes_per_second=1.0, latency_s=1.0)
@@ -113,7 +152,7 @@ def test_bytes_are_rounded_up() -> None:
 
 def test_each_call_pays_the_latency_of_each_message() -> None:
     link = Link(bandwidth_bytes_per_second=1e30, latency_s=1.0)
-    assert transfer_time_s(transfer(), 4, link, "nccl", calls=5) == pytest.approx(5 * 6)
+    assert transfer_time_s(transfer(calls=5), 4, link, "nccl") == pytest.approx(5 * 6)
 
 
 def test_the_link_of_a_measured_transfer_gives_its_time_back() -> None:
@@ -130,6 +169,8 @@ def test_what_tells_no_bandwidth_is_refused(ranks: int, elapsed_s: float) -> Non
 def test_no_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks is 0; it must be 1 or more"):
         wire_bytes(transfer(), 0, "gloo")
+    with pytest.raises(ValueError, match="ranks is 0; it must be 1 or more"):
+        wire_messages("send", 0, "gloo")
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan")])

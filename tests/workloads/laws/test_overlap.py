@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workloads.laws.communication import Link
 from workloads.laws.compute import ComputeTime
-from workloads.laws.overlap import StepTime, bucket_count, overlapped_s, step_time
+from workloads.laws.overlap import StepTime, overlapped_s, step_time
 from workloads.laws.terms import Transfer
 
 COMPUTE = ComputeTime(forward_s=1.0, backward_s=2.0, optimizer_s=0.5)
@@ -26,11 +26,11 @@ def play(compute_s: float, buckets_s: list[float]) -> float:
     return now_s
 
 
-def step(behind: Literal["forward", "backward"] | None, *, bucket_bytes: int = 100, ranks: int = 2) -> StepTime:
+def step(behind: Literal["forward", "backward"] | None, *, calls: int = 4, ranks: int = 2) -> StepTime:
     """A step that sends 400 bytes, 100 a second."""
-    sent = Transfer(collective="all_reduce", axis="data", payload_bytes=400, behind=behind)
+    sent = Transfer(collective="all_reduce", axis="data", payload_bytes=400, calls=calls, behind=behind)
     link = Link(bandwidth_bytes_per_second=100)
-    return step_time(COMPUTE, [sent], axes={"data": ranks}, link=link, backend="gloo", bucket_bytes=bucket_bytes)
+    return step_time(COMPUTE, [sent], axes={"data": ranks}, link=link, backend="gloo")
 
 
 @given(compute_s=SECONDS, buckets_s=st.lists(SECONDS, min_size=1, max_size=8))
@@ -56,7 +56,7 @@ def test_a_step_that_waits_is_computation_and_communication() -> None:
 
 
 def test_one_bucket_hides_nothing() -> None:
-    assert step("backward", bucket_bytes=400).step_s == pytest.approx(step(behind=None).step_s)
+    assert step("backward", calls=1).step_s == pytest.approx(step(behind=None).step_s)
 
 
 def test_buckets_behind_backward_hide_all_but_the_start_of_it() -> None:
@@ -72,9 +72,9 @@ def test_buckets_behind_forward_leave_backward_alone() -> None:
 
 
 def test_transfers_of_one_phase_share_its_time() -> None:
-    half = Transfer(collective="all_reduce", axis="data", payload_bytes=200, behind="backward")
+    half = Transfer(collective="all_reduce", axis="data", payload_bytes=200, calls=2, behind="backward")
     link = Link(bandwidth_bytes_per_second=100)
-    law = step_time(COMPUTE, [half, half], axes={"data": 2}, link=link, backend="gloo", bucket_bytes=100)
+    law = step_time(COMPUTE, [half, half], axes={"data": 2}, link=link, backend="gloo")
     assert law == step("backward")
 
 
@@ -82,13 +82,3 @@ def test_alone_there_is_no_communication_to_hide() -> None:
     law = step("backward", ranks=1)
     assert law.step_s == COMPUTE.step_s
     assert law.hidden_ratio is None
-
-
-@pytest.mark.parametrize(("payload_bytes", "buckets"), [(0, 1), (1, 1), (100, 1), (101, 2), (250, 3)])
-def test_the_last_bucket_may_be_smaller(payload_bytes: int, buckets: int) -> None:
-    assert bucket_count(payload_bytes, 100) == buckets
-
-
-def test_a_bucket_without_a_byte_is_refused() -> None:
-    with pytest.raises(ValueError, match="bucket_bytes is 0; it must be 1 or more"):
-        bucket_count(100, 0)
