@@ -14,7 +14,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """One collective. number: counted from 0 since the rank's start. payload_bytes: of the tensors it was handed."""
+    """One collective. number: counted from 0 since the rank's start.
+
+    payload_bytes: of the tensors that it was handed, or that it filled if those are larger: what an all_gather gathers
+    and what a reduce_scatter takes in.
+    """
 
     number: int
     name: str
@@ -26,6 +30,8 @@ class _Entry(msgspec.Struct):
     profiling_name: str
     input_sizes: list[list[int]]
     input_dtypes: list[str]
+    output_sizes: list[list[int]] = []
+    output_dtypes: list[str] = []
 
 
 class _Record(msgspec.Struct):
@@ -43,6 +49,10 @@ _DTYPES = {
     "Byte": torch.uint8,
     "Bool": torch.bool,
 }
+
+
+# What torch calls the forms of a collective that take one tensor in place of a list.
+_NAMES = {"_all_gather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter"}
 
 
 class Forgotten(RuntimeError):
@@ -76,8 +86,7 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     return [
         Entered(
             number=entry.record_id,
-            # gloo:all_reduce and nccl:all_reduce are one collective.
-            name=entry.profiling_name.partition(":")[2] or entry.profiling_name,
+            name=_name(entry),
             payload_bytes=_payload_bytes(entry),
         )
         for entry in entries
@@ -88,11 +97,20 @@ def _entries(record: bytes) -> list[_Entry]:
     return msgspec.json.decode(record, type=_Record).entries
 
 
+def _name(entry: _Entry) -> str:
+    """The collective: gloo:all_reduce and nccl:all_reduce are one, and what takes one tensor is what takes a list."""
+    name = entry.profiling_name.partition(":")[2] or entry.profiling_name
+    return _NAMES.get(name, name)
+
+
 def _payload_bytes(entry: _Entry) -> int:
-    unknown = set(entry.input_dtypes) - set(_DTYPES)
+    return max(
+        _tensor_bytes(entry.input_sizes, entry.input_dtypes), _tensor_bytes(entry.output_sizes, entry.output_dtypes)
+    )
+
+
+def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
+    unknown = set(dtypes) - set(_DTYPES)
     if unknown:
         raise Forgotten(f"the Flight Recorder names elements of unknown size: {', '.join(sorted(unknown))}")
-    return sum(
-        math.prod(size) * _DTYPES[dtype].itemsize
-        for size, dtype in zip(entry.input_sizes, entry.input_dtypes, strict=True)
-    )
+    return sum(math.prod(size) * _DTYPES[dtype].itemsize for size, dtype in zip(sizes, dtypes, strict=True))

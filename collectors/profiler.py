@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.traces.in_process import read_events
@@ -22,7 +23,7 @@ class Window:
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._device = device
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=activities, experimental_config=_every_thread())
 
     def __enter__(self) -> Window:
         self._profile.__enter__()  # type: ignore[no-untyped-call]
@@ -49,6 +50,11 @@ class Window:
     def export(self, path: Path) -> None:
         """Write the trace as kineto's JSON, compressed where the name ends in .gz; works once."""
         self._profile.export_chrome_trace(str(path))
+
+
+def _every_thread() -> _ExperimentalConfig:
+    """Threads that were there before the window are seen too: a strategy may communicate from one of its own."""
+    return _ExperimentalConfig(profile_all_threads=True)
 
 
 def warm() -> None:

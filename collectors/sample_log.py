@@ -18,7 +18,7 @@ import msgspec
 from collectors.metric import Sample
 
 SCHEMA_VERSION = 1
-Mark = Literal["warm_up", "measured", "memory", "traced"]
+Mark = Literal["warm_up", "measured", "memory", "traced", "probed", "told"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
@@ -34,7 +34,11 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True):
-    """Samples taken together. step counts from 0 with the first warm-up; only marks of `measured` are speed."""
+    """Samples taken together. step counts from 0 with the first warm-up; only marks of `measured` are speed.
+
+    probed: of a probe, whose measurements are counted in place of steps. told: the same, while NCCL logged its choices,
+    which slows them.
+    """
 
     trial: int
     time_ns: int

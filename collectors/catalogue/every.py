@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collectors.catalogue import communication, gpu, host, info, memory, results, step
+from collectors.catalogue import ceilings, communication, gpu, host, info, memory, probes, results, step
 from collectors.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
     *step.METRICS,
     *memory.METRICS,
     *communication.METRICS,
+    *probes.METRICS,
     *gpu.METRICS,
     *host.METRICS,
     *results.METRICS,
+    *ceilings.METRICS,
     *info.METRICS,
 )

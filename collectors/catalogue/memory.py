@@ -1,4 +1,4 @@
-"""Metrics of memory in a rank: the CUDA allocator's account, live tensors on the CPU, and the process's own."""
+"""Metrics of memory in a rank: the CUDA allocator's account, live tensors, training's state, and the process's own."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ LIVE_TENSOR_BYTES = Metric(
     labels=("category",),
     help="Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
 )
+STATE_BYTES = Metric(
+    name="observatory_memory_state_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("part",),
+    help="Bytes of the storages behind a part of training's state on a rank after an optimizer step, each storage once:"
+    " parameters, gradients, optimizer.",
+)
 RESIDENT_BYTES = Metric(
     name="observatory_process_resident_bytes",
     kind="gauge",
@@ -62,5 +71,6 @@ METRICS = (
     ALLOCATION_RETRIES,
     OUT_OF_MEMORY,
     LIVE_TENSOR_BYTES,
+    STATE_BYTES,
     RESIDENT_BYTES,
 )

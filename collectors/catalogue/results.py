@@ -46,6 +46,14 @@ RUN_MFU = Metric(
     scope="run",
     help="Model FLOPs per second and device (PaLM's formula), divided by its dense peak at the run's precision.",
 )
+RUN_MEASURED_MFU = Metric(
+    name="observatory_run_measured_mfu_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    help="Model FLOPs per second and device (PaLM's formula), divided by the fastest matrix product that a matmul run"
+    " measured on the same hardware at the same precision.",
+)
 RUN_PHASE_SECONDS = Metric(
     name="observatory_run_phase_seconds",
     kind="gauge",
@@ -71,6 +79,23 @@ RUN_PEAK_MEMORY_BYTES = Metric(
     labels=("account",),
     help="Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
     " CPU, one unmeasured step) or resident (the process).",
+)
+RUN_MEMORY_ACCOUNT_BYTES = Metric(
+    name="observatory_run_memory_account_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("part", "account"),
+    help="Bytes of a part of training's memory (parameters, gradients, optimizer, activations, total): measured (the"
+    " most of any rank), or expected by this implementation's account or the paper's.",
+)
+RUN_MEMORY_PREDICTED_RATIO = Metric(
+    name="observatory_run_memory_predicted_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    labels=("part",),
+    help="Bytes of a part of training's memory that this implementation's account expects, divided by those measured.",
 )
 RUN_OBSERVER_RATIO = Metric(
     name="observatory_run_observer_ratio",
@@ -122,6 +147,16 @@ RUN_PAYLOAD_BYTES = Metric(
     " strategy's law) or counted (in traced steps, the largest rank).",
 )
 
+RUN_COMMUNICATION_SECONDS = Metric(
+    name="observatory_run_communication_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("account",),
+    help="Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's law on the link"
+    " that a collectives run measured on the same hardware.",
+)
+
 METRICS = (
     RUN_STEP_SECONDS,
     RUN_MEAN_STEP_SECONDS,
@@ -129,13 +164,17 @@ METRICS = (
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
     RUN_FLOPS,
     RUN_MFU,
+    RUN_MEASURED_MFU,
     RUN_PHASE_SECONDS,
     RUN_SCALING_EFFICIENCY,
     RUN_PEAK_MEMORY_BYTES,
+    RUN_MEMORY_ACCOUNT_BYTES,
+    RUN_MEMORY_PREDICTED_RATIO,
     RUN_OBSERVER_RATIO,
     RUN_LOSS,
     RUN_TRACED_STEP_SECONDS,
     RUN_TRACED_RATIO,
     RUN_OVERLAP_RATIO,
     RUN_PAYLOAD_BYTES,
+    RUN_COMMUNICATION_SECONDS,
 )

@@ -33,6 +33,14 @@ LOSS = Metric(
     scope="rank",
     help="Mean cross-entropy of a rank's own tokens in one step.",
 )
+LEARNING_RATE = Metric(
+    name="observatory_learning_rate_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="rank",
+    help="Learning rate that a rank's optimizer used in one step, after its rule and warm-up: what AdamW multiplies its"
+    " update by, which has no unit.",
+)
 OBSERVER_SECONDS = Metric(
     name="observatory_observer_seconds",
     kind="gauge",
@@ -45,4 +53,4 @@ OBSERVER_SECONDS = Metric(
 PHASES = ("data", "forward", "backward", "optimizer")
 """The phases of every training step, in its order; a strategy may mark others beside them."""
 
-METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS, OBSERVER_SECONDS)
+METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS, LEARNING_RATE, OBSERVER_SECONDS)

@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from collectors import flight_recorder
 from collectors.flight_recorder import Entered, Forgotten, count, entered_since
+from tests.ranks import OnRanks
 
 
 def _record(*numbers: int, dtype: str = "Float") -> bytes:
@@ -47,3 +51,16 @@ def test_collectives_that_were_forgotten_are_not_passed_over() -> None:
 def test_elements_of_unknown_size_are_named() -> None:
     with pytest.raises(Forgotten, match="ComplexFloat"):
         entered_since(EMPTY, _record(0, dtype="ComplexFloat"))
+
+
+def gathered() -> list[tuple[str, int]]:
+    parts = list(torch.zeros(6).chunk(2))
+    before = flight_recorder.dump("gloo")
+    dist.all_gather(parts, torch.zeros(3))
+    entered = flight_recorder.entered_since(before, flight_recorder.dump("gloo"))
+    return [(one.name, one.payload_bytes) for one in entered]
+
+
+def test_the_payload_of_an_all_gather_is_what_it_gathers(on_ranks: OnRanks) -> None:
+    for entered in on_ranks(2, gathered):
+        assert entered == [("all_gather", 24)]

@@ -1,0 +1,122 @@
+"""Metrics of a machine's ceilings: what the probes of a run found, and what laws make of it."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+RUN_COLLECTIVE_SECONDS = Metric(
+    name="observatory_run_collective_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("collective", "algorithm", "size"),
+    help="Time of one call of a collective: the mean over ranks, as nccl-tests has it, and the median over trials;"
+    " size is in bytes as nccl-tests counts them.",
+)
+RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = Metric(
+    name="observatory_run_collective_algorithm_bytes_per_second",
+    kind="gauge",
+    unit="bytes_per_second",
+    scope="run",
+    labels=("collective", "algorithm", "size"),
+    help="Algorithm bandwidth (algbw of nccl-tests): size of a collective, divided by the time of one call.",
+)
+RUN_COLLECTIVE_BUS_BANDWIDTH = Metric(
+    name="observatory_run_collective_bus_bytes_per_second",
+    kind="gauge",
+    unit="bytes_per_second",
+    scope="run",
+    labels=("collective", "algorithm", "size"),
+    help="Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, such as 2 (n - 1) / n"
+    " for all_reduce on n ranks, to be compared with the speed of a link.",
+)
+RUN_COLLECTIVE_EXPECTED_SECONDS = Metric(
+    name="observatory_run_collective_expected_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("collective", "algorithm", "size"),
+    help="Time that one call should take by its law: latency times rounds plus the busiest node's bytes over the"
+    " bandwidth, both fitted from the library's own all_reduce of the same run.",
+)
+RUN_COLLECTIVE_CHOICE = Metric(
+    name="observatory_run_collective_choice_info",
+    kind="gauge",
+    unit="info",
+    scope="run",
+    labels=("collective", "size", "chosen", "protocol"),
+    help="1 for each algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+)
+RUN_COLLECTIVE_ROUNDS = Metric(
+    name="observatory_run_collective_rounds",
+    kind="gauge",
+    unit="rounds",
+    scope="run",
+    labels=("collective", "algorithm", "size", "account"),
+    help="Rounds of messages in one call of an algorithm: expected (by its law) or counted (the most of any rank).",
+)
+RUN_COLLECTIVE_TOTAL_BYTES = Metric(
+    name="observatory_run_collective_total_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("collective", "algorithm", "size", "account"),
+    help="Bytes that all ranks together send in one call of an algorithm, without headers: expected or counted.",
+)
+RUN_COLLECTIVE_PEAK_BYTES = Metric(
+    name="observatory_run_collective_peak_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("collective", "algorithm", "size", "account"),
+    help="The most bytes that any rank sends, or receives, in one round of an algorithm: expected or counted.",
+)
+RUN_LINK_LATENCY_SECONDS = Metric(
+    name="observatory_run_link_latency_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("collective",),
+    help="Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
+)
+RUN_LINK_BANDWIDTH = Metric(
+    name="observatory_run_link_bytes_per_second",
+    kind="gauge",
+    unit="bytes_per_second",
+    scope="run",
+    labels=("collective",),
+    help="Bytes that a rank sends in a second (beta), fitted from the run's sweep of a collective.",
+)
+RUN_MATMUL_FLOPS = Metric(
+    name="observatory_run_matmul_flops_per_second",
+    kind="gauge",
+    unit="per_second",
+    scope="run",
+    labels=("m", "n", "k"),
+    help="Floating-point operations of a product of an m by k and a k by n matrix (2 m n k), divided by its time on the"
+    " slowest rank.",
+)
+RUN_COPY_BANDWIDTH = Metric(
+    name="observatory_run_copy_bytes_per_second",
+    kind="gauge",
+    unit="bytes_per_second",
+    scope="run",
+    labels=("kind", "size"),
+    help="Bytes that a copy reads and writes in the memory that it is named after, divided by its time on the slowest"
+    " rank; size is in bytes of one buffer.",
+)
+
+METRICS = (
+    RUN_COLLECTIVE_SECONDS,
+    RUN_COLLECTIVE_ALGORITHM_BANDWIDTH,
+    RUN_COLLECTIVE_BUS_BANDWIDTH,
+    RUN_COLLECTIVE_EXPECTED_SECONDS,
+    RUN_COLLECTIVE_CHOICE,
+    RUN_COLLECTIVE_ROUNDS,
+    RUN_COLLECTIVE_TOTAL_BYTES,
+    RUN_COLLECTIVE_PEAK_BYTES,
+    RUN_LINK_LATENCY_SECONDS,
+    RUN_LINK_BANDWIDTH,
+    RUN_MATMUL_FLOPS,
+    RUN_COPY_BANDWIDTH,
+)

@@ -1,0 +1,73 @@
+"""Metrics of what a rank's probes measure: times of single calls, and what was sent in them."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+COLLECTIVE_SECONDS = Metric(
+    name="observatory_collective_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("collective", "algorithm", "size"),
+    help="Time of one call of a collective on a rank: that of all measured calls, each queued behind the one before,"
+    " divided by their number; size is in bytes as nccl-tests counts them.",
+)
+COLLECTIVE_CHOICE = Metric(
+    name="observatory_collective_choice_info",
+    kind="gauge",
+    unit="info",
+    scope="rank",
+    labels=("collective", "size", "chosen", "protocol"),
+    help="1 for the algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+)
+COLLECTIVE_ROUNDS = Metric(
+    name="observatory_collective_rounds",
+    kind="gauge",
+    unit="rounds",
+    scope="rank",
+    labels=("collective", "algorithm", "size"),
+    help="Rounds of messages of one call, counted on a rank, those included in which it only waits.",
+)
+COLLECTIVE_SENT_BYTES = Metric(
+    name="observatory_collective_sent_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("collective", "algorithm", "size"),
+    help="Bytes of messages that a rank sent in one call, counted in the call and without headers.",
+)
+COLLECTIVE_PEAK_BYTES = Metric(
+    name="observatory_collective_peak_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("collective", "algorithm", "size"),
+    help="The most bytes that a rank sent, or received, in one round of a call.",
+)
+MATMUL_SECONDS = Metric(
+    name="observatory_matmul_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("m", "n", "k"),
+    help="Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls.",
+)
+COPY_SECONDS = Metric(
+    name="observatory_copy_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("kind", "size"),
+    help="Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer.",
+)
+
+METRICS = (
+    COLLECTIVE_SECONDS,
+    COLLECTIVE_CHOICE,
+    COLLECTIVE_ROUNDS,
+    COLLECTIVE_SENT_BYTES,
+    COLLECTIVE_PEAK_BYTES,
+    MATMUL_SECONDS,
+    COPY_SECONDS,
+)
