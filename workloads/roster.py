@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from workloads.cards import ddp, single
+from workloads.cards import (
+    all_reduce,
+    collectives,
+    copies,
+    ddp,
+    deepspeed,
+    fsdp,
+    hsdp,
+    matmul,
+    parameter_server,
+    single,
+    zero1,
+    zero2,
+)
 from workloads.cards.card import Card
 
 CARDS: tuple[Card, ...] = (
     single.CARD,
     ddp.CARD,
+    zero1.CARD,
+    zero2.CARD,
+    fsdp.CARD,
+    hsdp.CARD,
+    deepspeed.CARD,
+    parameter_server.CARD,
+    collectives.CARD,
+    all_reduce.CARD,
+    matmul.CARD,
+    copies.CARD,
 )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +37,22 @@ class Workload(Protocol):
         Raises:
             RuntimeError: a weight has no gradient.
         """
+
+
+@runtime_checkable
+class CountsPayload(Protocol):
+    """A workload that sends tensors by other means than process groups, where the Flight Recorder sees none."""
+
+    def payload_bytes(self) -> Mapping[str, int]:
+        """Bytes of the tensors that this rank so sent or received in its last step, by collective."""
+
+
+@runtime_checkable
+class HoldsTensors(Protocol):
+    """A workload whose states are not all behind its model's weights and its optimizer's state."""
+
+    def held_tensors(self) -> Mapping[str, Sequence[Tensor]]:
+        """After a step, those behind parameters, gradients and optimizer, in this order."""
 
 
 Build = Callable[[Setup, DeviceMesh, Phase], Workload]

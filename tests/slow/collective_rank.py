@@ -1,4 +1,4 @@
-"""One rank of a network in a box that counts the bytes which leave its node during each collective.
+"""One rank of a network in a box that counts the bytes that leave and reach its node in each collective.
 
 Started as `python -m tests.slow.collective_rank ORDER`, an `Order` as JSON.
 """
@@ -23,27 +23,43 @@ PAYLOAD_BYTES = 4 * ELEMENTS
 SETTLING_S = 0.1  # The last acknowledgements are on their way when a collective returns.
 
 
-def sent_bytes() -> int:
-    """Bytes that have left the node. The folder shows the links of the namespace that the process came in by."""
-    return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that passed the node's interface."""
+
+    sent_bytes: int
+    received_bytes: int
 
 
-def count_bytes(run: Callable[[], object]) -> int:
-    """Bytes that leave the node during a call, once connections stand."""
+def passed() -> Passed:
+    """Since the node stands. The folder shows the links of the namespace that the process came in by."""
+    statistics = Path(f"/sys/class/net/{INTERFACE}/statistics")
+    return Passed(
+        sent_bytes=int((statistics / "tx_bytes").read_text()),
+        received_bytes=int((statistics / "rx_bytes").read_text()),
+    )
+
+
+def count_bytes(run: Callable[[], object]) -> Passed:
+    """Bytes that pass the interface during a call, once connections stand."""
     run()
     dist.barrier()
     time.sleep(SETTLING_S)
-    before = sent_bytes()
+    before = passed()
     run()
     dist.barrier()
     time.sleep(SETTLING_S)
-    return sent_bytes() - before
+    after = passed()
+    return Passed(
+        sent_bytes=after.sent_bytes - before.sent_bytes,
+        received_bytes=after.received_bytes - before.received_bytes,
+    )
 
 
 def collectives(rank: int, ranks: int) -> dict[Collective, Callable[[], object]]:
     """Each of them on one tensor of the payload's size, as `wire_factor` reads it."""
     whole, other = torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
     part, parts = torch.zeros(ELEMENTS // ranks), list(other.chunk(ranks))
+    roots = parts if rank == 0 else None
 
     def send() -> None:
         if rank == 0:
@@ -56,6 +72,9 @@ def collectives(rank: int, ranks: int) -> dict[Collective, Callable[[], object]]
         "all_gather": lambda: dist.all_gather(parts, part),
         "reduce_scatter": lambda: dist.reduce_scatter(part, parts),
         "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce": lambda: dist.reduce(whole, 0),
+        "gather": lambda: dist.gather(part, roots, 0),
+        "scatter": lambda: dist.scatter(part, roots, 0),
         "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "send": send,
     }

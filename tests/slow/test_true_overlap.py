@@ -9,7 +9,7 @@ import pytest
 
 from tests.netbox import netbox
 from tests.slow.boxed_ranks import run_ranks
-from tests.slow.sleeping_rank import BUCKET_BYTES, Measured, SleepingOrder, Steps, Variant, ddp_setup
+from tests.slow.sleeping_rank import Measured, SleepingOrder, Steps, Variant, ddp_setup
 from workloads.laws.communication import link_of
 from workloads.laws.compute import ComputeTime
 from workloads.laws.overlap import StepTime, step_time
@@ -49,7 +49,6 @@ class Answers:
             axes={"data": RANKS},
             link=link_of(transfer, RANKS, "gloo", first.all_reduce_s),
             backend="gloo",
-            bucket_bytes=BUCKET_BYTES,
         )
 
     def steps(self, variant: Variant) -> list[Steps]:

@@ -48,4 +48,5 @@ def small_setup(
 
 def ranks_of(card: Card) -> int:
     """Two ranks, or as near as the strategy's needs allow."""
-    return min(max(2, card.needs.minimum_ranks), card.needs.maximum_ranks or 2)
+    ranks = max(2, card.needs.minimum_ranks)
+    return ranks if card.needs.maximum_ranks is None else min(ranks, card.needs.maximum_ranks)

@@ -6,10 +6,11 @@ import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.workloads.setups import SmallSetup
-from workloads.parts.data import Batches
+from workloads.parts.data import Batches, NoBatches, make_batches
 from workloads.parts.mesh import make_mesh
 from workloads.roster import card_of
 from workloads.workload import Phase, Workload
@@ -28,7 +29,7 @@ class Ready:
     """A rank's workload with its batches."""
 
     workload: Workload
-    batches: Batches
+    batches: Batches | NoBatches
 
     def step(self) -> Tensor | None:
         """One step on the next batch."""
@@ -42,10 +43,10 @@ def no_phase(name: str) -> nullcontext[None]:
 
 def make_ready(setup: SmallSetup, phase: Phase = no_phase) -> Ready:
     """Build the setup's strategy on this rank; the process group exists."""
-    mesh = make_mesh(card_of(setup.strategy).mesh(setup), setup.device)
+    card = card_of(setup.strategy)
+    mesh = make_mesh(card.mesh(setup), setup.device)
     workload: Workload = importlib.import_module(f"workloads.{setup.strategy}").build(setup, mesh, phase)
-    batches = Batches(setup, data_rank=mesh.get_local_rank("data"), data_ranks=mesh["data"].size())
-    return Ready(workload=workload, batches=batches)
+    return Ready(workload=workload, batches=make_batches(setup, card.place_of(setup, dist.get_rank())))
 
 
 def train(setup: SmallSetup, steps: int) -> list[StepRecord]:

@@ -6,17 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from workloads.laws.terms import States, Transfer
+from workloads.cards.data_place import DataPlace, place_in_mesh
+from workloads.laws.live_tensors import Prediction
+from workloads.laws.terms import NotCovered, States, Transfer
 from workloads.parts.shape import Shape
 
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OptionValue = bool | int | float | str
+Kind = Literal["training", "probe"]
+"""training: optimizer steps of a model. probe: a measurement of the machine, which has no model."""
 
 
 class Setup(Protocol):
-    """What a card and a workload read of a case."""
+    """What a card and a workload read of a case.
+
+    shape: of the model; a probe has none and must not ask.
+    """
 
     @property
     def strategy(self) -> str: ...
@@ -106,6 +113,9 @@ class Needs:
         return f"{ranks}; {' or '.join(self.devices)}"
 
 
+ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one element."""
+
 LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
 """How far the norm of a difference may be from `single`'s, as a share of the norm, where nothing but the order of
 additions differs."""
@@ -126,6 +136,34 @@ class Parity:
     reason: str = ""
 
 
+def _no_transfers(setup: Setup) -> tuple[Transfer, ...]:
+    return ()
+
+
+def _no_states(setup: Setup, rank: int) -> States:
+    return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
+
+
+def _no_paper(setup: Setup) -> States:
+    return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
+
+
+def _no_peak(setup: Setup) -> NotCovered:
+    return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
+
+
+def _no_notes(setup: Setup) -> list[str]:
+    return []
+
+
+def _nothing(setup: Setup) -> int:
+    return 0
+
+
+def _holds_nothing(setup: Setup, rank: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """A strategy: what it is, takes, needs and refuses, and its terms in the laws.
@@ -133,11 +171,17 @@ class Card:
     version: of the definition; a changed workload is a new series and is compared with none of the old.
     mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
     refusals: why this setup would be wrong or hang, with what would work; empty where it runs.
-    transfers, states: see `workloads.laws.terms`.
+    data_place: a rank's share of the batch, None for a rank that trains on none; by the mesh where it is left out.
+    transfers, states: of training, those of all ranks alike and those of a rank; see `workloads.laws.terms`.
+    paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
+    notes: what a reader of the run's figures must know of this setup.
+    peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
+    measurements: of a probe, how many each rank records.
+    working_bytes: what a rank of a probe holds at once; of training, its states are the least that it needs.
     """
 
     name: str
-    kind: Literal["training", "probe"]
+    kind: Kind
     summary: str
     version: int
     options: tuple[Option, ...]
@@ -145,5 +189,31 @@ class Card:
     parity: Parity
     mesh: Callable[[Setup], dict[str, int]]
     refusals: Callable[[Setup], list[str]]
-    transfers: Callable[[Setup], tuple[Transfer, ...]]
-    states: Callable[[Setup], States]
+    data_place: Callable[[Setup, int], DataPlace | None] | None = None
+    transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
+    states: Callable[[Setup, int], States] = _no_states
+    paper_states: Callable[[Setup], States] = _no_paper
+    peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
+    notes: Callable[[Setup], list[str]] = _no_notes
+    measurements: Callable[[Setup], int] = _nothing
+    working_bytes: Callable[[Setup, int], int] = _holds_nothing
+
+    def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
+        """The share of each batch that a rank trains on, None where it trains on none."""
+        if self.data_place is not None:
+            return self.data_place(setup, rank)
+        return place_in_mesh(self.mesh(setup), rank)
+
+    def data_ranks(self, setup: Setup) -> int:
+        """How many shares a batch is divided into."""
+        places = (self.place_of(setup, rank) for rank in range(setup.ranks))
+        return next(place.ranks for place in places if place is not None)
+
+    def most_states(self, setup: Setup) -> States:
+        """Each part as the rank that has most of it holds it."""
+        ranks = [self.states(setup, rank) for rank in range(setup.ranks)]
+        return States(
+            parameters_bytes=max(states.parameters_bytes for states in ranks),
+            gradients_bytes=max(states.gradients_bytes for states in ranks),
+            optimizer_bytes=max(states.optimizer_bytes for states in ranks),
+        )

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from workloads.cards.card import Card, Needs, Option, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals
-from workloads.laws.terms import States, Transfer, replicated_states
+from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals, microbatch, peak_not_covered
+from workloads.laws.compression import (
+    INDEXED_ELEMENTS,
+    largest_rank,
+    largest_weight,
+    powersgd_bytes,
+    rounded_bytes,
+    top_k_bytes,
+)
+from workloads.laws.live_tensors import Prediction, bucketed_gradients, fresh_gradients, step_peak
+from workloads.laws.memory import paper_states
+from workloads.laws.terms import Collective, NotCovered, States, Transfer, bucket_count, replicated_states
+
+COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powersgd: columns of a factor")
+DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
+
+WITH_MEMORY = ("powersgd", "topk")
+"""Schemes that add to a gradient what they left out of the last."""
 
 
 def _mesh(setup: Setup) -> dict[str, int]:
@@ -12,30 +30,134 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    reasons = batch_refusals(setup, data_ranks=setup.ranks)
-    if setup.options["compile"] != "none" and float(setup.options["bucket_mb"]) < 1:
-        reasons.append(
-            f"option bucket_mb is {setup.options['bucket_mb']} with compile={setup.options['compile']};"
+    return [
+        *batch_refusals(setup, data_ranks=setup.ranks),
+        *_replica_refusals(setup),
+        *_compression_refusals(setup),
+        *_idle_options(setup),
+    ]
+
+
+def _replica_refusals(setup: Setup) -> Iterator[str]:
+    """What DistributedDataParallel cannot do."""
+    options = setup.options
+    if options["compile"] != "none" and float(options["bucket_mb"]) < 1:
+        yield (
+            f"option bucket_mb is {options['bucket_mb']} with compile={options['compile']};"
             " torch.compile needs buckets of at least 1 MB"
         )
-    return reasons
+    if options["find_unused_parameters"] and options["static_graph"]:
+        yield (
+            "option find_unused_parameters is true with static_graph=true, which finds them once and for all;"
+            " leave one of them out"
+        )
+    if options["static_graph"] and int(options["accumulate"]) > 1:
+        yield (
+            f"option static_graph is true with accumulate={options['accumulate']}; torch learns the graph in the first"
+            " backward, which accumulation keeps from it, and fails: leave one of them out"
+        )
+    for name in ("find_unused_parameters", "static_graph"):
+        if options[name] and not options["overlap"]:
+            yield f"option {name} is true with overlap=false, where nothing is averaged in backward; leave one out"
+
+
+def _compression_refusals(setup: Setup) -> Iterator[str]:
+    """What a compression scheme cannot do."""
+    options, compress = setup.options, setup.options["compress"]
+    if compress in WITH_MEMORY and setup.precision == "fp16":
+        yield (
+            f"option compress is {compress} in fp16, whose gradients are scaled by a factor that changes, so that what"
+            " it remembers of the last ones would be of another scale; take --precision bf16, or compress=fp16"
+        )
+    if compress == "powersgd" and int(options["compress_rank"]) > largest_rank(setup.shape):
+        yield (
+            f"option compress_rank is {options['compress_rank']}; the smaller side of this shape's matrices is at most"
+            f" {largest_rank(setup.shape)}, where nothing is lost: take 1 to {largest_rank(setup.shape)}"
+        )
+    if compress == "topk" and not 0 < float(options["density"]) <= 1:
+        yield f"option density is {options['density']}; it must be above 0 and at most 1"
+    if compress == "topk" and largest_weight(setup.shape) >= INDEXED_ELEMENTS:
+        yield (
+            f"option compress is topk with a weight of {largest_weight(setup.shape)} elements; its indices are int32,"
+            f" so that a weight may have fewer than {INDEXED_ELEMENTS}: take another scheme"
+        )
+    if compress != "none" and options["find_unused_parameters"] and setup.backend == "nccl":
+        yield (
+            f"option compress is {compress} with find_unused_parameters=true on nccl: compression and the search would"
+            " use two communicators at once in no fixed order, which may hang; leave one out"
+        )
+
+
+def _idle_options(setup: Setup) -> Iterator[str]:
+    """Options that were set, and that the chosen scheme does not read."""
+    for option, scheme in ((COMPRESS_RANK, "powersgd"), (DENSITY, "topk")):
+        value, compress = setup.options[option.name], setup.options["compress"]
+        if value != option.default and compress != scheme:
+            yield (
+                f"option {option.name} is {value} with compress={compress}; only {scheme} reads it:"
+                f" leave it out, or take compress={scheme}"
+            )
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:
     if setup.ranks == 1:
         return ()
-    return (
-        Transfer(
-            collective="all_reduce",
-            axis="data",
-            payload_bytes=4 * setup.shape.parameters(),
-            behind="backward" if setup.options["overlap"] else None,
-        ),
+    transfers = [_averaging(setup, collective, payload_bytes) for collective, payload_bytes in _payloads(setup)]
+    if setup.options["find_unused_parameters"]:
+        # For each weight an int32 that says whether some rank used it, sent when backward is through.
+        used_bytes = 4 * setup.shape.parameter_tensors()
+        transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
+    return tuple(transfers)
+
+
+def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
+    """The collectives that each bucket goes through, in their order, with their bytes over all buckets."""
+    shape = setup.shape
+    match setup.options["compress"]:
+        case "fp16" | "bf16":
+            return [("all_reduce", rounded_bytes(shape))]
+        case "powersgd":
+            factors = powersgd_bytes(shape, int(setup.options["compress_rank"]))
+            return [("all_reduce", factors.left_bytes), ("all_reduce", factors.right_bytes)]
+        case "topk":
+            return [("all_gather", setup.ranks * top_k_bytes(shape, float(setup.options["density"])))]
+        case _:
+            return [("all_reduce", 4 * shape.parameters())]
+
+
+def _averaging(setup: Setup, collective: Collective, payload_bytes: int) -> Transfer:
+    is_overlapped = bool(setup.options["overlap"])
+    bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
+    return Transfer(
+        collective=collective,
+        axis="data",
+        payload_bytes=payload_bytes,
+        calls=bucket_count(4 * setup.shape.parameters(), bucket_bytes) if is_overlapped else 1,
+        behind="backward" if is_overlapped else None,
     )
 
 
-def _states(setup: Setup) -> States:
+def _states(setup: Setup, rank: int) -> States:
     return replicated_states(setup.shape)
+
+
+def _paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=0, data_ranks=setup.ranks)
+
+
+def _peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    if setup.options["compress"] != "none":
+        return NotCovered(reason="compression holds tensors of its own")
+    states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
+    grow = bucketed_gradients if is_overlapped else fresh_gradients
+    return step_peak(
+        microbatch(setup, setup.ranks),
+        states=states,
+        backwards=grow(states.gradients_bytes, int(setup.options["accumulate"])),
+        averaged_bytes=0 if is_overlapped else states.gradients_bytes,
+    )
 
 
 CARD = Card(
@@ -47,6 +169,16 @@ CARD = Card(
         *TRAINING_OPTIONS,
         Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
         Option(name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients that are averaged together"),
+        Option(
+            name="compress",
+            default="none",
+            choices=("none", "fp16", "bf16", "powersgd", "topk"),
+            help="how gradients are made smaller before they are averaged",
+        ),
+        COMPRESS_RANK,
+        DENSITY,
+        Option(name="find_unused_parameters", default=False, help="search each backward for weights without gradient"),
+        Option(name="static_graph", default=False, help="tell DistributedDataParallel that all steps are alike"),
     ),
     needs=Needs(),
     parity=Parity(
@@ -58,10 +190,18 @@ CARD = Card(
             {"accumulate": 2},
             {"accumulate": 2, "overlap": False},
             {"checkpoint": "full"},
+            {"static_graph": True},
+            {"find_unused_parameters": True},
+            # What compression loses is nothing where all elements are sent, or as many columns as the matrices have.
+            {"compress": "topk", "density": 1.0, "bucket_mb": 0.1},
+            # Weights stay where they are: AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
+            {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
         ),
     ),
     mesh=_mesh,
     refusals=_refusals,
     transfers=_transfers,
     states=_states,
+    paper_states=_paper_states,
+    peak=_peak,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from workloads.cards.card import Card, Needs, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals
-from workloads.laws.terms import States, Transfer, replicated_states
+from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals, microbatch, peak_not_covered
+from workloads.laws.live_tensors import Prediction, fresh_gradients, step_peak
+from workloads.laws.memory import paper_states
+from workloads.laws.terms import NotCovered, States, Transfer, replicated_states
 
 
 def _mesh(setup: Setup) -> dict[str, int]:
@@ -19,8 +21,20 @@ def _transfers(setup: Setup) -> tuple[Transfer, ...]:
     return ()
 
 
-def _states(setup: Setup) -> States:
+def _states(setup: Setup, rank: int) -> States:
     return replicated_states(setup.shape)
+
+
+def _paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
+
+
+def _peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    states = replicated_states(setup.shape)
+    backwards = fresh_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
+    return step_peak(microbatch(setup, 1), states=states, backwards=backwards)
 
 
 CARD = Card(
@@ -38,4 +52,6 @@ CARD = Card(
     refusals=_refusals,
     transfers=_transfers,
     states=_states,
+    paper_states=_paper_states,
+    peak=_peak,
 )

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from workloads.cards.card import Option, Setup
+from workloads.laws.activations import Checkpoint, Microbatch
+from workloads.laws.learning_rate import RULES, Rule, factor
+from workloads.laws.terms import NotCovered
 
 TRAINING_OPTIONS: tuple[Option, ...] = (
     Option(name="accumulate", default=1, minimum=1, help="parts that a rank's batch is split into, one after another"),
     Option(name="learning_rate", default=3e-4, minimum=0.0, help="of AdamW"),
+    Option(
+        name="lr_rule",
+        default="base",
+        choices=RULES,
+        help="the rate with more data ranks: base as given, linear times their number, sqrt times its square root",
+    ),
+    Option(name="lr_warm_up", default=0, minimum=0, help="steps in which the rate grows from the given to the scaled"),
     Option(name="clip", default=1.0, minimum=0.0, help="largest norm of the gradient; 0 does not clip"),
     Option(
         name="checkpoint",
@@ -28,6 +38,32 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
 def local_batch(setup: Setup, data_ranks: int) -> int:
     """Sequences that one data rank takes through the model at a time: the effective batch over ranks and parts."""
     return setup.shape.batch // (data_ranks * int(setup.options["accumulate"]))
+
+
+def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
+    """What a step, counted from 0, multiplies the learning rate by, where so many ranks share each batch."""
+    rule: Rule = setup.options["lr_rule"]  # type: ignore[assignment]  # The card allows no other word.
+    return factor(rule, data_ranks=data_ranks, warm_up=int(setup.options["lr_warm_up"]), step=step)
+
+
+def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
+    """The tensors of one of a rank's microbatches."""
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    return Microbatch(
+        shape=setup.shape,
+        sequences=local_batch(setup, data_ranks),
+        precision=setup.precision,
+        checkpoint=checkpoint,
+    )
+
+
+def peak_not_covered(setup: Setup) -> NotCovered | None:
+    """Why the law of activations does not tell this setup's peak, whatever the strategy; None where it may."""
+    if setup.device != "cpu":
+        return NotCovered(reason="the law of activations is that of the CPU's kernels")
+    if setup.options["compile"] != "none":
+        return NotCovered(reason="compiled blocks keep what the compiler chooses")
+    return None
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:

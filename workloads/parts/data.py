@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from workloads.cards.card import Setup
+from workloads.cards.check_options import check_of, is_made
+from workloads.cards.data_place import DataPlace
 from workloads.cards.training_options import local_batch
 from workloads.parts.shape import Shape
 
@@ -67,8 +69,10 @@ class Batches:
         data_rank: int,
         data_ranks: int,
         epoch_steps: int = EPOCH_STEPS,
+        is_reordered: bool = True,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """is_reordered: each epoch has an order of its own; without it, that of the first."""
         self.sequences = int(setup.options["accumulate"]) * local_batch(setup, data_ranks)
         """Sequences of this rank in one optimizer step."""
         dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
@@ -89,7 +93,7 @@ class Batches:
             collate_fn=_Collate(delay_s=float(setup.options["loader_delay_ms"]) / 1e3, sleep=sleep),
         )
         # The generator alone holds the loader: when it is closed, so are the loader's processes.
-        self._tokens = _endless(loader, sampler)
+        self._tokens = _endless(loader, sampler, is_reordered)
 
     def __iter__(self) -> Iterator[Tensor]:
         return self
@@ -103,16 +107,49 @@ class Batches:
         self._tokens.close()
 
 
+class NoBatches:
+    """The batches of a rank that trains on none: empty ones, without end."""
+
+    sequences = 0
+
+    def __init__(self, setup: Setup) -> None:
+        self._tokens_bs = torch.empty((0, setup.shape.sequence + 1), dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        """No sequence."""
+        return self._tokens_bs
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def make_batches(setup: Setup, place: DataPlace | None) -> Batches | NoBatches:
+    """The batches of a rank with this place."""
+    if place is None:
+        return NoBatches(setup)
+    check = check_of(setup)
+    return Batches(
+        setup,
+        data_rank=place.rank,
+        data_ranks=place.ranks,
+        epoch_steps=EPOCH_STEPS if check is None else check.epoch_steps,
+        is_reordered=not is_made("sampler_epoch", setup),
+    )
+
+
 def to_device(tokens_bs: Tensor, device: torch.device) -> Tensor:
     """The batch on the device; from pinned memory the copy runs beside the host."""
     return tokens_bs.to(device, non_blocking=True)
 
 
 def _endless(
-    loader: DataLoader[NDArray[np.int64]], sampler: DistributedSampler[NDArray[np.int64]]
+    loader: DataLoader[NDArray[np.int64]], sampler: DistributedSampler[NDArray[np.int64]], is_reordered: bool
 ) -> Generator[Tensor]:
     for epoch in count():
-        sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch if is_reordered else 0)
         yield from loader
 
 

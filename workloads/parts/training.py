@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.cards.card import Precision, Setup
+from workloads.parts.batch_norm import make_batch_norm
+from workloads.parts.learning_rate import LearningRate
 from workloads.parts.transformer import Checkpoint, Transformer, next_token_loss
 from workloads.workload import Phase
 
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Clip = Callable[[Iterable[nn.Parameter], float], object]
+"""Scales the gradients of the weights down to a norm, where theirs is larger."""
 
 
 class Trainer:
@@ -36,22 +43,27 @@ class Trainer:
         *,
         no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
         after_backward: Callable[[], None] = lambda: None,
+        optimizer: Optimizer | None = None,
+        clip: Clip = nn.utils.clip_grad_norm_,
     ) -> None:
-        """Take over a model that lies on its device, and make its optimizer.
+        """Take over a model that lies on its device, and make its optimizer where none is handed in.
 
         model: what is called, wrappers included.
         no_sync: entered around forward and backward of every microbatch but the last.
         after_backward: called when the last microbatch's backward is through; its time is backward's.
+        clip: what limits the norm of the whole gradient, of which a rank may hold a part only.
         """
         self.model = model
-        self.optimizer: Optimizer = make_optimizer(setup, model.parameters())
+        self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
         self._phase = phase
         self._no_sync = no_sync
         self._after_backward = after_backward
         self._device = setup.device
         self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
         self._accumulate = int(setup.options["accumulate"])
-        self._clip = float(setup.options["clip"])
+        self._clip = clip
+        self._largest_norm = float(setup.options["clip"])
+        self._learning_rate = LearningRate(setup)
         # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
         self._scaler = torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
 
@@ -70,7 +82,7 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """See `Workload.full_gradients`; for models whose gradients are whole on each rank."""
+        """See `Workload.full_gradients`."""
         return whole_gradients(self.model)
 
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
@@ -89,10 +101,11 @@ class Trainer:
         return torch.autocast(self._device, dtype=self._autocast_type)
 
     def _update(self) -> None:
+        self._learning_rate.begin_step(self.optimizer)
         # The optimizer could unscale by itself, but then clipping would see scaled gradients, and so would readers.
         self._scaler.unscale_(self.optimizer)
-        if self._clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        if self._largest_norm:
+            self._clip(self.model.parameters(), self._largest_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
 
@@ -101,20 +114,24 @@ def make_model(setup: Setup) -> Transformer:
     """The reference model on the rank's device: equal in all ranks, whatever was drawn before."""
     torch.manual_seed(setup.seed)
     with torch.device(setup.device):
-        model = Transformer(setup.shape, checkpoint=_checkpoint(setup))
+        model = Transformer(setup.shape, checkpoint=_checkpoint(setup), batch_norm=make_batch_norm(setup))
     compile_blocks(model, str(setup.options["compile"]))
     return model
 
 
 def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:
-    """AdamW over these weights, its update one kernel."""
-    return AdamW(
-        parameters,
-        lr=float(setup.options["learning_rate"]),
-        betas=BETAS,
-        weight_decay=WEIGHT_DECAY,
-        fused=True,
-    )
+    """AdamW over these weights."""
+    return AdamW(parameters, **adamw_settings(setup))
+
+
+def adamw_settings(setup: Setup) -> dict[str, Any]:
+    """What AdamW is made with, beside the weights; its update is one kernel."""
+    return {
+        "lr": float(setup.options["learning_rate"]),
+        "betas": BETAS,
+        "weight_decay": WEIGHT_DECAY,
+        "fused": True,
+    }
 
 
 def compile_blocks(model: Transformer, mode: str) -> None:
@@ -128,6 +145,8 @@ def compile_blocks(model: Transformer, mode: str) -> None:
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradient of each weight, by the weight's name without those of wrappers.
 
+    Gradients that ranks hold in parts are brought together, so that all ranks must call this.
+
     Raises:
         RuntimeError: a weight has no gradient.
     """
@@ -136,8 +155,17 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
         plain_name = name.removeprefix("module.")
         if weight.grad is None:
             raise RuntimeError(f"weight {plain_name} has no gradient; the last backward did not reach it")
-        gradients[plain_name] = weight.grad
+        gradients[plain_name] = _whole(weight.grad)
     return gradients
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    if not isinstance(gradient, DTensor):
+        return gradient
+    # An offloaded part has to lie on the device whose ranks bring it together.
+    part = gradient.to(gradient.device_mesh.device_type)
+    whole: Tensor = part.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
+    return whole
 
 
 def _checkpoint(setup: Setup) -> Checkpoint:

@@ -1,0 +1,88 @@
+"""Setups and fakes for tests of probes: small, on the CPU, and without bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
+from workloads.parts.shape import Shape
+from workloads.probe import Quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallProbe:
+    """A `ProbeSetup` with what the tests vary."""
+
+    strategy: str
+    options: Mapping[str, OptionValue]
+    ranks: int = 1
+    device: Device = "cpu"
+    backend: Backend = "gloo"
+    precision: Precision = "fp32"
+    seed: int = 7
+    steps: int = 3
+    warm_up: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """There is none."""
+        raise AssertionError("a probe asked for the model's shape")
+
+
+def small_probe(
+    card: Card,
+    options: Mapping[str, OptionValue] | None = None,
+    *,
+    ranks: int = 1,
+    device: Device = "cpu",
+    precision: Precision = "fp32",
+) -> SmallProbe:
+    """The probe with its default options, some replaced."""
+    defaults = {option.name: option.default for option in card.options}
+    return SmallProbe(
+        strategy=card.name,
+        options={**defaults, **(options or {})},
+        ranks=ranks,
+        device=device,
+        precision=precision,
+    )
+
+
+@dataclass(slots=True)
+class FakeRecord:
+    """Keeps what it is given."""
+
+    taken: list[tuple[dict[Quantity, float], dict[str, str]]] = field(default_factory=list)
+
+    def __call__(self, figures: Mapping[Quantity, float], **labels: str) -> None:
+        self.taken.append((dict(figures), labels))
+
+
+@dataclass(slots=True)
+class FakeStopwatch:
+    """Makes each call and finds it to take the seconds that it was told. during: called after each call."""
+
+    elapsed_s: tuple[float, ...] = (9.0, 1.0, 2.0)
+    during: Callable[[], object] = lambda: None
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> float:
+        """The mean of the seconds."""
+        return sum(self.each(call, warm_up=warm_up, calls=calls)) / calls
+
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+        """The seconds, over and over."""
+        self.asked.append((warm_up, calls))
+        for _ in range(warm_up + calls):
+            call()
+            self.during()
+        return [self.elapsed_s[number % len(self.elapsed_s)] for number in range(calls)]
+
+
+class IdleStopwatch(FakeStopwatch):
+    """Says that it made the calls, and made none."""
+
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+        """A second each."""
+        return [1.0] * calls

@@ -1,0 +1,140 @@
+"""The strategy `deepspeed`: the reference model under the engine of DeepSpeed, with ZeRO's stages 0 to 3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from workloads.cards.card import Setup
+from workloads.cards.training_options import local_batch
+from workloads.parts.deepspeed_start import start
+from workloads.parts.flat_gradients import Layout, unflatten
+from workloads.parts.learning_rate import LearningRate
+from workloads.parts.training import AUTOCAST_TYPES, make_model, make_optimizer
+from workloads.parts.transformer import next_token_loss
+from workloads.workload import Phase, Workload
+
+LAYOUTS: Mapping[int, Layout] = {0: "whole", 1: "end_to_end", 2: "end_to_end", 3: "each"}
+"""How a stage's update divides the gradients that it reads among the ranks."""
+
+
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """The engine over all ranks, with our AdamW within."""
+    return DeepSpeedTrainer(setup, mesh.get_group("data"), phase)
+
+
+class DeepSpeedTrainer:
+    """Trains as `parts.training.Trainer` does, by DeepSpeed's engine; a `Workload` of itself.
+
+    The engine lets go of the gradients when it has updated. What its update read is kept until the next step begins, by
+    which no step needs more memory: its peak is in backward.
+    """
+
+    def __init__(self, setup: Setup, group: dist.ProcessGroup, phase: Phase) -> None:
+        model = make_model(setup)
+        optimizer = make_optimizer(setup, model.parameters())
+        self._weights = dict(model.named_parameters())
+        self._shapes = {name: weight.shape for name, weight in self._weights.items()}
+        self._layout = LAYOUTS[int(setup.options["stage"])]
+        self._group, self._phase = group, phase
+        self._device = torch.device(setup.device)
+        self._accumulate = int(setup.options["accumulate"])
+        self._learning_rate = LearningRate(setup)
+        self._gradients: list[Tensor] = []
+        optimizer.register_step_post_hook(self._keep_gradients)
+        engine: Any = start(setup.device, setup.backend).initialize(
+            model=model, optimizer=optimizer, config=settings(setup), dist_init_required=False
+        )[0]
+        self._engine = engine
+        self.model: nn.Module = engine
+        self.optimizer: Optimizer = optimizer
+
+    def step(self, tokens_bs: Tensor) -> Tensor:
+        """See `Workload.step`."""
+        with self._phase("optimizer"):
+            self._gradients.clear()
+            self._learning_rate.begin_step(self.optimizer)
+        losses = []
+        for microbatch_bs in tokens_bs.chunk(self._accumulate):
+            with self._phase("forward"):
+                logits_bsv = self._engine(microbatch_bs[:, :-1])
+                loss = next_token_loss(logits_bsv, microbatch_bs[:, 1:])
+            with self._phase("backward"):
+                losses.append(self._engine.backward(loss).detach())
+            with self._phase("optimizer"):
+                self._engine.step()
+        return torch.stack(losses).sum()
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """See `Workload.full_gradients`; all ranks call it."""
+        if not self._gradients:
+            raise RuntimeError("weights have no gradient; the last step did not update them")
+        return unflatten(self._gradients, self._shapes, self._layout, self._group, self._device)
+
+    def held_tensors(self) -> dict[str, list[Tensor]]:
+        """The training state that this rank holds, by part: DeepSpeed keeps most of it where no weight leads to it."""
+        # Of what stage 3 has divided, a weight's own tensor is empty between steps.
+        parts = [weight.ds_tensor for weight in self._weights.values() if hasattr(weight, "ds_tensor")]
+        states = self.optimizer.state
+        return {
+            "parameters": [*self._weights.values(), *parts],
+            "gradients": [*self._gradients, *self._accumulated()],
+            # The weights that it updates are a copy, unless it updates the model's own.
+            "optimizer": [*states, *(each for state in states.values() for each in state.values())],
+        }
+
+    def _accumulated(self) -> list[Tensor]:
+        """Where stage 3 adds up its part of the gradients; it stays from step to step."""
+        buffer = getattr(self._engine.optimizer, "grad_partitions_flat_buffer", None)
+        return [] if buffer is None else [buffer]
+
+    def _keep_gradients(self, optimizer: Optimizer, *_: object) -> None:
+        """Called after each update, of which a stage may make several in a step."""
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        self._gradients += [weight.grad for weight in weights]
+
+
+def settings(setup: Setup) -> dict[str, Any]:
+    """DeepSpeed's configuration of this setup."""
+    options = setup.options
+    zero: dict[str, Any] = {
+        "stage": int(options["stage"]),
+        "overlap_comm": bool(options["overlap_comm"]),
+        "reduce_bucket_size": int(options["reduce_bucket_size"]),
+        "stage3_param_persistence_threshold": int(options["param_persistence_threshold"]),
+        "stage3_max_reuse_distance": int(options["max_reuse_distance"]),
+        "stage3_prefetch_bucket_size": int(options["prefetch_bucket_size"]),
+    }
+    if options["offload"]:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": setup.device == "cuda"}
+    return {
+        "train_micro_batch_size_per_gpu": local_batch(setup, setup.ranks),
+        "gradient_accumulation_steps": int(options["accumulate"]),
+        "gradient_clipping": float(options["clip"]),
+        "zero_optimization": zero,
+        "torch_autocast": _autocast(setup),
+        # Our AdamW is torch's, on the host too; DeepSpeed's own would have to be compiled.
+        "zero_force_ds_cpu_optimizer": False,
+        # It would wait for the GPU at both ends of each step.
+        "timers": {"throughput": {"enabled": False}},
+        "steps_per_print": sys.maxsize,
+    }
+
+
+def _autocast(setup: Setup) -> dict[str, Any]:
+    """Weights stay in fp32 and products round, as in every strategy: with weights in bf16, it would be another model.
+
+    DeepSpeed would also round the gradients of linear layers on their way; without modules that it may do so with,
+    they travel in fp32, as those of other strategies.
+    """
+    dtype = AUTOCAST_TYPES.get(setup.precision)
+    if dtype is None:
+        return {"enabled": False}
+    return {"enabled": True, "dtype": str(dtype).removeprefix("torch."), "lower_precision_safe_modules": []}

@@ -1,0 +1,14 @@
+"""The strategy `fsdp`: weights, gradients and optimizer states are divided; each block is gathered when it computes."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from workloads.cards.card import Setup
+from workloads.parts.sharding import make_trainer
+from workloads.workload import Phase, Workload
+
+
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """Weights are divided again after forward, so that backward gathers them a second time."""
+    return make_trainer(setup, mesh, phase, reshard=int(setup.options["reshard"]) or True)
