@@ -19,15 +19,17 @@ class Case:
 
     version: of the strategy's definition, from its card.
     threads: CPU threads of a rank; a rank on the CPU counts as one device of so many threads.
+    model: what is trained, and the batch; None for a probe.
     trials: times that fresh ranks measure it.
-    steps, warm_up, trace_steps: optimizer steps of a trial, measured, before that, and after it under the profiler.
+    steps, warm_up, trace_steps: optimizer steps of a trial, measured, before that, and after it under the profiler;
+    of a probe, the calls of each measurement, and none under the profiler.
     options: all options of the strategy, those left at their default included.
     """
 
     strategy: str
     version: int
     ranks: int
-    shape: Shape
+    model: Shape | None
     device: Device
     backend: Backend
     precision: Precision
@@ -39,12 +41,23 @@ class Case:
     seed: int
     options: Mapping[str, OptionValue]
 
+    @property
+    def shape(self) -> Shape:
+        """The model's dimensions. Do not ask a probe, which has no model."""
+        assert self.model is not None, f"{self.strategy} has no model"
+        return self.model
+
     def key(self) -> str:
         """Cases of equal key measure the same thing; how often and how long they measure is not part of it."""
         fields = asdict(self)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    def positions(self) -> int:
+        """How many readings each rank logs while it works: its steps, or the measurements of a probe."""
+        card = self.card()
+        return card.measurements(self) if card.kind == "probe" else self.warm_up + self.steps
 
     def card(self) -> Card:
         """The card of the case's strategy."""
@@ -124,13 +137,14 @@ def check(case: Case) -> Case:
 def one_rank_baseline(case: Case, scaling: str) -> Case | None:
     """The case of `single` that scaling efficiency is read against; None where it would not divide.
 
-    scaling: "weak" has the work of one rank of the case, "strong" has the whole case's work.
+    scaling: "weak" has the work of one rank that trains, "strong" has the whole case's work.
     """
     batch = case.shape.batch
     if scaling == "weak":
-        if batch % case.ranks:
+        data_ranks = case.card().data_ranks(case)
+        if batch % data_ranks:
             return None
-        batch //= case.ranks
+        batch //= data_ranks
     single = card_of("single")
     options = {option.name: case.options.get(option.name, option.default) for option in single.options}
     baseline = replace(
@@ -138,7 +152,7 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
         strategy=single.name,
         version=single.version,
         ranks=1,
-        shape=replace(case.shape, batch=batch),
+        model=replace(case.shape, batch=batch),
         options=options,
         backend="nccl" if case.device == "cuda" else "gloo",
     )

@@ -22,6 +22,7 @@ COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
     "run": "Measure one strategy on this machine.",
     "show": "The history of runs, or one run whole.",
+    "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of runs and results to Prometheus.",
 }
@@ -89,12 +90,23 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    _drop_unsaid()
+    sys.exit(code)
 
 
 def _drop_output() -> None:
     """Let what is left in the buffer go nowhere: the interpreter would try it again and end with a code of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _drop_unsaid() -> None:
+    """The same for what standard error could not take."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _fail(code: int, message: str) -> int:

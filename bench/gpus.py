@@ -111,11 +111,6 @@ def read_gpus(nvml: Nvml | None = None, environment: Mapping[str, str] = os.envi
     return Gpus(driver_version=driver_version, gpus=gpus, links=links, absent=absent)
 
 
-def visible_gpus(nvml: Nvml | None = None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Names of the GPUs that this process may use, without torch; none where there is no driver."""
-    return tuple(gpu.name for gpu in read_gpus(nvml, environment).gpus)
-
-
 def _pynvml() -> Nvml:
     import pynvml  # Only here: who hands in another module needs none.
 

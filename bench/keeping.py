@@ -11,6 +11,7 @@ from typing import get_args
 from bench import run as runs
 from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
+from bench.judgement.against_history import against_history
 from bench.judgement.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
 from bench.machine import Machine
 from bench.run_folders import ended_folders
@@ -28,7 +29,7 @@ class Kept:
 
 
 def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> Kept:
-    """Give each summary its scaling efficiency, and write all of them, whatever one place refuses.
+    """Give each summary what others and the history add to it, and write all of them, whatever one place refuses.
 
     told: the baseline that a person named; without it, one measured beside the run, or the newest in the history.
     """
@@ -37,7 +38,8 @@ def keep(summaries: Sequence[Summary], machine: Machine, history: History, told:
     for summary in summaries:
         try:
             summary = replace(summary, scaling=_scaling(summary, summaries, history, told))
-        except InfrastructureFailed as error:  # The run is kept all the same, without its efficiency.
+            summary = against_history(summary, history)
+        except InfrastructureFailed as error:  # The run is kept all the same, without what could not be asked.
             failures.append(error)
         kept.append(summary)
         for write in (runs.save, partial(history.add, machine=machine)):
@@ -85,7 +87,7 @@ def adopt(folder: Path, history: History, store: str | None) -> list[str]:
 def _scaling(
     summary: Summary, beside: Iterable[Summary], history: History, told: Summary | None
 ) -> tuple[ScalingEfficiency, ...]:
-    if summary.case.ranks == 1 or not summary.trials_done:
+    if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
         return ()
     if told is not None:
         return (_efficiency(summary, told),)

@@ -9,34 +9,27 @@ import importlib
 import math
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
+from bench.joining import join, take_device, wait_for_all
+from bench.position import Position
 from collectors import allocator, flight_recorder
 from collectors.catalogue.communication import PAYLOAD_BYTES
-from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.metric import Sample
 from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Reading, SampleLog
+from collectors.state_bytes import state_bytes
 from collectors.step_clock import StepClock, StepTimes, make_clock
 from collectors.traces.breakdown import breakdowns, why_no_communication
-from workloads.parts.data import Batches, to_device
+from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import Workload
-
-
-@dataclass(slots=True)
-class Position:
-    """The step that a rank is in, for whoever must say where it failed."""
-
-    step: int = 0
+from workloads.workload import CountsPayload, HoldsTensors, Workload
 
 
 def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
@@ -47,40 +40,18 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the workload raises.
     """
     case = order.case
-    torch.set_num_threads(case.threads)
-    device = _device(order)
-    _join(order, device)
-    mesh = make_mesh(case.card().mesh(case), case.device)
+    device = take_device(order)
+    join(order, device)
+    card = case.card()
+    mesh = make_mesh(card.mesh(case), case.device)
     clock = make_clock(device)
     workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, clock.phase)
-    batches = Batches(case, data_rank=mesh.get_local_rank("data"), data_ranks=mesh["data"].size())
+    batches = make_batches(case, card.place_of(case, order.rank))
     rank = _Rank(order, log, position, device, clock, workload, batches)
     try:
         rank.run()
     finally:
         batches.close()
-
-
-def _device(order: RankOrder) -> torch.device:
-    if order.case.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", order.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _join(order: RankOrder, device: torch.device) -> None:
-    """Meet the other ranks in the supervisor's store."""
-    timeout = timedelta(seconds=order.collective_timeout_s)
-    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=timeout)
-    dist.init_process_group(
-        order.case.backend,
-        store=PrefixStore(order.prefix, store),
-        rank=order.rank,
-        world_size=order.case.ranks,
-        timeout=timeout,
-        device_id=device if order.case.backend == "nccl" else None,
-    )
 
 
 class _Rank:
@@ -94,7 +65,7 @@ class _Rank:
         device: torch.device,
         clock: StepClock,
         workload: Workload,
-        batches: Batches,
+        batches: Batches | NoBatches,
     ) -> None:
         self._order = order
         self._log = log
@@ -113,13 +84,12 @@ class _Rank:
         """Warm up and measure; then trace, and look at memory, in steps of their own."""
         case = self._order.case
         self._steps(case.warm_up, "warm_up")
-        self._wait_for_all()
+        wait_for_all(self._device)
         self._steps(case.steps, "measured")
-        self._wait_for_all()
+        wait_for_all(self._device)
         if case.trace_steps:
             self._trace()
-        if self._device.type == "cpu":
-            self._measure_live_tensors()
+        self._measure_memory()
 
     def _steps(self, count: int, mark: Mark) -> None:
         self._clock.start()
@@ -128,7 +98,8 @@ class _Rank:
             loss = self._step()
             begun_ns = time.perf_counter_ns()
             self._clock.end_step(loss)
-            self._memory.append([*allocator.step_samples(self._device), OBSERVER_SECONDS.at(self._observer_ns / 1e9)])
+            observer = OBSERVER_SECONDS.at(self._observer_ns / 1e9)
+            self._memory.append([*allocator.step_samples(self._device), *self._learning_rate(), observer])
             self._position.step += 1
             self._write(self._clock.finished(), mark)
             self._observer_ns = time.perf_counter_ns() - begun_ns
@@ -159,6 +130,11 @@ class _Rank:
             self._log.write(self._reading(mark, self._logged, samples))
             self._logged += 1
 
+    def _learning_rate(self) -> list[Sample]:
+        """That of the step just done; a rank whose optimizer updates nothing itself has none."""
+        rates = [group["lr"] for group in self._workload.optimizer.param_groups if "lr" in group]
+        return [LEARNING_RATE.at(rates[0])] if rates else []
+
     def _loss(self, loss: float | None) -> list[Sample]:
         if loss is None:
             return []
@@ -172,11 +148,14 @@ class _Rank:
     def _trace(self) -> None:
         """A window of steps under the profiler, and what the rank handed to collectives in it."""
         order = self._order
+        told: Counter[str] = Counter()
         before = flight_recorder.dump(order.case.backend)
         with Window(self._device) as window:
             for _ in range(order.case.trace_steps):
                 with window.step():
                     self._step()
+                if isinstance(self._workload, CountsPayload):
+                    told.update(self._workload.payload_bytes())
                 self._position.step += 1
         after = flight_recorder.dump(order.case.backend)
         timeline = window.timeline(order.rank)
@@ -185,13 +164,14 @@ class _Rank:
             window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
         if (reason := why_no_communication(timeline)) is not None:
             self._note(f"communication is absent: {reason}")
-        payloads = self._payloads(before, after)
+        payloads = self._payloads(before, after, told)
         for breakdown in breakdowns(timeline):
             self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads))
             self._logged += 1
 
-    def _payloads(self, before: bytes, after: bytes) -> list[Sample]:
-        payload_bytes: Counter[str] = Counter()
+    def _payloads(self, before: bytes, after: bytes, told: Mapping[str, int]) -> list[Sample]:
+        """Payload of a mean step. told: what the workload counted itself."""
+        payload_bytes = Counter(told)
         try:
             for entered in flight_recorder.entered_since(before, after):
                 payload_bytes[entered.name] += entered.payload_bytes
@@ -200,23 +180,27 @@ class _Rank:
         steps = self._order.case.trace_steps
         return [PAYLOAD_BYTES.at(total / steps, collective=name) for name, total in payload_bytes.items() if total]
 
-    def _measure_live_tensors(self) -> None:
+    def _measure_memory(self) -> None:
+        """The peak of live tensors, on the CPU; then the states that the last step left behind."""
+        live = self._live_tensors() if self._device.type == "cpu" else []
+        held = self._workload.held_tensors() if isinstance(self._workload, HoldsTensors) else None
+        states = state_bytes(self._workload.model, self._workload.optimizer, held)
+        self._log.write(self._reading("memory", self._logged, [*live, *states]))
+
+    def _live_tensors(self) -> list[Sample]:
+        if self._order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
+            self._note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
+            return []
         try:
             samples = allocator.live_tensor_bytes(self._step, self._workload.model, self._workload.optimizer)
         except allocator.CannotTrack as error:
             self._note(f"live tensor bytes are absent: {error}")
-            return
+            return []
         self._position.step += 1
-        self._log.write(self._reading("memory", self._logged, samples))
+        return samples
 
     def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:
         return Reading(trial=self._order.trial, time_ns=time.time_ns(), mark=mark, step=step, samples=samples)
 
     def _note(self, text: str) -> None:
         self._log.write(Note(trial=self._order.trial, time_ns=time.time_ns(), text=text))
-
-    def _wait_for_all(self) -> None:
-        """Begin a window together, so that the first of its steps does not wait for a late rank."""
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

@@ -19,14 +19,12 @@ from bench.engines.messages import Cause, Outcome
 from bench.environment import redact
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault
-from bench.judgement.results import results_of
-from bench.judgement.trials import node_notes, read_trials
+from bench.judgement.findings import findings
+from bench.judgement.rank_logs import node_notes
 from bench.machine import Machine
-from bench.peaks import Peak, peak_of
 from bench.run_folders import is_running, lock_folder, running_folders
 from bench.summary import Summary, decode, encode
 from collectors.sample_log import NewerSchema
-from workloads.cards.training_options import local_batch
 from workloads.roster import CARDS
 
 SCHEMA_VERSION = 1
@@ -112,13 +110,9 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
     if case.strategy not in {card.name for card in CARDS}:
         raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
     try:
-        logs = read_trials(folder, case.ranks)
+        found = findings(case, folder, _device_name(case, machine))
     except NewerSchema as error:
         raise Misuse(str(error)) from None
-    peak = peak_of(_device_name(case, machine), case.precision)
-    estimates, notes = results_of(case, logs.trials, peak)
-    mesh = case.card().mesh(case)
-    data_ranks = mesh.get("data", 1)
     return Summary(
         run=file.run,
         case=case,
@@ -129,19 +123,14 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         ended_ns=_last_change_ns(folder),
         outcome=outcome,
         cause=cause,
-        trials_done=len(logs.trials),
-        estimates=estimates,
+        trials_done=found.trials_done,
+        estimates=found.estimates,
         scaling=(),
-        effective_batch={
-            "local": local_batch(case, data_ranks),
-            "data_ranks": data_ranks,
-            "accumulate": int(case.options["accumulate"]),
-            "total": case.shape.batch,
-        },
-        peak=peak if isinstance(peak, Peak) else None,
-        step_spread_ratio=max((trial.step_spread_ratio for trial in logs.trials), default=None),
+        effective_batch=found.effective_batch,
+        peak=found.peak,
+        step_spread_ratio=found.step_spread_ratio,
         # What a node lacks for GPUs says nothing of a run on its CPU.
-        notes=(*logs.notes, *(node_notes(folder) if case.device == "cuda" else ()), *notes),
+        notes=(*found.notes, *(node_notes(folder) if case.device == "cuda" else ())),
         folder=str(folder),
     )
 

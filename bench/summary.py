@@ -24,7 +24,7 @@ class Summary:
     commit, torch_version: of this program where it ran from a source tree, and of torch.
     started_ns, ended_ns: Unix time.
     trials_done: trials that were completed by all ranks; the only ones that count.
-    effective_batch: local, data_ranks, accumulate and total, in sequences.
+    effective_batch: local, data_ranks, accumulate and total, in sequences; empty for a probe.
     peak: what the run's MFU is a share of; None where it is unknown.
     step_spread_ratio: see `bench.judgement.estimate.spread`; None where nothing was measured.
     notes: what is absent, and why.

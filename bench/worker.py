@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,9 +22,13 @@ from typing import NoReturn
 import msgspec
 
 from bench.engines.messages import RankOrder
-from bench.measure import Position, measure
+from bench.measure import measure
+from bench.position import Position
+from bench.probing import run_probe
+from bench.witness import witness
 from collectors import flight_recorder
 from collectors.sample_log import Ended, LogUnwritable, Opened, SampleLog
+from workloads.cards.check_options import check_of
 
 DUMP = b"dump"
 """What the supervisor sends a rank whose flight record it wants."""
@@ -68,7 +73,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
     position = Position()
     error: BaseException | None = None
     try:
-        measure(order, log, position)
+        _part(order)(order, log, position)
     except LogUnwritable:
         raise
     except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall say so.
@@ -87,6 +92,13 @@ def work(order: RankOrder, log: SampleLog) -> int:
     if error is not None:
         dump_flight_record(order)
     return 0 if error is None else 1
+
+
+def _part(order: RankOrder) -> Callable[[RankOrder, SampleLog, Position], None]:
+    """What a rank of such a case does."""
+    if order.case.card().kind == "probe":
+        return run_probe
+    return measure if check_of(order.case) is None else witness
 
 
 def leave(code: int) -> NoReturn:

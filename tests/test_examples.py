@@ -15,6 +15,12 @@ from bench import cli
 ROOT = Path(__file__).parents[1]
 # Smaller than what people run, so that it ends in seconds.
 SMALLER = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
+SMALLER_PROBES = {
+    "collectives": ["--option=max_bytes=4096"],
+    "all_reduce": ["--option=max_bytes=4096"],
+    "matmul": ["--option=max_size=256"],
+    "copies": ["--option=size_bytes=4096"],
+}
 
 
 def _in_readme() -> list[str]:
@@ -56,7 +62,7 @@ def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
 def test_an_example_ends_as_it_should(example: str, home: Path) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":
-        words += SMALLER
+        words += ["--steps=3", *SMALLER_PROBES[words[1]]] if words[1] in SMALLER_PROBES else SMALLER
     environment = {**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", "-m", "bench", *words]
     if words[0] == "serve":

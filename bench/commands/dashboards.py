@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.notices import say
 
 
 @click.group(name="dashboards")
@@ -52,7 +52,7 @@ def render(check: bool, root: Path | None) -> None:
             click.echo(path)
         return
     for path in paths:
-        print(f"{path} is not what the catalogue gives", file=sys.stderr)
+        say(f"{path} is not what the catalogue gives")
     if paths:
         raise Misuse(f"rendered files are stale ({len(paths)}); `observatory dashboards render` writes them")
 

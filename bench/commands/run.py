@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from bench.case import Case, check, find_card, one_rank_baseline, parse_options
+from bench.asking import Asked, asked_case, baseline_case, refuse_training_words
+from bench.case import Case, find_card
 from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.controller import Conduct, Measured, measure
+from bench.convergence import NOT_IN_CHECKS, check_cases, conclude, refuse_measuring_words
 from bench.engines.roster import ENGINES
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault, parse_fault
-from bench.gpus import visible_gpus
+from bench.gpus import read_gpus
+from bench.judgement.convergence import Verdict
 from bench.keeping import Kept, adopt, check_baseline, keep
 from bench.notices import say
 from bench.places import RUNS, STORE
+from bench.preflight import available_bytes, check_memory
+from bench.reports.convergence import print_verdict
 from bench.reports.formats import FORMAT, to_reader
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
 from bench.serving import PORT, serving
 from bench.store.history import History
-from workloads.cards.card import Backend, Card, Device, Precision
-from workloads.parts.shape import DIMENSIONS, PRESETS, Shape
+from workloads.cards.card import Backend, Device, Precision
+from workloads.cards.check_options import MISTAKES, Mistake
+from workloads.parts.shape import DIMENSIONS, PRESETS
+
+TRAINING_WORDS = (
+    "shape_name",
+    *DIMENSIONS,
+    "trace_steps",
+    "keep_traces",
+    "with_baseline",
+    "baseline_run",
+    "is_check",
+    "mistakes",
+)
+"""Parameters of the command that a probe does not take."""
 
 
 def _dimensions(function: Any) -> Any:
@@ -58,6 +76,10 @@ def _dimensions(function: Any) -> Any:
 @click.option("--engine", "engine_name", type=click.Choice(list(ENGINES)), default="local", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
 @click.option("--inject", "fault_text", metavar="KIND@RANK:STEP", help="A fire drill: raise, kill, hang, exit, leave.")
+@click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
+@click.option(
+    "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="A fire drill of that check."
+)
 @RUNS
 @STORE
 @FORMAT
@@ -82,6 +104,8 @@ def command(
     engine_name: str,
     port: int,
     fault_text: str | None,
+    is_check: bool,
+    mistakes: tuple[Mistake, ...],
     runs_folder: Path,
     store_url: str | None,
     format_name: str,
@@ -94,16 +118,16 @@ def command(
       observatory run ddp --ranks 2 --with-baseline weak
     """
     card = find_card(strategy)
-    gpus = len(visible_gpus())
-    chosen = _device(device, gpus)
-    case = check(
-        Case(
-            strategy=card.name,
-            version=card.version,
-            ranks=_default_ranks(card, chosen, gpus) if ranks is None else ranks,
-            shape=_shape(shape_name, dimensions),
-            device=chosen,
-            backend=backend or ("nccl" if chosen == "cuda" else "gloo"),
+    refuse_training_words(card, _said(TRAINING_WORDS))
+    gpus = read_gpus().gpus
+    case = asked_case(
+        card,
+        Asked(
+            shape_name=shape_name,
+            dimensions=dimensions,
+            ranks=ranks,
+            device=device,
+            backend=backend,
             precision=precision,
             threads=threads,
             trials=trials,
@@ -111,24 +135,32 @@ def command(
             warm_up=warm_up,
             trace_steps=trace_steps,
             seed=seed,
-            options=parse_options(card, options),
-        )
+            options=options,
+            gpus=len(gpus),
+        ),
     )
-    if case.backend == "nccl" and case.ranks > gpus:
-        raise Misuse(f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be seen (--backend gloo shares)")
+    check_memory(case, host_bytes=available_bytes(), gpus=gpus)
     if not 1 <= limit_s < float("inf"):
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
-    fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.warm_up + case.steps)
+    fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.positions())
     cases: list[tuple[Case, Fault | None]] = [(case, fault)]
     if with_baseline is not None:
-        cases.insert(0, (_baseline_case(case, with_baseline), None))
+        cases.insert(0, (baseline_case(case, with_baseline), None))
+    if is_check:
+        refuse_measuring_words(_said(NOT_IN_CHECKS))
+        cases = [(checked, None) for checked in check_cases(case, mistakes)]
+    elif mistakes:
+        raise Misuse("--inject-cause is for a check; add --check-convergence")
     if device is None:
-        found = f"{gpus} GPU(s) found" if gpus else "no NVIDIA GPU found"
-        say(f"device: {chosen} ({found})")
+        found = f"{len(gpus)} GPU(s) found" if gpus else "no NVIDIA GPU found"
+        say(f"device: {case.device} ({found})")
     conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, store=store_url)
-    measured, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port)
+    measured, verdict, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port, is_check=is_check)
     with to_reader():
-        print_summaries(kept.summaries, format_name)
+        if verdict is not None:
+            print_verdict(verdict, cases[-1][0], format_name)
+        elif not is_check:
+            print_summaries(kept.summaries, format_name)
     problems = [line for summary in kept.summaries for line in cause_lines(summary)]
     for line in [*problems, *(str(failure) for failure in kept.failures)]:
         say(line)
@@ -143,8 +175,10 @@ def _measure(
     baseline_run: str | None,
     runs_folder: Path,
     port: int,
-) -> tuple[Measured, Kept]:
-    """Measure the cases, and keep what came of them."""
+    *,
+    is_check: bool,
+) -> tuple[Measured, Verdict | None, Kept]:
+    """Measure the cases, judge them where they are a check, and keep what came of them."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     case = cases[-1][0]
     with (
@@ -166,9 +200,20 @@ def _measure(
                 cases, engine=engine, machine=machine, folder=runs_folder, conduct=conduct, watch=progress.update
             )
         try:
-            return measured, keep(measured.summaries, machine, history, told)
+            measured, verdict = conclude(measured) if is_check else (measured, None)
+            return measured, verdict, keep(measured.summaries, machine, history, told)
         finally:
             measured.close()
+
+
+def _said(names: Sequence[str]) -> list[str]:
+    """Those of the parameters that stand on the command line, as they are written there."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0].removeprefix("--")
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def _code(measured: Measured, kept: Kept) -> int:
@@ -178,36 +223,3 @@ def _code(measured: Measured, kept: Kept) -> int:
     if kept.failures or causes & {"agent", "disk"}:
         return INFRASTRUCTURE
     return CASE_FAILED if causes else FINE
-
-
-def _shape(name: str, dimensions: Mapping[str, int | None]) -> Shape:
-    if name not in PRESETS:
-        raise Misuse(f'shape "{name}" is unknown; it may be {", ".join(PRESETS)}')
-    try:
-        return replace(PRESETS[name], **{key: value for key, value in dimensions.items() if value is not None})
-    except ValueError as error:
-        raise Misuse(f"shape {name}: {error}") from None
-
-
-def _device(asked: Device | None, gpus: int) -> Device:
-    if asked == "cuda" and not gpus:
-        raise Misuse("device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`")
-    return asked or ("cuda" if gpus else "cpu")
-
-
-def _default_ranks(card: Card, device: Device, gpus: int) -> int:
-    ranks = max(card.needs.minimum_ranks, gpus if device == "cuda" else 2)
-    return ranks if card.needs.maximum_ranks is None else min(ranks, card.needs.maximum_ranks)
-
-
-def _baseline_case(case: Case, scaling: str) -> Case:
-    if case.ranks == 1:
-        raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
-    baseline = one_rank_baseline(case, scaling)
-    if baseline is None:
-        accumulate = case.options["accumulate"]
-        raise Misuse(
-            f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
-            f" accumulate {accumulate}; choose a --batch that is a multiple of both"
-        )
-    return baseline

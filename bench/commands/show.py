@@ -1,26 +1,54 @@
-"""`observatory show`: the history of runs, or one run whole."""
+"""`observatory show`: the history of runs, one run whole, or a file of nccl-tests beside one."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
+from bench.notices import say
 from bench.places import RUNS, STORE
 from bench.reports.formats import FORMAT
+
+if TYPE_CHECKING:
+    from bench.machine import Machine
+    from bench.nccl_tests.reading import Imported
+    from bench.summary import Summary
+
+LOOKED_THROUGH = 200
+"""Runs of `collectives`, newest first, among which one to compare with is looked for."""
 
 
 @click.command(name="show")
 @click.argument("run", required=False)
 @click.option("--strategy", help="Only runs of this strategy.")
 @click.option("--limit", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Runs listed.")
+@click.option(
+    "--import",
+    "import_path",
+    type=click.Path(path_type=Path),
+    help="File of `nccl-tests -J`, to stand beside RUN or the most like run of collectives on as many ranks.",
+)
+@click.option(
+    "--export",
+    "export_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
+)
 @RUNS
 @STORE
 @FORMAT
 def command(
-    run: str | None, strategy: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str
+    run: str | None,
+    strategy: str | None,
+    count: int,
+    import_path: Path | None,
+    export_folder: Path | None,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
 ) -> None:
     """The history of runs, or one run whole.
 
@@ -30,19 +58,34 @@ def command(
     Example:
       observatory show --strategy ddp
     """
+    if import_path is not None and export_folder is not None:
+        raise Misuse("--import and --export cannot be together; take one at a time")
+    if import_path is not None:
+        _import(import_path, run, store_url, format_name)
+    elif export_folder is not None:
+        _export(export_folder, run, store_url)
+    elif run is not None and Path(run).is_dir():
+        from bench.reports.terminal import print_whole
+        from bench.run import load
+
+        print_whole(load(Path(run)), format_name)
+    else:
+        _show(run, strategy, count, runs_folder, store_url, format_name)
+
+
+def _show(
+    run: str | None, strategy: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str
+) -> None:
+    """A run of the history, or the list of the newest."""
     from bench.keeping import adopt
     from bench.reports.terminal import print_history, print_whole
-    from bench.run import load
     from bench.store.history import History
 
-    if run is not None and Path(run).is_dir():
-        print_whole(load(Path(run)), format_name)
-        return
     refusal = None
     try:
         with History(store_url) as history:
             for problem in adopt(runs_folder, history, store_url):
-                print(problem, file=sys.stderr)
+                say(problem)
     except InfrastructureFailed as error:
         refusal = error
     try:
@@ -54,8 +97,64 @@ def command(
     except InfrastructureFailed:
         raise refusal or InfrastructureFailed("the store cannot be read") from None
     if refusal is not None:
-        print(f"this store can only be read, so runs whose runner died are not taken in: {refusal}", file=sys.stderr)
+        say(f"this store can only be read, so runs whose runner died are not taken in: {refusal}")
     if not summaries and format_name == "table":
-        print("no run is in the history yet; `observatory run ddp` makes one", file=sys.stderr)
+        say("no run is in the history yet; `observatory run ddp` makes one")
         return
     print_history(summaries, format_name)
+
+
+def _import(path: Path, run: str | None, store_url: str | None, format_name: str) -> None:
+    """A file of nccl-tests, beside the run told or the one most like it."""
+    from bench.nccl_tests.own import require_collectives
+    from bench.nccl_tests.reading import read
+    from bench.reports.nccl_tests import print_beside
+
+    imported = read(path)
+    try:
+        own = _find(run, store_url)[0] if run is not None else _most_like(imported, store_url)
+    except InfrastructureFailed as error:
+        if run is not None:
+            raise
+        say(f"no run of ours stands beside it: {error}")
+        own = None
+    if own is not None:
+        require_collectives(own)
+    print_beside(imported, own, format_name)
+
+
+def _export(folder: Path, run: str | None, store_url: str | None) -> None:
+    """A run's collectives, one file each."""
+    from bench.nccl_tests.writing import encode
+
+    if run is None:
+        raise Misuse("--export wants a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
+    documents = encode(*_find(run, store_url))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in documents.items():
+            (folder / name).write_bytes(data)
+            click.echo(folder / name)
+    except OSError as error:
+        raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:
+    """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
+    from bench.run import load, machine_of
+    from bench.store.history import History
+
+    if Path(run).is_dir():
+        return load(Path(run)), machine_of(Path(run))
+    with History(store_url, writable=False) as history:
+        summary = history.find(run)
+        return summary, history.machine(summary.run)
+
+
+def _most_like(imported: Imported, store_url: str | None) -> Summary | None:
+    """The run of our own collectives that is most like the file's, None where there is none."""
+    from bench.nccl_tests.own import most_like
+    from bench.store.history import History
+
+    with History(store_url, writable=False) as history:
+        return most_like(imported, history.runs(limit=LOOKED_THROUGH, strategy="collectives"))

@@ -70,7 +70,7 @@ class RankEnd:
 
 # What gloo, NCCL and the store say when a peer is gone or silent (torch 2.11 to 2.13).
 _PEER_ERROR = re.compile(
-    r"Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
+    r"PeerLost|Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
     r"|DistNetworkError|DistStoreError|recvValue failed|failed to recv"
     r"|remote process exited|remote error|network error|NCCL communicator was aborted"
 )

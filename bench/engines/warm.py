@@ -4,6 +4,7 @@ Importing it is what does it.
 """
 
 import signal
+import warnings
 
 import torch
 import torch._dynamo  # The first optimizer step of a process would load it.
@@ -16,6 +17,11 @@ import bench.worker
 from collectors import profiler
 
 __all__ = ["bench", "torch"]
+
+with warnings.catch_warnings():
+    # Beside the one that is wanted the package has optimizers that torch 2.13 compiles by a function it deprecates.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch.distributed.optim  # zero1's.
 
 profiler.warm()
 # It asks a rank for its stacks, and would kill one that is too young to have been told so.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
 from collectors.metric import Metric
@@ -22,7 +22,7 @@ class Estimate:
 
     low, high: 95 % interval by Student's t on the logarithms, so of the geometric mean; widened to hold the median
     where skew puts that outside. Both None where there is no interval: see `why_no_interval`.
-    trials: the value of each trial, in order.
+    trials: the value of each trial, in order; of what is fitted to all trials at once, those that tell it alone.
     """
 
     metric: str
@@ -35,7 +35,7 @@ class Estimate:
     @property
     def why_no_interval(self) -> str | None:
         """The reason, None where there is an interval."""
-        return _why_no_interval(self.trials)
+        return None if self.low is not None else _why_no_interval(self.trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,27 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
         reach = _student(len(trials) - 1) * math.sqrt(variance(logarithms) / len(trials))
         low, high = _widened(fmean(logarithms), reach, middle)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
+
+
+def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels: str) -> Estimate:
+    """So much in each trial's time: the rate, with median and interval of the times turned over.
+
+    Taken from the rates themselves, an even number of trials would have a median that is not the amount over the
+    times' median.
+
+    Raises:
+        ValueError: as `estimate`, or the amount is not positive.
+    """
+    if not (amount > 0 and math.isfinite(amount)):
+        raise ValueError(f"{metric.name}: the amount is {amount}; it must be positive and finite")
+    times = estimate(metric, times_s, **labels)
+    return replace(
+        times,
+        median=amount / times.median,
+        low=None if times.high is None else amount / times.high,
+        high=None if times.low is None else amount / times.low,
+        trials=tuple(amount / time_s for time_s in times_s),
+    )
 
 
 def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from bench.case import Case
 from bench.judgement.efficiency import Mfu, flops_per_second_per_device, mfu
 from bench.judgement.estimate import Estimate, estimate, estimate_share
+from bench.judgement.memory import memory_estimates
 from bench.judgement.trials import Trial
 from bench.peaks import Absent, Peak
 from collectors.catalogue import results
+from workloads.cards.training_options import microbatch
+from workloads.laws.activations import paper_activation_bytes
+from workloads.laws.recorded import recorded_bytes
 
 
 def results_of(
@@ -38,6 +41,17 @@ def results_of(
         found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
     found += _phases(trials)
     found += _memory(trials)
+    card = case.card()
+    size = microbatch(case, card.data_ranks(case))
+    accounts, absent = memory_estimates(
+        trials,
+        states=card.most_states(case),
+        paper=card.paper_states(case),
+        paper_activations_bytes=paper_activation_bytes(size.shape, size.sequences, size.checkpoint),
+        peak=card.peak(case),
+    )
+    found += accounts
+    notes += absent
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
@@ -80,15 +94,18 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
     overlaps = [one.overlap_ratio for one in traced if one.overlap_ratio is not None]
     if len(overlaps) == len(traced):
         found.append(estimate_share(results.RUN_OVERLAP_RATIO, overlaps))
+    communications_s = [one.communication_s for one in traced if one.communication_s is not None]
+    if len(communications_s) == len(traced) and min(communications_s) > 0:
+        found.append(estimate(results.RUN_COMMUNICATION_SECONDS, communications_s, account="traced"))
     return found
 
 
 def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
     """What the strategy's law says that a rank hands to each collective, beside what was counted."""
-    expected: Counter[str] = Counter()
-    for transfer in case.card().transfers(case):
-        expected[transfer.collective] += transfer.payload_bytes
-    accounts = {(name, "expected"): [float(total)] * len(trials) for name, total in expected.items() if total}
+    expected = recorded_bytes(case.card().transfers(case), case.backend)
+    accounts: dict[tuple[str, str], list[float]] = {
+        (name, "expected"): [float(total)] * len(trials) for name, total in expected.items() if total
+    }
     for name in {name for trial in trials if trial.traced is not None for name in trial.traced.payload_bytes}:
         counted = [trial.traced.payload_bytes.get(name, 0.0) if trial.traced else 0.0 for trial in trials]
         if all(counted):

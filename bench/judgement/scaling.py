@@ -19,7 +19,7 @@ Scaling = Literal["weak", "strong"]
 class ScalingEfficiency:
     """Tokens per second and rank of a run, divided by those of its baseline.
 
-    scaling: weak has the baseline's work for each rank, strong the baseline's work in total.
+    scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
     baseline_ranks: 1, unless a run was compared with a smaller one of several ranks.
     """
 
@@ -71,12 +71,13 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     if differences:
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    if batch * baseline_case.ranks == baseline_batch * case.ranks:
+    trained, baseline_trained = (one.card().data_ranks(one) for one in (case, baseline_case))
+    if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:
         return "strong"
-    share = batch * baseline_case.ranks
-    weak = f"{share // case.ranks} (weak) or " if share % case.ranks == 0 else ""
+    share = batch * baseline_trained
+    weak = f"{share // trained} (weak) or " if share % trained == 0 else ""
     raise Misuse(
         f"{name} has batch {baseline_batch}, which is neither scaling of batch {batch} on {case.ranks} ranks;"
         f" it may be {weak}{batch} (strong)"

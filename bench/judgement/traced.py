@@ -26,12 +26,14 @@ class Traced:
 
     step_s: the median over all ranks' steps.
     shares: per part of the step, its share of the traced step, the median over all ranks' steps.
+    communication_s: time in which collectives ran, likewise; None where there was no communication.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
     payload_bytes: per collective, what the rank that handed over most did in a step.
     """
 
     step_s: float
     shares: dict[str, float]
+    communication_s: float | None
     overlap_ratio: float | None
     payload_bytes: dict[str, float]
 
@@ -40,6 +42,7 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     """The ranks' traced steps, joined; None where there are none."""
     shares: dict[str, list[float]] = defaultdict(list)
     overlaps: list[float] = []
+    communications_s: list[float] = []
     steps_s: list[float] = []
     payload_bytes: dict[str, float] = {}
     for reading in (reading for readings in readings_by_rank for reading in readings):
@@ -48,6 +51,8 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
         for part, metric in PARTS.items():
             if metric.name in values:
                 shares[part].append(values[metric.name] / steps_s[-1])
+        if metrics.COMMUNICATION_SECONDS.name in values:
+            communications_s.append(values[metrics.COMMUNICATION_SECONDS.name])
         if metrics.OVERLAP_RATIO.name in values:
             overlaps.append(values[metrics.OVERLAP_RATIO.name])
         for sample in reading.samples:
@@ -59,6 +64,7 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     return Traced(
         step_s=median(steps_s),
         shares={part: median(values) for part, values in shares.items()},
+        communication_s=median(communications_s) if communications_s else None,
         overlap_ratio=median(overlaps) if overlaps else None,
         payload_bytes=payload_bytes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.judgement.estimate import Estimate
-from collectors.catalogue import results
+from collectors.catalogue import ceilings, results
 
 
 def figure(estimate: Estimate) -> str:
@@ -47,6 +47,10 @@ def _percent(value: float) -> tuple[float, str]:
     return 100.0, " %"
 
 
+def _bytes_per_second(value: float) -> tuple[float, str]:
+    return (1e-9, " GB/s") if value >= 1e8 else (1e-6, " MB/s")
+
+
 _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_STEP_SECONDS.name: _seconds,
     results.RUN_MEAN_STEP_SECONDS.name: _seconds,
@@ -59,4 +63,12 @@ _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_TRACED_RATIO.name: _percent,
     results.RUN_OVERLAP_RATIO.name: _percent,
     results.RUN_PAYLOAD_BYTES.name: _bytes,
+    results.RUN_MEASURED_MFU.name: _percent,
+    results.RUN_MEMORY_ACCOUNT_BYTES.name: _bytes,
+    results.RUN_COMMUNICATION_SECONDS.name: _seconds,
+    ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH.name: _bytes_per_second,
+    ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH.name: _bytes_per_second,
+    ceilings.RUN_LINK_BANDWIDTH.name: _bytes_per_second,
+    ceilings.RUN_MATMUL_FLOPS.name: _flops,
+    ceilings.RUN_COPY_BANDWIDTH.name: _bytes_per_second,
 }

@@ -28,7 +28,7 @@ class Progress:
         self._tasks = {
             case.key(): self._bars.add_task(
                 f"{case.strategy} on {case.ranks}",
-                total=case.trials * (case.warm_up + case.steps),
+                total=case.trials * case.positions(),
                 place="waits for its ranks",
             )
             for case in cases
@@ -44,7 +44,8 @@ class Progress:
         self._bars.stop()
 
     def update(self, case: Case, trial: int, steps: int) -> None:
-        """Show that the slowest rank of the trial has finished so many steps, warm-up included."""
-        done = trial * (case.warm_up + case.steps) + steps
-        place = f"trial {trial + 1} of {case.trials}, step {steps} of {case.warm_up + case.steps}"
+        """Show that the slowest rank of the trial has finished so many steps, warm-up included, or measurements."""
+        word = "step" if case.model is not None else "measurement"
+        done = trial * case.positions() + steps
+        place = f"trial {trial + 1} of {case.trials}, {word} {steps} of {case.positions()}"
         self._bars.update(self._tasks[case.key()], completed=done, place=place)

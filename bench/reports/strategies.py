@@ -35,4 +35,8 @@ def _takers(cards: Sequence[Card]) -> list[tuple[Option, str]]:
     for card in cards:
         for option in card.options:
             takers.setdefault(option, []).append(card.name)
-    return [(option, "all" if len(names) == len(cards) else ", ".join(names)) for option, names in takers.items()]
+    training = [card.name for card in cards if card.kind == "training"]
+    return [
+        (option, "all training" if names == training and len(names) > 1 else ", ".join(names))
+        for option, names in takers.items()
+    ]

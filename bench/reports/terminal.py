@@ -11,12 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.judgement.estimate import Estimate
-from bench.reports.console import open_console
+from bench.reports.console import open_console, print_figures
 from bench.reports.figures import figure, percent
 from bench.reports.formats import print_csv, print_json
+from bench.reports.headline import headline
+from bench.reports.memory import MEMORY_PARTS, memory_cell
+from bench.reports.probes import print_probe
 from bench.summary import Summary
 from collectors.catalogue import results
 from collectors.metric import Metric
+from workloads.parts.shape import Shape
 
 RUNS_ABREAST = 3
 
@@ -27,7 +31,8 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("tokens/s", results.RUN_TOKENS_PER_SECOND),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
     ("model FLOP/s/device (PaLM)", results.RUN_FLOPS),
-    ("MFU", results.RUN_MFU),
+    ("MFU, data sheet", results.RUN_MFU),
+    ("MFU, measured ceiling", results.RUN_MEASURED_MFU),
     ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
     ("loss, last step", results.RUN_LOSS),
     ("observer's share", results.RUN_OBSERVER_RATIO),
@@ -35,6 +40,7 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("traced", results.RUN_TRACED_RATIO),
     ("overlap / communication", results.RUN_OVERLAP_RATIO),
     ("payload", results.RUN_PAYLOAD_BYTES),
+    ("communication", results.RUN_COMMUNICATION_SECONDS),
 )
 
 
@@ -47,8 +53,12 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
         print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
         return
     console = console or open_console()
-    for first in range(0, len(summaries), RUNS_ABREAST):
-        console.print(_table(summaries[first : first + RUNS_ABREAST]))
+    trained = [summary for summary in summaries if summary.case.model is not None]
+    for first in range(0, len(trained), RUNS_ABREAST):
+        console.print(_table(trained[first : first + RUNS_ABREAST]))
+    for summary in summaries:
+        if summary.case.model is None:
+            print_probe(summary, console)
     for summary in summaries:
         _print_below(console, summary)
     console.print()
@@ -71,22 +81,21 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
         print_summaries(summaries, format_name)
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "started", "ranks", "device", "precision", "batch", "tokens/s", "outcome"):
+    for column in ("run", "started", "ranks", "device", "precision", "batch", "result", "outcome"):
         table.add_column(column, no_wrap=column == "run", overflow="fold")
     for summary in summaries:
         case = summary.case
-        rate = _find(summary, results.RUN_TOKENS_PER_SECOND)
         table.add_row(
             summary.run,
             f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}",
             str(case.ranks),
             case.device,
             case.precision,
-            str(case.shape.batch),
-            figure(rate[0]) if rate else "-",
+            "-" if case.model is None else str(case.model.batch),
+            headline(summary),
             summary.outcome.replace("_", " "),
         )
-    open_console().print(table)
+    print_figures(open_console(), table)
 
 
 def print_whole(summary: Summary, format_name: str) -> None:
@@ -94,19 +103,16 @@ def print_whole(summary: Summary, format_name: str) -> None:
     if format_name == "table":
         case = summary.case
         settings = Table(box=None, pad_edge=False, show_header=False)
-        shape = case.shape
         fields = {
             "run": summary.run,
             "outcome": summary.outcome.replace("_", " "),
             "hardware": summary.hardware,
-            "shape": f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and"
-            f" values), MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
-            f" {shape.parameters():,} parameters",
+            **({} if case.model is None else {"shape": _shape(case.model)}),
             "setting": f"{case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank,"
             f" seed {case.seed}",
             "options": ", ".join(f"{name}={value}" for name, value in case.options.items()),
-            "measured": f"{summary.trials_done} of {case.trials} trials, {case.steps} steps after {case.warm_up} of"
-            " warm-up",
+            "measured": f"{summary.trials_done} of {case.trials} trials, {case.steps}"
+            f" {'steps' if case.model is not None else 'calls of each'} after {case.warm_up} of warm-up",
         }
         for name, value in fields.items():
             settings.add_row(name, value)
@@ -118,6 +124,14 @@ def print_whole(summary: Summary, format_name: str) -> None:
             open_console().print(Text(line), soft_wrap=True)
 
 
+def _shape(shape: Shape) -> str:
+    return (
+        f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values),"
+        f" MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
+        f" {shape.parameters():,} parameters"
+    )
+
+
 def _table(summaries: Sequence[Summary]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -126,6 +140,9 @@ def _table(summaries: Sequence[Summary]) -> Table:
     table.add_row("ranks", *(str(summary.case.ranks) for summary in summaries))
     table.add_row("effective batch", *(_batch(summary) for summary in summaries))
     for title, metric in _ROWS:
+        if metric is results.RUN_LOSS:
+            for part in MEMORY_PARTS:
+                table.add_row(f"memory: {part}", *(memory_cell(summary, part) for summary in summaries))
         for labels in _labels(summaries, metric):
             name = " ".join([title, *labels]).replace("_", " ")
             table.add_row(name, *(_cell(summary, metric, labels) for summary in summaries))

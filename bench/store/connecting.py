@@ -123,6 +123,8 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
     try:
         if writable and folder == data_folder():
             folder.mkdir(parents=True, exist_ok=True)
+        if not writable and folder == data_folder() and not folder.exists():
+            raise InfrastructureFailed(f"store {shown(url)} does not exist yet; `observatory run` makes it")
         if not folder.is_dir():
             is_what = "is a file" if folder.exists() else "does not exist"
             raise InfrastructureFailed(

@@ -26,7 +26,7 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         strategy=strategy,
         version=card.version,
         ranks=ranks,
-        shape=replace(TINY, batch=batch),
+        model=replace(TINY, batch=batch),
         device="cpu",
         backend="gloo",
         precision="fp32",
@@ -39,6 +39,11 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         options=parse_options(card, ()),
     )
     return replace(case, **changes)
+
+
+def make_probe(strategy: str = "collectives", ranks: int = 2, **changes: Any) -> Case:
+    """A case of a probe."""
+    return make_case(strategy, ranks, model=None, **changes)
 
 
 def small_case(

@@ -84,7 +84,7 @@ def test_a_key_changes_with_what_is_measured_and_not_with_how_often() -> None:
         replace(case, ranks=4),
         replace(case, precision="bf16"),
         replace(case, threads=2),
-        replace(case, shape=replace(SMALL, batch=8)),
+        replace(case, model=replace(SMALL, batch=8)),
         replace(case, options={**case.options, "overlap": False}),
     ]
     assert len({other.key() for other in [case, *changed]}) == len(changed) + 1

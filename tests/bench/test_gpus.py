@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpus import Gpu, GpuLink, read_gpus, visible_gpus
+from bench.gpus import Gpu, GpuLink, read_gpus
 from tests.bench.recorded_nvml import RecordedNvml
 
 FOUR = RecordedNvml(names=("A", "B", "C", "D"))
@@ -32,7 +32,7 @@ FOUR = RecordedNvml(names=("A", "B", "C", "D"))
 )
 def test_visible_devices_are_read_as_cuda_does(variable: str | None, names: tuple[str, ...]) -> None:
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert visible_gpus(FOUR, environment) == names
+    assert tuple(gpu.name for gpu in read_gpus(FOUR, environment).gpus) == names
 
 
 def test_a_machine_without_a_driver_has_no_gpu_and_a_reason() -> None:

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 H200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150_754_820_096)
 NODE = replace(make_machine(), gpus=(H200, replace(H200, index=1, uuid="GPU-1")), driver_version="570.0")
 DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl")
-SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", shape=replace(SMALL, batch=2))
+SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", model=replace(SMALL, batch=2))
 STEPS_S = {"ddp": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2], "single": [[[0.15, 0.15]], [[0.16, 0.16]]]}
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)

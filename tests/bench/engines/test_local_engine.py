@@ -76,7 +76,7 @@ def test_each_rank_writes_its_steps_and_a_good_end(engine: LocalEngine, tmp_path
 def test_the_faulty_rank_is_blamed_with_its_step(
     kind: FaultKind, rank: int, engine: LocalEngine, tmp_path: Path
 ) -> None:
-    case = small_case(ranks=3, shape=replace(SMALL, batch=6))
+    case = small_case(ranks=3, model=replace(SMALL, batch=6))
     ended = _run(engine, tmp_path, case, fault=Fault(kind=kind, rank=rank, step=2))
     assert ended.outcome == "failed"
     assert ended.cause is not None

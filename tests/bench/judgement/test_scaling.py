@@ -55,7 +55,7 @@ def test_another_workload_is_refused_with_what_differs() -> None:
     baseline = make_case("single", ranks=1, batch=16)
     other = replace(
         baseline,
-        shape=replace(baseline.shape, layers=5),
+        model=replace(baseline.shape, layers=5),
         precision="bf16",
         threads=2,
         options={**baseline.options, "checkpoint": "full"},

@@ -1,0 +1,119 @@
+"""From what a person asks for to a checked Case: what was left out is filled in by the strategy and the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.case import Case, check, one_rank_baseline, parse_options
+from bench.errors import Misuse
+from workloads.cards.card import Backend, Card, Device, Precision
+from workloads.parts.shape import PRESETS, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The words of a command line; None is what was left out.
+
+    dimensions: of the shape, those that were set. gpus: how many can be seen.
+    """
+
+    shape_name: str
+    dimensions: Mapping[str, int | None]
+    ranks: int | None
+    device: Device | None
+    backend: Backend | None
+    precision: Precision
+    threads: int
+    trials: int
+    steps: int
+    warm_up: int
+    trace_steps: int
+    seed: int
+    options: Sequence[str]
+    gpus: int
+
+
+def asked_case(card: Card, asked: Asked) -> Case:
+    """The case that was asked for.
+
+    Raises:
+        Misuse: something in it is unknown, not allowed or cannot be run here.
+    """
+    device = _device(asked.device, asked.gpus)
+    case = check(
+        Case(
+            strategy=card.name,
+            version=card.version,
+            ranks=_default_ranks(card, device, asked.gpus) if asked.ranks is None else asked.ranks,
+            model=None if card.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
+            device=device,
+            backend=asked.backend or ("nccl" if device == "cuda" else "gloo"),
+            precision=asked.precision,
+            threads=asked.threads,
+            trials=asked.trials,
+            steps=asked.steps,
+            warm_up=asked.warm_up,
+            trace_steps=0 if card.kind == "probe" else asked.trace_steps,
+            seed=asked.seed,
+            options=parse_options(card, asked.options),
+        )
+    )
+    if case.backend == "nccl" and case.ranks > asked.gpus:
+        raise Misuse(
+            f"ranks is {case.ranks} and NCCL wants a GPU for each; {asked.gpus} can be seen (--backend gloo shares)"
+        )
+    return case
+
+
+def baseline_case(case: Case, scaling: str) -> Case:
+    """The case of `single` to measure beside a case.
+
+    Raises:
+        Misuse: there is none that divides.
+    """
+    if case.ranks == 1:
+        raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
+    baseline = one_rank_baseline(case, scaling)
+    if baseline is None:
+        accumulate = case.options["accumulate"]
+        raise Misuse(
+            f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
+            f" accumulate {accumulate}; choose a --batch that is a multiple of both"
+        )
+    return baseline
+
+
+def refuse_training_words(card: Card, words: Sequence[str]) -> None:
+    """Refuse what only training takes where the card is a probe.
+
+    words: those that were said.
+
+    Raises:
+        Misuse: there is one.
+    """
+    if card.kind == "probe" and words:
+        said = ", ".join(f"--{word}" for word in words)
+        raise Misuse(
+            f"{card.name} is a probe and trains no model: {said} cannot be set; `observatory list` shows what it takes"
+        )
+
+
+def _shape(name: str, dimensions: Mapping[str, int | None]) -> Shape:
+    if name not in PRESETS:
+        raise Misuse(f'shape "{name}" is unknown; it may be {", ".join(PRESETS)}')
+    try:
+        return replace(PRESETS[name], **{key: value for key, value in dimensions.items() if value is not None})
+    except ValueError as error:
+        raise Misuse(f"shape {name}: {error}") from None
+
+
+def _device(asked: Device | None, gpus: int) -> Device:
+    if asked == "cuda" and not gpus:
+        raise Misuse("device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`")
+    return asked or ("cuda" if gpus else "cpu")
+
+
+def _default_ranks(card: Card, device: Device, gpus: int) -> int:
+    ranks = max(card.needs.minimum_ranks, gpus if device == "cuda" else 2)
+    return ranks if card.needs.maximum_ranks is None else min(ranks, card.needs.maximum_ranks)

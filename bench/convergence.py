@@ -1,0 +1,144 @@
+"""A convergence check: a strategy on its ranks beside `single` on the same batches, and what their evidence says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.asking import baseline_case
+from bench.case import Case
+from bench.controller import Measured
+from bench.engines.messages import Cause
+from bench.errors import Misuse
+from bench.evidence import read_evidence
+from bench.judgement.convergence import Verdict, judge
+from bench.judgement.witnessed import Witnessed
+from bench.summary import Summary
+from workloads.cards.check_options import Check, Mistake, check_of
+from workloads.cards.data_place import DATA_AXES
+from workloads.cards.training_options import rate_factor
+
+NOT_IN_CHECKS = ("trials", "warm_up", "trace_steps", "keep_traces", "with_baseline", "baseline_run", "fault_text")
+"""Parameters of `run` that a check does not take: it measures no speed."""
+
+EPOCHS = 4
+"""That a check goes through, so that what happens at the end of one shows."""
+
+
+def refuse_measuring_words(words: Sequence[str]) -> None:
+    """Refuse what only a measurement takes. words: those that were said.
+
+    Raises:
+        Misuse: there is one.
+    """
+    if words:
+        said = ", ".join(f"--{word}" for word in words)
+        raise Misuse(f"--check-convergence compares losses and measures no speed: {said} cannot be set with it")
+
+
+def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
+    """The one rank, the same with its batches read backwards, and the ranks that are compared with it.
+
+    mistakes: that the ranks make on purpose, and the one rank does not.
+
+    Raises:
+        Misuse: such a case cannot be compared, or a mistake would have no effect.
+    """
+    _refuse_incomparable(case)
+    check = Check(
+        epoch_steps=max(2, case.steps // EPOCHS),
+        data_ranks=case.card().data_ranks(case),
+        has_batch_norm=_shares_out_all(case),
+    )
+    _refuse_idle_mistakes(case, check, mistakes)
+    together = replace(case, trials=1, warm_up=0, trace_steps=0)
+    alone = baseline_case(together, "strong")
+    return (
+        _with(alone, check),
+        _with(alone, replace(check, is_reversed=True)),
+        _with(together, replace(check, mistakes=tuple(dict.fromkeys(mistakes)))),
+    )
+
+
+def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
+    """The verdict on the ranks, whose run has failed where they disagree; None where a run did not end well."""
+    if any(summary.outcome != "done" for summary in measured.summaries):
+        return measured, None
+    alone, backwards, together = measured.summaries
+    verdict = judge(_witnessed(alone, together), read_evidence(Path(backwards.folder), 0))
+    if verdict.outcome == "disagrees":
+        together = replace(together, outcome="failed", cause=_cause(verdict))
+    return replace(measured, summaries=(alone, backwards, together)), verdict
+
+
+def _with(case: Case, check: Check) -> Case:
+    return replace(case, options={**case.options, **check.options()})
+
+
+def _refuse_incomparable(case: Case) -> None:
+    card, parity = case.card(), case.card().parity
+    if case.ranks == 1:
+        raise Misuse("--check-convergence compares several ranks with one; ranks is 1")
+    if parity.kind == "none":
+        raise Misuse(f"{card.name} is not comparable with one rank: {parity.reason}; choose another strategy")
+    if parity.kind == "lossless_limit" and not any(
+        all(case.options[name] == value for name, value in variant.items()) for variant in parity.variants
+    ):
+        variants = " or ".join(
+            ", ".join(f"{name}={value}" for name, value in variant.items()) for variant in parity.variants
+        )
+        raise Misuse(f"{card.name} is comparable with one rank only where it loses nothing: set {variants}")
+    if case.precision != "fp32":
+        raise Misuse(
+            f"precision is {case.precision}; how far losses may be apart was measured in fp32: take --precision fp32"
+        )
+
+
+def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake]) -> None:
+    factor = rate_factor(case, data_ranks=check.data_ranks, step=case.steps - 1)
+    if "learning_rate" in mistakes and factor == 1.0:
+        raise Misuse(
+            f"cause learning_rate leaves the rule out, and lr_rule={case.options['lr_rule']} over {check.data_ranks}"
+            " data rank(s) changes nothing; add --option lr_rule=linear"
+        )
+    if "sampler_epoch" in mistakes and case.steps <= check.epoch_steps:
+        raise Misuse(
+            f"cause sampler_epoch shows after an epoch of {check.epoch_steps} steps, and steps is {case.steps};"
+            f" take --steps {check.epoch_steps + 1} or more"
+        )
+    if "batch_statistics" in mistakes and not check.has_batch_norm:
+        raise Misuse(
+            f"cause batch_statistics needs a mesh whose axes all share out the batch; {case.strategy} has"
+            f" {', '.join(case.card().mesh(case))}"
+        )
+
+
+def _shares_out_all(case: Case) -> bool:
+    """Whether all ranks have shares of the batch, and equal ones, so that their mean is the batch's."""
+    return all(axis in DATA_AXES for axis in case.card().mesh(case))
+
+
+def _witnessed(alone: Summary, together: Summary) -> Witnessed:
+    case = together.case
+    check = check_of(case)
+    assert check is not None, "both are cases of a check"
+    rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
+    places = (case.card().place_of(case, rank) for rank in range(case.ranks))
+    return Witnessed(
+        reference=read_evidence(Path(alone.folder), 0),
+        ranks=[read_evidence(Path(together.folder), rank) for rank in range(case.ranks)],
+        places=[None if place is None else place.rank for place in places],
+        rates=[rate * rate_factor(case, data_ranks=data_ranks, step=step) for step in range(case.steps)],
+        rule=f"lr_rule={case.options['lr_rule']} over {data_ranks} data rank(s)",
+        epoch_steps=check.epoch_steps,
+    )
+
+
+def _cause(verdict: Verdict) -> Cause:
+    named = [f"{culprit.cause} from step {culprit.step}" for culprit in verdict.causes]
+    causes = ", ".join(named if verdict.is_explained else [*named, "unknown"])
+    parted = "losses agree so far" if verdict.parted_at is None else f"losses part in step {verdict.parted_at}"
+    return Cause(
+        kind="error", rank=None, step=verdict.parted_at, text=f"does not train as one rank does: {parted}; {causes}"
+    )

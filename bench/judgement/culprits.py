@@ -1,0 +1,181 @@
+"""What differs between ranks and the one rank that they are compared with: from evidence to named causes.
+
+Judged by what ranks used and saw, and by nothing that the harness knows of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from bench.evidence import Seen, Sketch
+from bench.judgement.sequences import judge_sequences, shares_of
+from bench.judgement.witnessed import (
+    Answer,
+    Culprit,
+    NotExamined,
+    RuledOut,
+    Witnessed,
+    join_names,
+    name_ranks,
+)
+
+RATE_LIMIT = 1e-6
+STATISTICS_LIMIT = 1e-4
+GRADIENT_LIMIT = 1e-4
+"""How far what is compared may be apart: of a rate, of the largest statistic, of a gradient's norm. The order of
+additions does less than 1e-6 in fp32, a mistake far more."""
+
+
+def examine(witnessed: Witnessed) -> list[Answer]:
+    """One answer for each question: what the ranks used, read, shared and held."""
+    answers = [question(witnessed) for question in QUESTIONS]
+    earlier = [answer for answer in answers if isinstance(answer, Culprit) and answer.step == 0]
+    # The rate is used after the gradient is known; all else that differs in step 0 changes the gradient.
+    if any(culprit.cause != "learning_rate" for culprit in earlier):
+        return [*answers, NotExamined(text="gradients of step 0: what differs before them changes them too")]
+    return [*answers, _gradients(witnessed)]
+
+
+def _learning_rate(witnessed: Witnessed) -> Answer:
+    if not any(seen.learning_rates for rank in witnessed.ranks for seen in rank):
+        return NotExamined(text="learning rate: no rank said what it used")
+    for step in range(witnessed.steps):
+        expected = witnessed.rates[step]
+        wrong = {
+            name: used
+            for name, seen in _all_of(witnessed, step)
+            for used in seen.learning_rates
+            if not math.isclose(used, expected, rel_tol=RATE_LIMIT)
+        }
+        if wrong:
+            used = next(iter(wrong.values()))
+            return Culprit(
+                cause="learning_rate",
+                step=step,
+                text=f"{join_names(list(wrong))} used learning rate {used:g}, where {witnessed.rule} says {expected:g}",
+                next_move="multiply the rate of every group of the optimizer by the rule's factor before its step",
+            )
+    return RuledOut(text=f"learning rate: each step used what {witnessed.rule} says")
+
+
+def _statistics(witnessed: Witnessed) -> Answer:
+    subject = "batch statistics"
+    if not witnessed.reference[0].statistics:
+        return NotExamined(text=f"{subject}: not every axis of the mesh shares out the batch, so that none are taken")
+    for step in range(witnessed.steps):
+        first, *others = [rank[step].statistics for rank in witnessed.ranks]
+        if not first or not all(others):
+            break  # They are not finite any more, which the loss tells too.
+        for rank, other in enumerate(others, start=1):
+            if (channel := _differing(first, other)) is not None:
+                return Culprit(
+                    cause="batch_statistics",
+                    step=step,
+                    text=f"ranks normalise by statistics of their own: {_statistic(first, channel)} is"
+                    f" {first[channel]:.4g} on rank 0 and {other[channel]:.4g} on rank {rank}",
+                    next_move="average mean and variance over all ranks in forward, as SyncBatchNorm does",
+                )
+    alone, together = witnessed.reference[0], witnessed.ranks[0][0]
+    is_same_data = sum(shares_of(witnessed, 0), Counter[str]()) == Counter(alone.sequences)
+    channel = _differing(alone.statistics, together.statistics)
+    if is_same_data and channel is not None:
+        return Culprit(
+            cause="batch_statistics",
+            step=0,
+            text=f"{_statistic(alone.statistics, channel)} is {together.statistics[channel]:.4g} on all ranks and"
+            f" {alone.statistics[channel]:.4g} on one rank, of the same sequences",
+            next_move="average the moments over all ranks, each rank's by its number of tokens",
+        )
+    return RuledOut(text=f"{subject}: all ranks normalise by the same")
+
+
+def _differing(one: Sequence[float], other: Sequence[float]) -> int | None:
+    """The place where two equally long lists differ most; None where they are alike."""
+    gaps = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    widest = max(range(len(gaps)), key=gaps.__getitem__)
+    return widest if gaps[widest] > STATISTICS_LIMIT * max(map(abs, one)) else None
+
+
+def _statistic(statistics: Sequence[float], place: int) -> str:
+    half = len(statistics) // 2
+    return f"the {'mean' if place < half else 'variance'} of channel {place % half}"
+
+
+def _initial_weights(witnessed: Witnessed) -> Answer:
+    held = {rank: seen[0].weights for rank, seen in enumerate(witnessed.ranks) if seen[0].weights is not None}
+    if not held:
+        return NotExamined(text="initial weights: no rank holds all of them")
+    other = [rank for rank, weights in held.items() if weights != witnessed.reference[0].weights]
+    if other:
+        return Culprit(
+            cause="initial_weights",
+            step=0,
+            text=f"{name_ranks(other)} began with other weights than one rank",
+            next_move="seed every rank alike before the model is made, or send rank 0's weights to all",
+        )
+    return RuledOut(text="initial weights: the same to the bit")
+
+
+def _replicas(witnessed: Witnessed) -> Answer:
+    whole = {rank: seen for rank, seen in enumerate(witnessed.ranks) if seen[0].weights is not None}
+    if len(whole) < 2:
+        return NotExamined(text="replicas: fewer than two ranks hold all weights")
+    first, *others = whole
+    if any(whole[rank][0].weights != whole[first][0].weights for rank in others):
+        return NotExamined(text="replicas: they did not begin alike")
+    for step in range(1, witnessed.steps):
+        other = [rank for rank in others if whole[rank][step].weights != whole[first][step].weights]
+        if other:
+            return Culprit(
+                cause="replicas",
+                step=step,
+                text=f"{name_ranks(other)} had other weights than rank {first}",
+                next_move="look for a rank that updates by itself: gradients that are not averaged, or another rate",
+            )
+    return RuledOut(text="replicas: the same weights to the bit on all ranks that hold all")
+
+
+def _gradients(witnessed: Witnessed) -> Answer:
+    """In step 0 all weights are the same; what differs then is not the optimizer."""
+    widest, place = 0.0, ""
+    for rank, seen in enumerate(witnessed.ranks):
+        for name, truth in witnessed.reference[0].gradients.items():
+            gap = _gap(truth, seen[0].gradients.get(name))
+            if gap > widest:
+                widest, place = gap, f"{name} on rank {rank}"
+    if widest > GRADIENT_LIMIT:
+        return Culprit(
+            cause="gradients",
+            step=0,
+            text=f"the gradient of {place} is off by {widest:.1e} of its norm, with the same weights and sequences",
+            next_move="look at how gradients are averaged: a sum for a mean, a rank left out, or an option that rounds"
+            " or compresses them",
+        )
+    return RuledOut(text="gradients of step 0: the same, so that forward, backward and averaging are not it")
+
+
+def _gap(truth: Sketch, sketch: Sketch | None) -> float:
+    """How far a gradient is from the true one, as a share of its norm; infinite where it is not finite."""
+    if sketch is None:
+        return math.inf
+    gap = max(abs(sketch[0] - truth[0]), abs(sketch[1] - truth[1]))
+    return gap / truth[0] if truth[0] else gap
+
+
+QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
+    _learning_rate,
+    judge_sequences,
+    _statistics,
+    _initial_weights,
+    _replicas,
+)
+"""All but that of the gradients, which is asked where nothing before them differs."""
+
+
+def _all_of(witnessed: Witnessed, step: int) -> Iterator[tuple[str, Seen]]:
+    """What everybody saw in a step, by the name of who did."""
+    yield "the one rank", witnessed.reference[step]
+    for rank, seen in enumerate(witnessed.ranks):
+        yield f"rank {rank}", seen[step]

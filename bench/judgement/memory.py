@@ -1,0 +1,103 @@
+"""What a rank's memory was expected to be beside what it was: accounts, and predicted over measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from bench.judgement.estimate import Estimate, estimate
+from collectors.catalogue.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+from workloads.laws.live_tensors import Prediction
+from workloads.laws.terms import NotCovered, States
+
+STATE_PARTS = ("parameters", "gradients", "optimizer")
+PEAK_PARTS = ("activations", "total")
+TOTALS = ("live_tensors", "allocator")
+"""Accounts of a trial's peak that count tensors alone; that of the process also holds libraries."""
+
+
+class MeasuredMemory(Protocol):
+    """What one trial measured, the most of any rank; see `bench.judgement.trials.Trial`."""
+
+    @property
+    def state_bytes(self) -> Mapping[str, float]: ...
+    @property
+    def activation_bytes(self) -> float | None: ...
+    @property
+    def peak_bytes(self) -> Mapping[str, float]: ...
+
+
+def memory_estimates(
+    trials: Sequence[MeasuredMemory],
+    *,
+    states: States,
+    paper: States,
+    paper_activations_bytes: int,
+    peak: Prediction | NotCovered,
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """Each part by each account that knows it, predicted over measured where both do, and notes of what is absent.
+
+    States are those after a step; activations and total are those at its peak, where not all gradients need be there,
+    so that the total is not the sum of the parts.
+    paper, paper_activations_bytes: by the papers' accounts of ZeRO's states and of a GPT's activations.
+    states, peak: by this implementation's account; each part is that of the rank that has most of it, as is measured.
+    A part of no bytes is left out of its account.
+    """
+    predicted = _states(states)
+    if isinstance(peak, Prediction):
+        predicted |= {"activations": peak.activations_bytes, "total": peak.total_bytes}
+    measured = {part: _measured(trials, part) for part in (*STATE_PARTS, *PEAK_PARTS)}
+    by_paper = {**_states(paper), "activations": paper_activations_bytes}
+    accounts: dict[str, Mapping[str, Sequence[float]]] = {
+        "paper": {part: [size_bytes] * len(trials) for part, size_bytes in by_paper.items()},
+        "implementation": {part: [size_bytes] * len(trials) for part, size_bytes in predicted.items()},
+        "measured": measured,
+    }
+    found = [
+        estimate(RUN_MEMORY_ACCOUNT_BYTES, values, part=part, account=account)
+        for part in measured
+        for account, by_part in accounts.items()
+        if any(values := by_part.get(part, []))
+    ]
+    found += [
+        estimate(RUN_MEMORY_PREDICTED_RATIO, [predicted[part] / value for value in values], part=part)
+        for part, values in measured.items()
+        if values and predicted.get(part)
+    ]
+    return tuple(found), _notes(measured, peak)
+
+
+def _states(states: States) -> dict[str, int]:
+    return {
+        "parameters": states.parameters_bytes,
+        "gradients": states.gradients_bytes,
+        "optimizer": states.optimizer_bytes,
+    }
+
+
+def _measured(trials: Sequence[MeasuredMemory], part: str) -> list[float]:
+    """The part's bytes in each trial; empty where a trial does not know them, or has none."""
+    values = [_measured_in(trial, part) for trial in trials]
+    known = [value for value in values if value]
+    return known if len(known) == len(values) else []
+
+
+def _measured_in(trial: MeasuredMemory, part: str) -> float | None:
+    if part == "activations":
+        return trial.activation_bytes
+    if part == "total":
+        return next((trial.peak_bytes[account] for account in TOTALS if account in trial.peak_bytes), None)
+    return trial.state_bytes.get(part)
+
+
+def _notes(measured: Mapping[str, Sequence[float]], peak: Prediction | NotCovered) -> tuple[str, ...]:
+    notes = (
+        [f"predicted activations and total memory are absent: {peak.reason}"] if isinstance(peak, NotCovered) else []
+    )
+    if missing := [part for part in STATE_PARTS if not measured[part]]:
+        notes.append(
+            f"measured {', '.join(missing)} are absent: no rank told of bytes of them after its measured steps"
+        )
+    if not measured["activations"]:
+        notes.append("measured activations are absent: live tensors were not tracked, or none lived at their peak")
+    return tuple(notes)

@@ -1,0 +1,74 @@
+"""One rank of a probe: join the others, and log what the probe finds as soon as it is known."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from bench.engines.messages import RankOrder
+from bench.faults import commit
+from bench.joining import join, take_device, wait_for_all
+from bench.position import Position
+from collectors import nccl_log
+from collectors.catalogue import probes
+from collectors.metric import Metric
+from collectors.sample_log import Mark, Note, Reading, SampleLog
+from collectors.stopwatch import CudaStopwatch, HostStopwatch
+from workloads.parts.mesh import make_mesh
+from workloads.probe import Probe, Quantity
+
+METRICS: dict[Quantity, Metric] = {
+    "collective_s": probes.COLLECTIVE_SECONDS,
+    "rounds": probes.COLLECTIVE_ROUNDS,
+    "sent_bytes": probes.COLLECTIVE_SENT_BYTES,
+    "peak_node_bytes": probes.COLLECTIVE_PEAK_BYTES,
+    "matmul_s": probes.MATMUL_SECONDS,
+    "copy_s": probes.COPY_SECONDS,
+}
+
+
+def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
+    """Measure what the order's case asks for, as one rank, and log each measurement.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the probe raises.
+    """
+    case = order.case
+    device = take_device(order)
+    choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
+    # A line for each call disturbs: it costs a trial of its own, whose times are left out.
+    is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
+    mark: Mark = "told" if is_told else "probed"
+    if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
+        nccl_log.ask(choices)  # Before NCCL begins: it reads its settings once.
+    join(order, device)
+    mesh = make_mesh(case.card().mesh(case), case.device)
+    ready = partial(wait_for_all, device)
+    stopwatch = CudaStopwatch(ready, device) if device.type == "cuda" else HostStopwatch(ready)
+
+    def record(figures: Mapping[Quantity, float], **labels: str) -> None:
+        samples = [METRICS[quantity].at(value, **labels) for quantity, value in figures.items()]
+        log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark=mark, step=position.step, samples=samples))
+        position.step += 1
+        fault = order.fault
+        if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
+            commit(fault)
+
+    probe: Probe = importlib.import_module(f"workloads.probes.{case.strategy}").probe
+    probe(case, mesh, record, stopwatch)
+    if is_told and order.rank == 0:
+        _log_choices(order, log, choices, position)
+
+
+def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:
+    """What NCCL said of its own choices, as one more reading."""
+    try:
+        samples = nccl_log.choices(path)
+    except nccl_log.NotTold as error:
+        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=f"NCCL's choices are absent: {error}"))
+        return
+    log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark="told", step=position.step, samples=samples))

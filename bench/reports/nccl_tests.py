@@ -1,0 +1,200 @@
+"""A run of nccl-tests as a table, in its own units, with a run of ours beside it where sizes meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.judgement.estimate import Estimate
+from bench.judgement.expected_collectives import LIBRARY
+from bench.nccl_tests.reading import Imported, Placement, Row
+from bench.nccl_tests.words import COLLECTIVES
+from bench.reports.console import open_console, print_figures
+from bench.reports.digits import with_interval
+from bench.reports.formats import print_csv, print_json
+from bench.summary import Summary
+from collectors.catalogue import ceilings
+from collectors.metric import Metric
+from workloads.parts.collective_sizes import IN_PLACE
+
+COLUMNS = (
+    *("collective", "size_bytes", "dtype", "reduction"),
+    *("out_of_place_s", "out_of_place_algorithm_bytes_per_second", "out_of_place_bus_bytes_per_second"),
+    *("out_of_place_wrong", "in_place_s", "in_place_algorithm_bytes_per_second", "in_place_bus_bytes_per_second"),
+    *("in_place_wrong", "own_run", "own_s", "own_low_s", "own_high_s", "own_algorithm_bytes_per_second"),
+    *("own_bus_bytes_per_second", "own_time_ratio"),
+)
+
+REDUCTION = "sum"
+"""What our collectives that reduce do."""
+
+
+def print_beside(
+    imported: Imported, summary: Summary | None, format_name: str = "table", console: Console | None = None
+) -> None:
+    """Print each size that nccl-tests measured, and what our run took for the same; base units in JSON and CSV.
+
+    The ratio is our time over that of nccl-tests, in the placement that torch runs.
+    """
+    rows = [_fields(imported, row, summary) for row in imported.rows]
+    if format_name == "json":
+        print_json({**msgspec.to_builtins(imported), "rows": rows, "differences": _differences(imported, summary)})
+        return
+    if format_name == "csv":
+        print_csv(rows, COLUMNS)
+        return
+    console = console or open_console()
+    print_figures(console, _table(imported, summary, rows))
+    console.print()
+    for line in _below(imported, summary):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _fields(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "collective": imported.collective,
+        "size_bytes": row.size_bytes,
+        "dtype": row.dtype,
+        "reduction": row.reduction,
+        **_placement("out_of_place", row.out_of_place),
+        **_placement("in_place", row.in_place),
+    }
+    return {**dict.fromkeys(COLUMNS), **fields, **_own(imported, row, summary)}
+
+
+def _placement(name: str, placement: Placement | None) -> dict[str, Any]:
+    if placement is None:
+        return {}
+    return {
+        f"{name}_s": placement.elapsed_s,
+        f"{name}_algorithm_bytes_per_second": placement.algorithm_bytes_per_second,
+        f"{name}_bus_bytes_per_second": placement.bus_bytes_per_second,
+        f"{name}_wrong": placement.wrong_count,
+    }
+
+
+def _own(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
+    """What our run measured of this size; nothing where it has none."""
+    elapsed = _find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row)
+    if summary is None or elapsed is None:
+        return {}
+    algorithm = _find(summary, ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, imported, row)
+    bus = _find(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, imported, row)
+    theirs = row.in_place if imported.collective in IN_PLACE else row.out_of_place
+    return {
+        "own_run": summary.run,
+        "own_s": elapsed.median,
+        "own_low_s": elapsed.low,
+        "own_high_s": elapsed.high,
+        "own_algorithm_bytes_per_second": None if algorithm is None else algorithm.median,
+        "own_bus_bytes_per_second": None if bus is None else bus.median,
+        "own_time_ratio": None if theirs is None else elapsed.median / theirs.elapsed_s,
+    }
+
+
+def _find(summary: Summary | None, metric: Metric, imported: Imported, row: Row) -> Estimate | None:
+    labels = {"collective": imported.collective, "algorithm": LIBRARY, "size": str(row.size_bytes)}
+    estimates = () if summary is None else summary.estimates
+    return next((found for found in estimates if found.metric == metric.name and found.labels == labels), None)
+
+
+def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[str, Any]]) -> Table:
+    has_kinds = len({_kind(row) for row in imported.rows}) > 1
+    table = Table(box=None, pad_edge=False)
+    headers = ["size\nB", *(["type\n"] if has_kinds else [])]
+    headers += [*("out of\nplace us", "algbw\nGB/s", "busbw\nGB/s"), *("in\nplace us", "algbw\nGB/s", "busbw\nGB/s")]
+    if summary is not None:
+        headers += ["ours\nus", "algbw\nGB/s", "busbw\nGB/s", "ratio\n"]
+    for header in headers:
+        table.add_column(header, justify="right", overflow="fold")
+    for fields, row in zip(rows, imported.rows, strict=True):
+        cells = [str(row.size_bytes), *([_kind(row)] if has_kinds else [])]
+        for name in ("out_of_place", "in_place"):
+            cells += _times(fields, name)
+        if summary is not None:
+            cells += [*_times(fields, "own"), _scaled(fields["own_time_ratio"])]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _kind(row: Row) -> str:
+    return row.dtype if row.reduction is None else f"{row.dtype} {row.reduction}"
+
+
+def _times(fields: Mapping[str, Any], name: str) -> list[str]:
+    """Time with its interval where it has one, algorithm bandwidth and bus bandwidth, in nccl-tests' units."""
+    elapsed = _scaled(fields[f"{name}_s"], 1e6, fields.get(f"{name}_low_s"), fields.get(f"{name}_high_s"))
+    bandwidths = (fields[f"{name}_{kind}_bytes_per_second"] for kind in ("algorithm", "bus"))
+    return [elapsed, *(_scaled(bandwidth, 1e-9) for bandwidth in bandwidths)]
+
+
+def _scaled(value: float | None, scale: float = 1, low: float | None = None, high: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return with_interval(value * scale, *(None if end is None else end * scale for end in (low, high)))
+
+
+def _below(imported: Imported, summary: Summary | None) -> list[str]:
+    """Who measured what, in what they differ, and what is left out."""
+    version = "unknown" if imported.nccl_version is None else imported.nccl_version
+    kinds = dict.fromkeys(_kind(row) for row in imported.rows)
+    lines = [
+        f"nccl-tests: {imported.collective} on {imported.ranks} ranks, {', '.join(kinds)};"
+        f" {', '.join(imported.devices) or 'unnamed devices'}; NCCL {version}; {imported.source}"
+    ]
+    wrong = [row.size_bytes for row in imported.rows if _wrong_count(row)]
+    if wrong:
+        lines.append(f"nccl-tests: WRONG RESULTS at {', '.join(map(str, wrong))} bytes: times of them mean nothing")
+    lines += [f"nccl-tests: {note}" for note in imported.notes]
+    if summary is None:
+        return [*lines, f"ours: {_why_alone(imported)}"]
+    case = summary.case
+    placement = "in place" if imported.collective in IN_PLACE else "out of place"
+    lines.append(
+        f"ours: {summary.run}: {case.strategy} on {case.ranks} ranks, {case.precision}, {case.backend};"
+        f" {summary.hardware}; {placement}, the median of {summary.trials_done} trials with its 95 % interval"
+    )
+    if not any(_find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows):
+        lines.append(f"ours: {imported.collective} was measured at none of these sizes")
+    return lines + [f"not the same: {difference}" for difference in _differences(imported, summary)]
+
+
+def _why_alone(imported: Imported) -> str:
+    if imported.collective not in COLLECTIVES.values():
+        return f"{imported.collective} is none of our collectives, so no run can be beside it"
+    return (
+        f"no run of {imported.collective} on {imported.ranks} ranks is beside it;"
+        f" `observatory run collectives --ranks {imported.ranks}` makes one"
+    )
+
+
+def _wrong_count(row: Row) -> int:
+    return sum(placement.wrong_count or 0 for placement in (row.out_of_place, row.in_place) if placement is not None)
+
+
+def _differences(imported: Imported, summary: Summary | None) -> list[str]:
+    """What keeps the two from being the same measurement."""
+    if summary is None:
+        return []
+    case = summary.case
+    lines = []
+    if imported.ranks != case.ranks:
+        lines.append(f"ranks: {imported.ranks} of nccl-tests, {case.ranks} of ours")
+    if set(imported.dtypes) != {case.precision}:
+        lines.append(f"type: {', '.join(imported.dtypes)} of nccl-tests, {case.precision} of ours")
+    if set(imported.reductions) - {REDUCTION}:
+        lines.append(f"reduction: {', '.join(imported.reductions)} of nccl-tests, {REDUCTION} of ours")
+    if case.backend != "nccl" and imported.nccl_version is not None:
+        lines.append(f"backend: nccl of nccl-tests, {case.backend} of ours")
+    ours = {part.partition(" x ")[2] or part for part in summary.hardware.split(", ")}
+    is_same = bool(imported.devices) and set(imported.devices) <= ours
+    if not is_same and summary.hardware not in imported.devices:
+        lines.append(
+            f"machine: {', '.join(imported.devices) or 'unnamed devices'} of nccl-tests, {summary.hardware} of ours"
+        )
+    return lines

@@ -1,0 +1,212 @@
+"""What a probe found, as tables on a terminal; collectives in nccl-tests' own units, microseconds and GB/s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.judgement.estimate import Estimate
+from bench.judgement.expected_collectives import LIBRARY
+from bench.reports.console import print_figures
+from bench.reports.digits import with_interval
+from bench.reports.figures import figure
+from bench.summary import Summary
+from collectors.catalogue import ceilings
+from collectors.metric import Metric
+from workloads.laws.all_reduce import ALGORITHMS, Algorithm, order
+
+Place = tuple[str, ...]
+
+COUNTS = (
+    "peak at a node: the most bytes that one rank sends, or receives, in one round; all nodes: the bytes that all ranks"
+    " send in one call, and those over its time",
+    "rounds and bytes are counted, and the law's stand behind those that are not what it says; nobody counts the"
+    " library's",
+)
+
+
+def print_probe(summary: Summary, console: Console) -> None:
+    """Print all that the run's probe measured, beside what the laws expect, and what its columns mean."""
+    tables: tuple[tuple[Table, Sequence[str]], ...] = (
+        (_collectives(summary), _without_bus(summary)),
+        (_algorithms(summary), (*COUNTS, *_without_bus(summary))),
+        (_orders(summary), ()),
+        (_links(summary), ()),
+        (_rates(summary), ()),
+    )
+    for table, notes in tables:
+        if table.row_count:
+            print_figures(console, table)
+            for note in notes:
+                console.print(Text(note), soft_wrap=True)
+            console.print()
+
+
+def microseconds(estimate: Estimate | None) -> str:
+    """A time in nccl-tests' unit, with its interval."""
+    return _scaled(estimate, 1e6)
+
+
+def gigabytes_per_second(estimate: Estimate | None) -> str:
+    """A rate in nccl-tests' unit, 10^9 bytes per second, with its interval."""
+    return _scaled(estimate, 1e-9)
+
+
+def _scaled(estimate: Estimate | None, scale: float) -> str:
+    if estimate is None:
+        return "-"
+    low, high = (None if end is None else end * scale for end in (estimate.low, estimate.high))
+    return with_interval(estimate.median * scale, low, high)
+
+
+def _collectives(summary: Summary) -> Table:
+    """Each of the library's collectives by size; none where it stands among the textbook's algorithms."""
+    table = _table("collective", "size (B)", "time (us)", "law (us)", "algbw (GB/s)", "busbw (GB/s)")
+    algbw = _by_place(summary, ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
+    busbw = _by_place(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    expected = _by_place(summary, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS)
+    chosen = _choices(summary)
+    if chosen:
+        table.add_column("chosen", overflow="fold")
+    times = _by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)
+    for place, time in times.items() if not _measured(times) else ():
+        collective, _, size = place
+        cells = [
+            collective,
+            size,
+            microseconds(time),
+            microseconds(expected.get(place)),
+            gigabytes_per_second(algbw.get(place)),
+            gigabytes_per_second(busbw.get(place)),
+        ]
+        table.add_row(*cells, *([chosen.get((collective, size), "-")] if chosen else []))
+    return table
+
+
+def _algorithms(summary: Summary) -> Table:
+    """The textbook's algorithms beside the library's own: times beside their law, and counts beside theirs."""
+    table = _table(
+        "algorithm",
+        "size (B)",
+        "time (us)",
+        "law (us)",
+        "busbw (GB/s)",
+        "rounds",
+        "peak at a node (B)",
+        "all nodes (B)",
+        "all nodes (GB/s)",
+    )
+    busbw = _by_place(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    expected = _by_place(summary, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS)
+    rounds = _by_place(summary, ceilings.RUN_COLLECTIVE_ROUNDS)
+    peaks = _by_place(summary, ceilings.RUN_COLLECTIVE_PEAK_BYTES)
+    totals = _by_place(summary, ceilings.RUN_COLLECTIVE_TOTAL_BYTES)
+    chosen = _choices(summary)
+    if chosen:
+        table.add_column("chosen", overflow="fold")
+    times = _by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)
+    for place, time in times.items() if _measured(times) else ():
+        collective, algorithm, size = place
+        cells = [
+            microseconds(time),
+            microseconds(expected.get(place)),
+            gigabytes_per_second(busbw.get(place)),
+            *(_counted(found, place) for found in (rounds, peaks, totals)),
+            _total_rate(totals.get((*place, "counted")), time),
+        ]
+        if chosen:
+            cells.append(chosen.get((collective, size), "-") if algorithm == LIBRARY else "-")
+        table.add_row(algorithm, size, *cells)
+    return table
+
+
+def _total_rate(total: Estimate | None, time: Estimate) -> str:
+    """What all ranks together sent, over the time; its interval is the time's."""
+    if total is None:
+        return "-"
+    low, high = (None if end is None else total.median / end * 1e-9 for end in (time.high, time.low))
+    return with_interval(total.median / time.median * 1e-9, low, high)
+
+
+def _without_bus(summary: Summary) -> Sequence[str]:
+    """Why figures have no bus bandwidth, where some have none."""
+    times, busbw = (
+        _by_place(summary, metric)
+        for metric in (ceilings.RUN_COLLECTIVE_SECONDS, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    )
+    if summary.case.ranks > 1 or not times.keys() - busbw.keys():
+        return ()
+    return ("busbw: - on one rank, which has no bus: it sends nothing to another",)
+
+
+def _measured(times: Mapping[Place, Estimate]) -> list[Algorithm]:
+    """The textbook's algorithms that the run measured, in their order."""
+    names = {name for _, name, _ in times}
+    return [algorithm for algorithm in ALGORITHMS if algorithm in names]
+
+
+def _counted(found: Mapping[Place, Estimate], place: Place) -> str:
+    """What was counted; where the law expects another figure, that one behind it."""
+    counted, expected = found.get((*place, "counted")), found.get((*place, "expected"))
+    if counted is None:
+        return "-"
+    text = f"{counted.median:,.0f}"
+    if expected is not None and expected.median != counted.median:
+        text += f" (law: {expected.median:,.0f})"
+    return text
+
+
+def _orders(summary: Summary) -> Table:
+    """How the algorithms that were measured grow with the ranks n, for a vector of one size."""
+    table = _table("algorithm", "rounds", "peak at a node", "all nodes")
+    for algorithm in _measured(_by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)):
+        growth = order(algorithm)
+        table.add_row(algorithm, growth.steps, growth.peak_node, growth.total)
+    return table
+
+
+def _links(summary: Summary) -> Table:
+    """What the sweep of each collective says of the link between two ranks."""
+    table = _table("link by", "latency (us)", "bandwidth (GB/s)")
+    bandwidths = _by_place(summary, ceilings.RUN_LINK_BANDWIDTH)
+    for place, latency in _by_place(summary, ceilings.RUN_LINK_LATENCY_SECONDS).items():
+        table.add_row(*place, microseconds(latency), gigabytes_per_second(bandwidths.get(place)))
+    return table
+
+
+def _rates(summary: Summary) -> Table:
+    """Matrix products and copies."""
+    table = _table("what", "size", "rate")
+    for (m, n, k), rate in _by_place(summary, ceilings.RUN_MATMUL_FLOPS).items():
+        table.add_row(f"matmul {summary.case.precision}", f"{m} x {n} x {k}", figure(rate))
+    for (kind, size), rate in _by_place(summary, ceilings.RUN_COPY_BANDWIDTH).items():
+        table.add_row(kind.replace("_", " "), f"{int(size):,} B", figure(rate))
+    return table
+
+
+def _choices(summary: Summary) -> dict[Place, str]:
+    """Algorithm and protocol that NCCL chose, by collective and size."""
+    found: dict[Place, list[str]] = {}
+    for collective, size, chosen, protocol in _by_place(summary, ceilings.RUN_COLLECTIVE_CHOICE):
+        found.setdefault((collective, size), []).append(f"{chosen} {protocol}")
+    return {place: ", ".join(words) for place, words in found.items()}
+
+
+def _by_place(summary: Summary, metric: Metric) -> dict[Place, Estimate]:
+    """The metric's estimates, by the values of its labels."""
+    return {
+        tuple(found.labels[name] for name in metric.labels): found
+        for found in summary.estimates
+        if found.metric == metric.name
+    }
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for other in others:
+        table.add_column(other, justify="right", overflow="fold")
+    return table

@@ -1,0 +1,123 @@
+"""One rank of a convergence check: trains as its case says, and writes what it used and saw in each step.
+
+Nothing here is timed: fingerprints cost more than small steps do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bench.engines.messages import RankOrder
+from bench.evidence import EvidenceFile, Seen, Sketch
+from bench.joining import join, take_device
+from bench.position import Position
+from collectors.catalogue.step import LOSS
+from collectors.sample_log import Reading, SampleLog
+from workloads.cards.check_options import check_of
+from workloads.parts.batch_norm import BatchNorm
+from workloads.parts.data import Batches, NoBatches, make_batches, to_device
+from workloads.parts.mesh import make_mesh
+from workloads.workload import Workload
+
+FINGERPRINT_BYTES = 8
+CHANNELS = 16
+"""How many channels' statistics are written."""
+PROJECTED = 2**20
+"""Elements of a gradient that are projected, from its beginning."""
+
+
+def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
+    """Train all steps of the order's case as one rank of its check.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the workload raises.
+    """
+    case = order.case
+    device = take_device(order)
+    join(order, device)
+    card = case.card()
+    mesh = make_mesh(card.mesh(case), case.device)
+    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)
+    batches = make_batches(case, card.place_of(case, order.rank))
+    with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
+        for seen in _steps(order, workload, batches, device):
+            file.write(seen)
+            samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
+            # As warm-up, of which nothing is read as speed.
+            log.write(
+                Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
+            )
+            position.step += 1
+
+
+def _steps(order: RankOrder, workload: Workload, batches: Batches | NoBatches, device: torch.device) -> Iterator[Seen]:
+    parameters, check = order.case.shape.parameters(), check_of(order.case)
+    assert check is not None, "a witness is of a check"
+    for step in range(order.case.steps):
+        weights = fingerprint_of_weights(workload.model, parameters)
+        tokens_bs = next(batches).flip(0) if check.is_reversed else next(batches)
+        loss = workload.step(to_device(tokens_bs, device))
+        value = None if loss is None else loss.item()
+        yield Seen(
+            step=step,
+            loss=value if value is not None and math.isfinite(value) else None,
+            is_finite=value is None or math.isfinite(value),
+            learning_rates=[group["lr"] for group in workload.optimizer.param_groups if "lr" in group],
+            sequences=fingerprints_of_sequences(tokens_bs),
+            statistics=_statistics(workload.model),
+            weights=weights,
+            gradients={} if step else _gradients(workload),
+        )
+
+
+def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
+    """A fingerprint of each sequence, equal for equal ones. tokens_bs: on the CPU."""
+    return [blake2b(row_s.tobytes(), digest_size=FINGERPRINT_BYTES).hexdigest() for row_s in tokens_bs.numpy()]
+
+
+def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
+    """A fingerprint of the model's bits, None where it lacks some of so many parameters."""
+    weights = list(model.parameters())
+    if any(isinstance(weight, DTensor) for weight in weights) or sum(w.numel() for w in weights) != parameters:
+        return None
+    sums = [weight.detach().view(torch.int32).sum(dtype=torch.int64).item() for weight in weights]
+    return blake2b(repr(sums).encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
+
+
+def _statistics(model: nn.Module) -> list[float]:
+    """Of the batch normalisation's last forward."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm) and module.statistics_2d is not None:
+            statistics: list[float] = module.statistics_2d[:, :CHANNELS].flatten().tolist()
+            return statistics if all(map(math.isfinite, statistics)) else []
+    return []
+
+
+def _gradients(workload: Workload) -> dict[str, Sketch]:
+    """Sketches of the whole gradients; all ranks call it."""
+    sketches = {name: sketch_of(name, gradient) for name, gradient in workload.full_gradients().items()}
+    return {name: sketch for name, sketch in sketches.items() if all(map(math.isfinite, sketch))}
+
+
+def sketch_of(name: str, gradient: Tensor) -> Sketch:
+    """Two numbers that differ where gradients do."""
+    part = gradient.detach().flatten()[:PROJECTED].cpu()
+    direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    return gradient.norm().item(), torch.dot(part, direction).item()
+
+
+def _unmarked(name: str) -> nullcontext[None]:
+    """No phase is marked where none is timed."""
+    return nullcontext()

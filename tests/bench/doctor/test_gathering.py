@@ -1,0 +1,152 @@
+"""The page as a whole: what stands on it, and what differs from the last good run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from bench.doctor.gathering import gather
+from bench.doctor.page import Comparison, Entry, Page
+from bench.gpus import Gpu, GpuLink
+from bench.machine import Machine
+from bench.machine_difference import Difference
+from bench.peaks import Absent
+from bench.store.history import History
+from tests.bench.doctor.recorded_state import RecordedState
+from tests.bench.examples import make_machine, make_summary
+
+RANKS = Entry(name="ranks", value="can be started")
+NO_HISTORY = Absent(reason="store: it is not there")
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'history.sqlite'}"
+
+
+@pytest.fixture
+def history(store_url: str) -> Iterator[History]:
+    with History(store_url) as opened:
+        yield opened
+
+
+def _page(machine: Machine, history: History | Absent = NO_HISTORY, nvml: RecordedState | None = None) -> Page:
+    return gather(machine, RANKS, history, nvml=nvml or RecordedState(is_without_library=True), root=Path("/nowhere"))
+
+
+def _section(page: Page, title: str) -> dict[str, Entry]:
+    (found,) = [section for section in page.sections if section.title == title]
+    return {entry.name: entry for entry in found.entries}
+
+
+def _with_gpus(machine: Machine, count: int) -> Machine:
+    gpus = tuple(
+        Gpu(index=index, name="NVIDIA H200", uuid=f"GPU-{index}", memory_bytes=1 << 37) for index in range(count)
+    )
+    links = tuple(
+        GpuLink(first=first, second=second, kind="nvlink")
+        for first in range(count)
+        for second in range(first + 1, count)
+    )
+    return replace(machine, gpus=gpus, links=links)
+
+
+def test_every_line_is_known_or_says_why() -> None:
+    machine = replace(make_machine(), absent=dict.fromkeys(("commit", "nccl_version", "torch_cuda_version"), "why"))
+    machine = replace(machine, absent={**machine.absent, "driver_version": "why", "gpus": "why"})
+    for section in _page(machine).sections:
+        assert section.entries
+        assert [entry for entry in section.entries if (entry.value is None) == (entry.reason is None)] == []
+
+
+def test_versions_are_the_machines() -> None:
+    versions = _section(_page(replace(make_machine(), commit="abc", is_dirty=True)), "versions")
+    assert versions["commit"].value == "abc, with changes"
+    assert versions["torch"].value == "2.13.0"
+    assert versions["kernel"].value == "Linux 6.1 x86_64"
+
+
+def test_devices_hold_gpus_and_memory_in_bytes() -> None:
+    devices = _section(_page(_with_gpus(make_machine(), 1), nvml=RecordedState(clocks_mhz=(300,))), "devices")
+    assert devices["memory"] == Entry(name="memory", value=1 << 34, unit="bytes")
+    assert devices["GPU 0"].value == "NVIDIA H200, GPU-0"
+    assert devices["GPU 0, memory"].value == 1 << 37
+    assert devices["ranks"] == RANKS
+
+
+def test_a_machine_without_gpus_says_why() -> None:
+    machine = replace(make_machine(), absent={"gpus": "NVML: NVML Shared Library Not Found"})
+    assert _section(_page(machine), "devices")["GPUs"].reason == "NVML: NVML Shared Library Not Found"
+
+
+def test_links_of_all_gpus_alike_are_one_line() -> None:
+    nvml = RecordedState(clocks_mhz=(300,) * 3)
+    topology = _section(_page(_with_gpus(make_machine(), 3), nvml=nvml), "topology")
+    assert topology["GPUs by nvlink"].value == "all pairs"
+
+
+def test_links_that_differ_are_named_by_pair() -> None:
+    machine = _with_gpus(make_machine(), 3)
+    machine = replace(machine, links=(*machine.links[:2], replace(machine.links[2], kind="system")))
+    topology = _section(_page(machine, nvml=RecordedState(clocks_mhz=(300,) * 3)), "topology")
+    assert topology["GPUs by nvlink"].value == "0-1, 0-2"
+    assert topology["GPUs by system"].value == "1-2"
+
+
+def test_the_environment_is_among_the_settings() -> None:
+    assert _section(_page(make_machine()), "settings")["OMP_NUM_THREADS"].value == "1"
+    bare = _section(_page(replace(make_machine(), environment={})), "settings")
+    assert bare["environment"].value == "nothing is set that can change a measurement"
+
+
+def test_a_history_that_cannot_be_read_leaves_the_rest_of_the_page() -> None:
+    page = _page(make_machine(), NO_HISTORY)
+    assert page.ceilings == page.comparison == NO_HISTORY
+    assert _section(page, "devices")["CPU"].value == "AMD EPYC"
+
+
+def test_a_history_that_breaks_while_it_is_read_leaves_the_rest_of_the_page(history: History, store_url: str) -> None:
+    engine = create_engine(store_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE runs"))
+    engine.dispose()
+    page = _page(make_machine(), history)
+    assert isinstance(page.ceilings, Absent)
+    assert "no such table" in page.ceilings.reason
+
+
+def test_a_run_that_a_newer_version_wrote_leaves_the_rest_of_the_page(history: History) -> None:
+    history.add(replace(make_summary(), schema_version=99), make_machine())
+    comparison = _page(make_machine(), history).comparison
+    assert isinstance(comparison, Absent)
+    assert "written with schema version 99" in comparison.reason
+
+
+def test_an_unchanged_machine_has_no_difference(history: History) -> None:
+    history.add(make_summary(), make_machine())
+    assert _page(make_machine(), history).comparison == Comparison(
+        run="run-a", strategy="ddp", started_ns=make_summary().started_ns, differences=()
+    )
+
+
+def test_the_newest_good_run_of_this_host_is_compared(history: History) -> None:
+    old = replace(make_machine(), kernel="5.0")
+    history.add(make_summary("run-older", started_ns=1), replace(make_machine(), kernel="4.0"))
+    history.add(make_summary("run-good", started_ns=2), old)
+    history.add(make_summary("run-failed", started_ns=3, outcome="failed"), make_machine())
+    history.add(make_summary("run-elsewhere", started_ns=4), replace(make_machine(), hostname="node9"))
+    comparison = _page(make_machine(), history).comparison
+    assert isinstance(comparison, Comparison)
+    assert comparison.run == "run-good"
+    assert comparison.differences == (Difference(field="kernel", before="5.0", now="6.1"),)
+
+
+def test_a_host_without_a_good_run_says_how_to_make_one(history: History) -> None:
+    comparison = _page(make_machine(), history).comparison
+    assert comparison == Absent(
+        reason="no run that ended well on node0 is in the history; `observatory run ddp` makes one"
+    )

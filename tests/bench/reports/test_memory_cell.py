@@ -1,0 +1,24 @@
+"""A part of memory in one cell."""
+
+from __future__ import annotations
+
+from bench.judgement.estimate import estimate
+from bench.reports.memory import memory_cell
+from collectors.catalogue.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+from tests.bench.examples import make_summary
+
+
+def _cell(ratio: float) -> str:
+    found = (
+        estimate(RUN_MEMORY_ACCOUNT_BYTES, [7 * 2**19], account="measured", part="parameters"),
+        estimate(RUN_MEMORY_PREDICTED_RATIO, [ratio], part="parameters"),
+    )
+    return memory_cell(make_summary(estimates=found), "parameters")
+
+
+def test_a_law_that_is_off_by_next_to_nothing_is_off_by_plus_0() -> None:
+    assert _cell(0.99999) == "3.50 MiB, law +0.0 %"
+
+
+def test_a_law_that_is_too_low_keeps_its_sign() -> None:
+    assert _cell(0.95) == "3.50 MiB, law -5.0 %"

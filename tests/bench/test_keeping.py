@@ -1,0 +1,171 @@
+"""What was measured is kept: in the run's folder and in the history, whatever one of them refuses."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import run as runs
+from bench.errors import InfrastructureFailed, Misuse
+from bench.keeping import adopt, check_baseline, keep
+from bench.run import begin, load, summarise
+from bench.store.history import History
+from tests.bench.examples import SMALL, make_machine
+from tests.bench.fake_engine import FakeEngine
+from tests.bench.fake_runs import CAUSE, DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, ddp_summary, measure_fake
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with History(f"sqlite:///{tmp_path / 'history.sqlite'}") as opened:
+        yield opened
+
+
+def test_efficiency_is_read_against_the_baseline_measured_beside_the_run(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    measured = measure_fake(tmp_path, engine, SINGLE, DDP)
+    single, ddp = keep(measured.summaries, engine.machine(), history, told=None).summaries
+    assert single.scaling == ()
+    (found,) = ddp.scaling
+    assert (found.scaling, found.baseline_run) == ("weak", single.run)
+    # Tokens per second and rank: 32 tokens in 0.7 / 3 s on 2 ranks of ddp, 16 in 0.16 s of single.
+    assert found.ratio.value == pytest.approx((32 / (0.7 / 3) / 2) / (16 / 0.16))
+    assert found.ratio.low is not None
+
+
+def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    strong = replace(SINGLE, model=SMALL)
+    baselines = measure_fake(tmp_path, engine, SINGLE, strong).summaries
+    keep(baselines, engine.machine(), history, told=None)
+    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    assert [(found.scaling, found.baseline_run) for found in ddp.scaling] == [
+        ("weak", baselines[0].run),
+        ("strong", baselines[1].run),
+    ]
+
+
+def test_a_baseline_of_other_hardware_is_not_taken(tmp_path: Path, history: History) -> None:
+    other = replace(make_machine(), cpu="another CPU")
+    keep(
+        measure_fake(tmp_path, FakeEngine(other, {"single": SINGLE_STEPS_S}), SINGLE).summaries,
+        other,
+        history,
+        told=None,
+    )
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    assert ddp.scaling == ()
+
+
+def test_a_runs_folder_holds_its_files_each_with_its_schema_version(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    (summary,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    folder = Path(summary.folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "case.json",
+        "machine.json",
+        "rank0.jsonl",
+        "rank1.jsonl",
+        "summary.json",
+    ]
+    assert all('"schema_version":' in path.read_text().replace(" ", "") for path in folder.iterdir())
+    assert load(folder) == summary
+
+
+def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_trials(
+    tmp_path: Path, history: History
+) -> None:
+    (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
+    assert adopt(tmp_path / "runs", history, None) == []
+    adopted = history.find(summary.run)
+    assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
+    assert adopted.estimates == summary.estimates
+    assert adopt(tmp_path / "runs", history, None) == []
+
+
+def test_a_folder_that_somebody_works_on_is_left_alone(tmp_path: Path, history: History) -> None:
+    run = begin(DDP, make_machine(), tmp_path / "runs")
+    try:
+        assert adopt(tmp_path / "runs", history, None) == []
+        assert history.known() == frozenset()
+    finally:
+        run.close()
+
+
+def test_a_broken_folder_is_named_and_does_not_stop_the_others(tmp_path: Path, history: History) -> None:
+    (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
+    broken = tmp_path / "runs" / "20200101-000000-broken"
+    broken.mkdir()
+    (broken / "case.json").write_text("{")
+    (problem,) = adopt(tmp_path / "runs", history, None)
+    assert str(broken) in problem
+    assert history.known() == {summary.run}
+
+
+def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    engine = FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}, {("single", 0): CAUSE})
+    (failed,) = measure_fake(tmp_path, engine, SINGLE).summaries
+    with pytest.raises(Misuse, match="has no complete trial"):
+        check_baseline(DDP, make_machine(), failed)
+    (good,) = measure_fake(tmp_path, FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}), SINGLE).summaries
+    check_baseline(DDP, make_machine(), good)
+    with pytest.raises(Misuse, match="choose one of this hardware"):
+        check_baseline(DDP, replace(make_machine(), cpu="another CPU"), good)
+
+
+def test_a_run_is_kept_although_its_efficiency_cannot_be_looked_up(tmp_path: Path) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    measured = measure_fake(tmp_path, engine, DDP)
+    history = History(f"sqlite:///{tmp_path / 'history.sqlite'}")  # Never entered: it has no tables.
+    kept = keep(measured.summaries, engine.machine(), history, told=None)
+    history.close()
+    assert kept.failures
+    assert load(Path(kept.summaries[0].folder)) == kept.summaries[0]
+
+
+def test_a_run_meant_for_another_store_is_left_to_it(tmp_path: Path, history: History) -> None:
+    run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
+    run.close()
+    assert "secret" not in (run.folder / "case.json").read_text()
+    assert adopt(tmp_path / "runs", history, None) == []
+    assert history.known() == frozenset()
+    adopt(tmp_path / "runs", history, "postgresql://me:secret@host/name")
+    assert history.known() == {run.id}
+
+
+def test_a_run_in_progress_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    run = begin(DDP, make_machine(), tmp_path)
+    with pytest.raises(Misuse, match="is still running"):
+        load(run.folder)
+    run.close()
+
+
+@pytest.mark.parametrize("name", ["case.json", "machine.json"])
+def test_a_file_of_a_newer_version_is_refused_whatever_its_form(name: str, tmp_path: Path) -> None:
+    summary = ddp_summary(tmp_path)
+    (Path(summary.folder) / name).write_text('{"schema_version": 99, "of": "another form"}')
+    with pytest.raises(Misuse, match=rf"{name}: schema version 99 is newer than 1"):
+        summarise(Path(summary.folder), "done", None)
+
+
+def test_a_folder_without_a_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"holds no run: case.json is missing"):
+        load(tmp_path)
+
+
+def test_runs_cannot_be_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureFailed, match=r"cannot be written: .*choose another place with --runs"):
+        runs.begin(DDP, make_machine(), tmp_path / "file" / "runs")
+
+
+def test_what_one_place_refuses_the_other_keeps(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    (summary,) = measure_fake(tmp_path, engine, DDP).summaries
+    (Path(summary.folder) / "summary.part").mkdir()  # So that summary.json cannot be written.
+    kept = keep([summary], engine.machine(), history, told=None)
+    (failure,) = kept.failures
+    assert str(failure).startswith(f"{summary.folder}/summary.json cannot be written")
+    assert history.find(summary.run) == kept.summaries[0]
