@@ -28,6 +28,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.plain
 	$(BIN)/python -m tests.benchmarks.observer
 	$(BIN)/python -m tests.benchmarks.exporter
+	$(BIN)/python -m tests.benchmarks.sharded
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -64,12 +64,13 @@ def compare(case: Case, trials: int) -> str:
 def benchmark_case(strategy: str, steps: int) -> Case:
     """The strategy in a shape whose step takes some 200 ms on one core."""
     card = card_of(strategy)
-    ranks = 2 if card.needs.maximum_ranks is None else min(2, card.needs.maximum_ranks)
+    needs = card.needs
+    ranks = max(2, needs.minimum_ranks) if needs.maximum_ranks is None else min(2, needs.maximum_ranks)
     return Case(
         strategy=strategy,
         version=card.version,
         ranks=ranks,
-        shape=replace(PRESETS["tiny"], batch=16 * ranks),
+        model=replace(PRESETS["tiny"], batch=16 * ranks),
         device="cpu",
         backend="gloo",
         precision="fp32",
@@ -108,7 +109,8 @@ def _plain_step_s(case: Case) -> float:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(case.threads)},
+        # Without a safe path a script would import itself by the name of the library that it is named after.
+        env={**os.environ, "OMP_NUM_THREADS": str(case.threads), "PYTHONSAFEPATH": "1"},
     )
     ends: list[float] = json.loads(ended.stdout.strip().splitlines()[-1])[case.warm_up :]
     return median(end - start for start, end in pairwise(ends))

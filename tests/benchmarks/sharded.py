@@ -1,0 +1,171 @@
+"""ZeRO's stages side by side, by torch and by DeepSpeed: states, traffic and step time, each beside its law.
+
+Trials of all take turns on one shape. A table in Markdown, as the README shows it. The law of a step's time adds what
+the strategy's traffic leaves exposed, on the link that a sweep of all_reduce tells in between, to what `single` takes
+with the share of one rank; it knows nothing of cores that ranks and their communication share.
+
+    python -m tests.benchmarks.sharded [--ranks N] [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.asking import Asked, asked_case
+from bench.case import Case, find_card, one_rank_baseline
+from bench.controller import Conduct, measure
+from bench.engines.local import LocalEngine
+from bench.gpus import read_gpus
+from bench.judgement.expected_collectives import link_by
+from bench.keeping import keep
+from bench.reports.figures import figure
+from bench.store.history import History
+from bench.summary import Summary
+from collectors.catalogue import results
+from collectors.metric import Metric
+from workloads.laws.communication import Link
+from workloads.laws.compute import ComputeTime
+from workloads.laws.overlap import step_time
+
+ROWS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("ddp", {}),
+    ("zero1", {}),
+    ("deepspeed", {"stage": "1"}),
+    ("zero2", {}),
+    ("deepspeed", {"stage": "2"}),
+    ("fsdp", {}),
+    ("deepspeed", {"stage": "3"}),
+)
+STATES = ("parameters", "gradients", "optimizer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--shape", default="tiny")
+    arguments = parser.parse_args()
+    cases = [_case(strategy, options, arguments) for strategy, options in ROWS]
+    alone = one_rank_baseline(cases[0], "weak")
+    assert alone is not None, "the batch divides"
+    sweep = _case("collectives", {"collectives": "all_reduce"}, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        single, swept, *summaries = _measure([alone, sweep, *cases], Path(folder))
+    law = _Law(single=single, link=link_by(swept.estimates))
+    print(f"| strategy | {' | '.join(STATES)} | traffic, counted / law | step | law |")
+    print("|---|---|---|---|---|---|---|")
+    for summary in summaries:
+        print(_row(summary, law))
+    print()
+    print(f"on {single.hardware}; torch {single.torch_version}, commit {single.commit}; {'; '.join(swept.notes)}")
+
+
+def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespace) -> Case:
+    asked = Asked(
+        shape_name=arguments.shape,
+        dimensions={},
+        ranks=arguments.ranks,
+        device=arguments.device,
+        backend=None,
+        precision="fp32",
+        threads=1,
+        trials=arguments.trials,
+        steps=arguments.steps,
+        warm_up=5,
+        trace_steps=3,
+        seed=0,
+        options=[f"{name}={value}" for name, value in options.items()],
+        gpus=len(read_gpus().gpus),
+    )
+    return asked_case(find_card(strategy), asked)
+
+
+def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
+    with History(f"sqlite:///{folder / 'history.sqlite'}") as history, LocalEngine() as engine:
+        machine = engine.machine()
+        measured = measure(
+            [(case, None) for case in cases],
+            engine=engine,
+            machine=machine,
+            folder=folder,
+            conduct=Conduct(limit_s=600),
+            watch=lambda case, trial, steps: None,
+        )
+        measured.close()
+        return keep(measured.summaries, machine, history, told=None).summaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Law:
+    """What a step's time follows from. link: None where the sweep tells none."""
+
+    single: Summary
+    link: Link | None
+
+    def step(self, summary: Summary) -> str:
+        """The step that the law expects."""
+        if self.link is None:
+            return "no link"
+        phases_s = {
+            found.labels["phase"]: found.median
+            for found in self.single.estimates
+            if found.metric == results.RUN_PHASE_SECONDS.name
+        }
+        compute = ComputeTime(
+            forward_s=phases_s["forward"],
+            backward_s=phases_s["backward"],
+            optimizer_s=phases_s["optimizer"] + phases_s["data"],
+        )
+        case = summary.case
+        expected = step_time(
+            compute, case.card().transfers(case), axes=case.card().mesh(case), link=self.link, backend=case.backend
+        )
+        return f"{1e3 * expected.step_s:.1f} ms"
+
+
+def _row(summary: Summary, law: _Law) -> str:
+    """Measured bytes of a rank's states with the law's error, traffic counted over the law's, the median step."""
+    stage = summary.case.options.get("stage")
+    name = f"`{summary.case.strategy}`" + ("" if stage is None else f" stage {stage}")
+    if summary.cause is not None:
+        return f"| {name} | {summary.cause.text} | | | | | |"
+    cells = [_state(summary, part) for part in STATES]
+    step = _figure(summary, results.RUN_STEP_SECONDS)
+    return f"| {name} | {' | '.join(cells)} | {_traffic(summary)} | {step} | {law.step(summary)} |"
+
+
+def _state(summary: Summary, part: str) -> str:
+    measured = _figure(summary, results.RUN_MEMORY_ACCOUNT_BYTES, part=part, account="measured")
+    for found in summary.estimates:
+        if found.metric == results.RUN_MEMORY_PREDICTED_RATIO.name and found.labels["part"] == part:
+            return f"{measured}, law {100 * (found.median - 1) + 0.0:+.1f} %"
+    return measured
+
+
+def _traffic(summary: Summary) -> str:
+    counted, expected = (
+        sum(
+            found.median
+            for found in summary.estimates
+            if found.metric == results.RUN_PAYLOAD_BYTES.name and found.labels["account"] == account
+        )
+        for account in ("counted", "expected")
+    )
+    return f"{counted / 2**20:.2f} MiB / {expected / 2**20:.2f} MiB"
+
+
+def _figure(summary: Summary, metric: Metric, **labels: str) -> str:
+    for found in summary.estimates:
+        if found.metric == metric.name and labels.items() <= found.labels.items():
+            return figure(found)
+    return "-"
+
+
+if __name__ == "__main__":
+    main()
