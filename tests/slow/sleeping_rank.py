@@ -38,7 +38,8 @@ WARM_UP = 2  # DistributedDataParallel lays its buckets anew after the first ste
 SHAPE = Shape(layers=8, width=256, heads=2, kv_heads=1, mlp_width=86, vocabulary=8, sequence=2, batch=2)
 BUCKET_BYTES = 2**20
 
-Variant = Literal["overlap", "after_backward", "waiting_hook"]
+Variant = Literal["overlap", "large_buckets", "after_backward", "waiting_hook"]
+"""overlap: buckets of one block each. large_buckets: of two."""
 
 
 class SleepingOrder(Order, frozen=True, kw_only=True):
@@ -177,8 +178,9 @@ def summarise(steps: list[StepTimes], overlap_ratio: float | None) -> Steps:
 
 
 def ddp_setup(ranks: int, variant: Variant = "overlap") -> SmallSetup:
-    """The product's ddp with buckets of one block each."""
-    options = {"bucket_mb": BUCKET_BYTES / 2**20, "overlap": variant != "after_backward"}
+    """The product's ddp."""
+    blocks = 2 if variant == "large_buckets" else 1
+    options = {"bucket_mb": blocks * BUCKET_BYTES / 2**20, "overlap": variant != "after_backward"}
     return small_setup("ddp", ranks=ranks, shape=SHAPE, options=options)
 
 
