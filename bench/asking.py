@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bench.case import Case, check, one_rank_baseline, parse_options
 from bench.errors import Misuse
 from workloads.cards.card import Backend, Card, Device, Precision
+from workloads.cards.training_options import parts, parts_option
 from workloads.parts.shape import PRESETS, Shape
 
 
@@ -76,10 +77,9 @@ def baseline_case(case: Case, scaling: str) -> Case:
         raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
     baseline = one_rank_baseline(case, scaling)
     if baseline is None:
-        accumulate = case.options["accumulate"]
         raise Misuse(
             f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
-            f" accumulate {accumulate}; choose a --batch that is a multiple of both"
+            f" {parts_option(case).name} {parts(case)}; choose a --batch that is a multiple of both"
         )
     return baseline
 

@@ -141,10 +141,10 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
     """
     batch = case.shape.batch
     if scaling == "weak":
-        data_ranks = case.card().data_ranks(case)
-        if batch % data_ranks:
+        trained = case.card().training_ranks(case)
+        if batch % trained:
             return None
-        batch //= data_ranks
+        batch //= trained
     single = card_of("single")
     options = {option.name: case.options.get(option.name, option.default) for option in single.options}
     baseline = replace(

@@ -11,9 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from workloads.cards.card import Setup
+from workloads.laws.schedules import Action
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Marks a part of the step: `with phase("forward"):`. Who hands it in decides what it measures."""
+
+MarkAction = Callable[[Action], AbstractContextManager[None]]
+"""Marks what a pipeline stage computes for a microbatch."""
 
 
 class Workload(Protocol):
@@ -25,7 +29,7 @@ class Workload(Protocol):
     def step(self, tokens_bs: Tensor) -> Tensor | None:
         """One optimizer step over this rank's share of the batch.
 
-        tokens_bs: (accumulate x local batch, sequence + 1) int64 on the rank's device; the last column is only a
+        tokens_bs: (parts x local batch, sequence + 1) int64 on the rank's device; the last column is only a
         target.
         Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None where this rank
         computes no loss.
@@ -45,6 +49,17 @@ class CountsPayload(Protocol):
 
     def payload_bytes(self) -> Mapping[str, int]:
         """Bytes of the tensors that this rank so sent or received in its last step, by collective."""
+
+
+@runtime_checkable
+class RunsStages(Protocol):
+    """A workload whose steps are made of actions of pipeline stages."""
+
+    def mark_actions(self, mark: MarkAction | None) -> None:
+        """From now on enter `mark(action)` around each action's own computing, waits for other ranks left out.
+
+        None: around none any more.
+        """
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from bench.judgement.probed import read_probe_trials, results_of_probe
 from bench.judgement.results import results_of
 from bench.judgement.trials import read_trials
 from bench.peaks import Peak, peak_of
-from workloads.cards.training_options import local_batch
+from workloads.cards.training_options import local_batch, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _of_training(case: Case, folder: Path, device_name: str | None) -> Findings:
         effective_batch={
             "local": local_batch(case, data_ranks),
             "data_ranks": data_ranks,
-            "accumulate": int(case.options["accumulate"]),
+            "parts": parts(case),
             "total": case.shape.batch,
         },
         peak=peak if isinstance(peak, Peak) else None,

@@ -32,14 +32,14 @@ def memory_estimates(
     *,
     states: States,
     paper: States,
-    paper_activations_bytes: int,
+    paper_activations: int | NotCovered,
     peak: Prediction | NotCovered,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     """Each part by each account that knows it, predicted over measured where both do, and notes of what is absent.
 
     States are those after a step; activations and total are those at its peak, where not all gradients need be there,
     so that the total is not the sum of the parts.
-    paper, paper_activations_bytes: by the papers' accounts of ZeRO's states and of a GPT's activations.
+    paper, paper_activations: by the papers' accounts of ZeRO's states and of a GPT's activations.
     states, peak: by this implementation's account; each part is that of the rank that has most of it, as is measured.
     A part of no bytes is left out of its account.
     """
@@ -47,7 +47,9 @@ def memory_estimates(
     if isinstance(peak, Prediction):
         predicted |= {"activations": peak.activations_bytes, "total": peak.total_bytes}
     measured = {part: _measured(trials, part) for part in (*STATE_PARTS, *PEAK_PARTS)}
-    by_paper = {**_states(paper), "activations": paper_activations_bytes}
+    by_paper = _states(paper)
+    if not isinstance(paper_activations, NotCovered):
+        by_paper["activations"] = paper_activations
     accounts: dict[str, Mapping[str, Sequence[float]]] = {
         "paper": {part: [size_bytes] * len(trials) for part, size_bytes in by_paper.items()},
         "implementation": {part: [size_bytes] * len(trials) for part, size_bytes in predicted.items()},

@@ -71,7 +71,7 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     if differences:
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    trained, baseline_trained = (one.card().data_ranks(one) for one in (case, baseline_case))
+    trained, baseline_trained = (one.card().training_ranks(one) for one in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:

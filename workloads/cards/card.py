@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from workloads.cards.data_place import DataPlace, place_in_mesh
 from workloads.laws.live_tensors import Prediction
+from workloads.laws.pipeline import Pipeline
 from workloads.laws.terms import NotCovered, States, Transfer
 from workloads.parts.shape import Shape
 
@@ -121,6 +122,10 @@ LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
 additions differs."""
 
 
+def _always_comparable(setup: Setup) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
     """How the strategy's losses and gradients compare with those of `single`; the parity test reads it.
@@ -128,12 +133,14 @@ class Parity:
     exact: equal within `limits`, for each of `variants` (options that must not change the result).
     lossless_limit: exact with `variants`, which switch the loss off.
     none: not comparable, for `reason`.
+    incomparable: why a setup of a comparable strategy is not, with what would be; None where it is.
     """
 
     kind: Literal["exact", "lossless_limit", "none"]
     limits: Mapping[Precision, float] = field(default_factory=lambda: LIMITS)
     variants: tuple[Mapping[str, OptionValue], ...] = ({},)
     reason: str = ""
+    incomparable: Callable[[Setup], str | None] = _always_comparable
 
 
 def _no_transfers(setup: Setup) -> tuple[Transfer, ...]:
@@ -152,8 +159,16 @@ def _no_peak(setup: Setup) -> NotCovered:
     return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
 
 
+def _no_pipeline(setup: Setup) -> None:
+    return None
+
+
 def _no_notes(setup: Setup) -> list[str]:
     return []
+
+
+def _never(setup: Setup) -> bool:
+    return False
 
 
 def _nothing(setup: Setup) -> int:
@@ -176,6 +191,11 @@ class Card:
     paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
     notes: what a reader of the run's figures must know of this setup.
     peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
+    paper_activations: of training, bytes of activations of the rank that holds most, by the papers' account; those of a
+        whole model's microbatch where it is left out.
+    pipeline: how stages follow each other, None where the strategy has none.
+    has_second_communicator: of training, whether a thread uses a communicator of its own while backward runs, beside
+        which backward must use no other on NCCL.
     measurements: of a probe, how many each rank records.
     working_bytes: what a rank of a probe holds at once; of training, its states are the least that it needs.
     """
@@ -194,6 +214,9 @@ class Card:
     states: Callable[[Setup, int], States] = _no_states
     paper_states: Callable[[Setup], States] = _no_paper
     peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
+    paper_activations: Callable[[Setup], int | NotCovered] | None = None
+    pipeline: Callable[[Setup], Pipeline | None] = _no_pipeline
+    has_second_communicator: Callable[[Setup], bool] = _never
     notes: Callable[[Setup], list[str]] = _no_notes
     measurements: Callable[[Setup], int] = _nothing
     working_bytes: Callable[[Setup, int], int] = _holds_nothing
@@ -208,6 +231,10 @@ class Card:
         """How many shares a batch is divided into."""
         places = (self.place_of(setup, rank) for rank in range(setup.ranks))
         return next(place.ranks for place in places if place is not None)
+
+    def training_ranks(self, setup: Setup) -> int:
+        """How many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
+        return sum(self.place_of(setup, rank) is not None for rank in range(setup.ranks))
 
     def most_states(self, setup: Setup) -> States:
         """Each part as the rank that has most of it holds it."""

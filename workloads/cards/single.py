@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.cards.card import Card, Needs, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals, microbatch, peak_not_covered
+from workloads.cards.training_options import TRAINING_OPTIONS, microbatch, peak_not_covered, training_refusals
 from workloads.laws.live_tensors import Prediction, fresh_gradients, step_peak
 from workloads.laws.memory import paper_states
 from workloads.laws.terms import NotCovered, States, Transfer, replicated_states
@@ -14,7 +14,7 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    return batch_refusals(setup, data_ranks=1)
+    return training_refusals(setup, data_ranks=1)
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:

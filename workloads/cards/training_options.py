@@ -7,8 +7,16 @@ from workloads.laws.activations import Checkpoint, Microbatch
 from workloads.laws.learning_rate import RULES, Rule, factor
 from workloads.laws.terms import NotCovered
 
+ACCUMULATE = Option(
+    name="accumulate", default=1, minimum=1, help="parts that a rank's batch is split into, one after another"
+)
+MICROBATCHES = Option(
+    name="microbatches", default=4, minimum=1, help="parts that a batch is split into, which follow each other"
+)
+"""Of a pipeline, in place of `accumulate`."""
+
 TRAINING_OPTIONS: tuple[Option, ...] = (
-    Option(name="accumulate", default=1, minimum=1, help="parts that a rank's batch is split into, one after another"),
+    ACCUMULATE,
     Option(name="learning_rate", default=3e-4, minimum=0.0, help="of AdamW"),
     Option(
         name="lr_rule",
@@ -35,9 +43,19 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
 )
 
 
+def parts_option(setup: Setup) -> Option:
+    """The option that says how many parts a data rank's batch is split into."""
+    return MICROBATCHES if MICROBATCHES.name in setup.options else ACCUMULATE
+
+
+def parts(setup: Setup) -> int:
+    """Microbatches that a data rank's batch is split into."""
+    return int(setup.options[parts_option(setup).name])
+
+
 def local_batch(setup: Setup, data_ranks: int) -> int:
     """Sequences that one data rank takes through the model at a time: the effective batch over ranks and parts."""
-    return setup.shape.batch // (data_ranks * int(setup.options["accumulate"]))
+    return setup.shape.batch // (data_ranks * parts(setup))
 
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
@@ -66,14 +84,31 @@ def peak_not_covered(setup: Setup) -> NotCovered | None:
     return None
 
 
+def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
+    """Why no strategy could train so. data_ranks: those that a batch is shared out over."""
+    return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup)]
+
+
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Why the batch cannot be shared out over data ranks and accumulated parts, with the numbers that could."""
-    accumulate = int(setup.options["accumulate"])
-    parts = data_ranks * accumulate
+    """Why the batch cannot be shared out over data ranks and parts, with the numbers that could."""
+    split = parts(setup)
+    shares_of_all = data_ranks * split
     batch = setup.shape.batch
-    if batch % parts == 0:
+    if batch % shares_of_all == 0:
         return []
-    shares = f"{data_ranks} data ranks" + (f" x accumulate {accumulate}" if accumulate > 1 else "")
-    lower, upper = batch - batch % parts, batch - batch % parts + parts
+    shares = f"{data_ranks} data ranks" + (f" x {parts_option(setup).name} {split}" if split > 1 else "")
+    lower = batch - batch % shares_of_all
+    upper = lower + shares_of_all
     fitting = f"{lower} or {upper}" if lower else str(upper)
     return [f"batch {batch} cannot be shared equally by {shares}; --batch {fitting} would fit"]
+
+
+def _rate_refusals(setup: Setup) -> list[str]:
+    """Why the learning rate cannot grow."""
+    options = setup.options
+    if options["lr_rule"] == "base" and options["lr_warm_up"]:
+        return [
+            f"option lr_warm_up is {options['lr_warm_up']} with lr_rule=base, where the rate stays as given and nothing"
+            " grows: leave it out, or take lr_rule=linear or sqrt"
+        ]
+    return []

@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from workloads.cards.card import Setup
 from workloads.cards.check_options import check_of, is_made
 from workloads.cards.data_place import DataPlace
-from workloads.cards.training_options import local_batch
+from workloads.cards.training_options import local_batch, parts
 from workloads.parts.shape import Shape
 
 EPOCH_STEPS = 1000
@@ -57,7 +57,7 @@ class Progressions(Dataset[NDArray[np.int64]]):
 class Batches:
     """A rank's sequences, one optimizer step after another, without end.
 
-    tokens_bs: (accumulate x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
+    tokens_bs: (parts x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
     In step s all data ranks together read the same sequences, however many ranks share them out.
     The worker processes start with the first batch and end at `close`.
     """
@@ -73,7 +73,7 @@ class Batches:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """is_reordered: each epoch has an order of its own; without it, that of the first."""
-        self.sequences = int(setup.options["accumulate"]) * local_batch(setup, data_ranks)
+        self.sequences = parts(setup) * local_batch(setup, data_ranks)
         """Sequences of this rank in one optimizer step."""
         dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
         sampler: DistributedSampler[NDArray[np.int64]] = DistributedSampler(

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.cards.card import Precision, Setup
+from workloads.cards.training_options import parts
 from workloads.parts.batch_norm import make_batch_norm
 from workloads.parts.learning_rate import LearningRate
 from workloads.parts.transformer import Checkpoint, Transformer, next_token_loss
@@ -60,36 +61,41 @@ class Trainer:
         self._after_backward = after_backward
         self._device = setup.device
         self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
-        self._accumulate = int(setup.options["accumulate"])
+        self._parts = parts(setup)
         self._clip = clip
         self._largest_norm = float(setup.options["clip"])
         self._learning_rate = LearningRate(setup)
         # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
         self._scaler = torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
 
-    def step(self, tokens_bs: Tensor) -> Tensor:
+    def step(self, tokens_bs: Tensor) -> Tensor | None:
         """See `Workload.step`."""
         with self._phase("optimizer"):
             self.optimizer.zero_grad()
-        microbatches = tokens_bs.chunk(self._accumulate)
-        losses = []
-        for microbatch_bs in microbatches[:-1]:
-            with self._no_sync():
-                losses.append(self._forward_backward(microbatch_bs))
-        losses.append(self._forward_backward(microbatches[-1], then=self._after_backward))
+        loss = self._compute_gradients(tokens_bs)
         with self._phase("optimizer"):
             self._update()
-        return torch.stack(losses).sum()
+        return loss
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`."""
         return whole_gradients(self.model)
 
+    def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
+        """Forward and backward of all microbatches; see `Workload.step`."""
+        microbatches = tokens_bs.chunk(self._parts)
+        losses = []
+        for microbatch_bs in microbatches[:-1]:
+            with self._no_sync():
+                losses.append(self._forward_backward(microbatch_bs))
+        losses.append(self._forward_backward(microbatches[-1], then=self._after_backward))
+        return torch.stack(losses).sum()
+
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
         """The microbatch's part of the loss, detached; its gradients are added to those that are there."""
         with self._phase("forward"), self._autocast():
             logits_bsv = self.model(tokens_bs[:, :-1])
-            loss = next_token_loss(logits_bsv, tokens_bs[:, 1:]) / self._accumulate
+            loss = next_token_loss(logits_bsv, tokens_bs[:, 1:]) / self._parts
         with self._phase("backward"):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             then()

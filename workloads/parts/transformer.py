@@ -8,6 +8,7 @@ Source: Touvron et al. 2023, LLaMA (RMSNorm before each part, SwiGLU, rotary emb
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +22,9 @@ from workloads.parts.shape import Shape
 
 Checkpoint = Literal["none", "full", "selective"]
 """What backward computes again: nothing, whole blocks, or all of a block but its matrix products and attention."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
 
 ROTARY_BASE = 500_000.0
 NORM_EPSILON = 1e-5
@@ -125,6 +129,8 @@ class Attention(nn.Module):
         self.k = nn.Linear(shape.width, kv_width, bias=False)
         self.v = nn.Linear(shape.width, kv_width, bias=False)
         self.o = nn.Linear(shape.width, shape.width, bias=False)
+        self.attend: Attend = attend
+        """What mixes positions; a strategy that divides the sequence puts its own here."""
 
     def forward(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
         """What attention adds to the residual stream."""
@@ -132,7 +138,7 @@ class Attention(nn.Module):
         q_bhse, k_bkse, v_bkse = (
             product(x_bsd).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for product in (self.q, self.k, self.v)
         )
-        out_bhse = attend(rotate(q_bhse, cos_sr, sin_sr), rotate(k_bkse, cos_sr, sin_sr), v_bkse)
+        out_bhse = self.attend(rotate(q_bhse, cos_sr, sin_sr), rotate(k_bkse, cos_sr, sin_sr), v_bkse)
         out_bsd: Tensor = self.o(out_bhse.transpose(1, 2).flatten(-2))
         return out_bsd
 

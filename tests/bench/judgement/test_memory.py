@@ -41,7 +41,7 @@ def judge(
         trials or (FakeTrial(),),
         states=states,
         paper=paper,
-        paper_activations_bytes=PAPER_ACTIVATIONS_BYTES,
+        paper_activations=PAPER_ACTIVATIONS_BYTES,
         peak=peak,
     )
 

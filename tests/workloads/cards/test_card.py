@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.workloads.setups import small_setup
 from workloads.cards.card import Card, Needs, Option
-from workloads.roster import CARDS
+from workloads.cards.training_options import MICROBATCHES, batch_refusals, local_batch, parts
+from workloads.roster import CARDS, card_of
 
 BUCKET = Option(name="bucket_mb", default=25.0, minimum=0.5, help="")
 WORKERS = Option(name="workers", default=1, minimum=0, help="")
@@ -74,3 +76,21 @@ def test_each_card_is_whole(card: Card) -> None:
 def test_strategies_have_names_of_their_own() -> None:
     names = [card.name for card in CARDS]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "training_ranks"), [("single", 1, 1), ("ddp", 4, 4), ("parameter_server", 4, 3)]
+)
+def test_ranks_that_train_share_the_work_of_a_batch(strategy: str, ranks: int, training_ranks: int) -> None:
+    assert card_of(strategy).training_ranks(small_setup(strategy, ranks=ranks)) == training_ranks
+
+
+def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:
+    pipeline = small_setup("ddp", options={MICROBATCHES.name: 8})
+    assert (parts(pipeline), local_batch(pipeline, data_ranks=1)) == (8, 1)
+    assert (parts(small_setup("ddp", options={"accumulate": 2})), parts(small_setup("ddp"))) == (2, 1)
+
+
+def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None:
+    [reason] = batch_refusals(small_setup("ddp", options={MICROBATCHES.name: 3}), data_ranks=1)
+    assert reason == "batch 8 cannot be shared equally by 1 data ranks x microbatches 3; --batch 6 or 9 would fit"
