@@ -19,7 +19,16 @@ from workloads.cards.check_options import Check, Mistake, check_of
 from workloads.cards.data_place import DATA_AXES
 from workloads.cards.training_options import rate_factor
 
-NOT_IN_CHECKS = ("trials", "warm_up", "trace_steps", "keep_traces", "with_baseline", "baseline_run", "fault_text")
+NOT_IN_CHECKS = (
+    "trials",
+    "warm_up",
+    "trace_steps",
+    "keep_traces",
+    "with_baseline",
+    "baseline_run",
+    "fault_text",
+    "with_timeline",
+)
 """Parameters of `run` that a check does not take: it measures no speed."""
 
 EPOCHS = 4
@@ -49,7 +58,7 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
     check = Check(
         epoch_steps=max(2, case.steps // EPOCHS),
         data_ranks=case.card().data_ranks(case),
-        has_batch_norm=_shares_out_all(case),
+        has_batch_norm=_without_batch_norm(case) is None,
     )
     _refuse_idle_mistakes(case, check, mistakes)
     together = replace(case, trials=1, warm_up=0, trace_steps=0)
@@ -82,6 +91,8 @@ def _refuse_incomparable(case: Case) -> None:
         raise Misuse("--check-convergence compares several ranks with one; ranks is 1")
     if parity.kind == "none":
         raise Misuse(f"{card.name} is not comparable with one rank: {parity.reason}; choose another strategy")
+    if (reason := parity.incomparable(case)) is not None:
+        raise Misuse(f"{card.name} is not comparable with one rank: {reason}")
     if parity.kind == "lossless_limit" and not any(
         all(case.options[name] == value for name, value in variant.items()) for variant in parity.variants
     ):
@@ -107,16 +118,22 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
             f"cause sampler_epoch shows after an epoch of {check.epoch_steps} steps, and steps is {case.steps};"
             f" take --steps {check.epoch_steps + 1} or more"
         )
-    if "batch_statistics" in mistakes and not check.has_batch_norm:
-        raise Misuse(
-            f"cause batch_statistics needs a mesh whose axes all share out the batch; {case.strategy} has"
-            f" {', '.join(case.card().mesh(case))}"
+    if "batch_statistics" in mistakes and (reason := _without_batch_norm(case)) is not None:
+        raise Misuse(f"cause batch_statistics {reason}")
+
+
+def _without_batch_norm(case: Case) -> str | None:
+    """Why the model of a check has no layer that normalises over the batch; None where it has one."""
+    axes = case.card().mesh(case)
+    # Ranks whose shares are equal have the batch's mean as the mean of theirs.
+    if not all(axis in DATA_AXES for axis in axes):
+        return f"needs a mesh whose axes all share out the batch; {case.strategy} has {', '.join(axes)}"
+    if case.backend == "nccl" and case.card().has_second_communicator(case):
+        return (
+            f"needs averages over the batch in backward, beside which {case.strategy} with these options uses a"
+            " communicator of its own, and two at once may hang on nccl: take compress=none"
         )
-
-
-def _shares_out_all(case: Case) -> bool:
-    """Whether all ranks have shares of the batch, and equal ones, so that their mean is the batch's."""
-    return all(axis in DATA_AXES for axis in case.card().mesh(case))
+    return None
 
 
 def _witnessed(alone: Summary, together: Summary) -> Witnessed:

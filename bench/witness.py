@@ -92,8 +92,10 @@ def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
     weights = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights) or sum(w.numel() for w in weights) != parameters:
         return None
-    sums = [weight.detach().view(torch.int32).sum(dtype=torch.int64).item() for weight in weights]
-    return blake2b(repr(sums).encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
+    digest = blake2b(digest_size=FINGERPRINT_BYTES)
+    for weight in weights:
+        digest.update(weight.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _statistics(model: nn.Module) -> list[float]:

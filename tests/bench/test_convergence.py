@@ -115,6 +115,26 @@ def test_the_one_rank_has_the_whole_batch_the_same_seed_and_the_rates_of_the_ran
     assert [one.is_reversed for one in checks if one is not None] == [False, True, False]
 
 
+LOSSLESS = ["compress=topk", "density=1"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "has_batch_norm"),
+    [
+        ("gloo", LOSSLESS, True),
+        ("nccl", [], True),
+        ("nccl", LOSSLESS, False),
+        ("nccl", [*LOSSLESS, "overlap=false"], True),
+    ],
+)
+def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
+    backend: str, options: list[str], has_batch_norm: bool
+) -> None:
+    case = checked_case("ddp", 2, *options, device="cuda", backend=backend)
+    checks = [check_of(one) for one in check_cases(case, ())]
+    assert [one.has_batch_norm for one in checks if one is not None] == [has_batch_norm] * 3
+
+
 @pytest.mark.parametrize(
     ("case", "mistakes", "reason"),
     [
@@ -127,6 +147,18 @@ def test_the_one_rank_has_the_whole_batch_the_same_seed_and_the_rates_of_the_ran
         ),
         (checked_case(steps=2), ("sampler_epoch",), "shows after an epoch of 2 steps, and steps is 2; take --steps 3"),
         (checked_case("parameter_server", 3), ("batch_statistics",), "parameter_server has rpc"),
+        (
+            checked_case("parameter_server", 3, "mode=asynchronous"),
+            (),
+            "parameter_server is not comparable with one rank: mode=asynchronous updates .*; take mode=synchronous",
+        ),
+        (
+            checked_case("ddp", 2, *LOSSLESS, device="cuda", backend="nccl"),
+            ("batch_statistics",),
+            "cause batch_statistics needs averages .* ddp with these options uses a communicator of its own",
+        ),
+        (checked_case("ddp", 2, "compress=bf16"), (), "compress=bf16 loses a part of each gradient .* compress=none"),
+        (checked_case("fsdp", 2, "reduce_dtype=bf16"), (), "rounds each gradient; take reduce_dtype=fp32"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_with_the_reason(

@@ -27,6 +27,14 @@ def test_a_last_bit_of_one_weight_changes_the_fingerprint() -> None:
     assert fingerprint_of_weights(model, SMALL.parameters()) != before
 
 
+def test_two_elements_that_have_changed_places_change_the_fingerprint() -> None:
+    model = make_model(small_setup())
+    before = fingerprint_of_weights(model, SMALL.parameters())
+    with torch.no_grad():
+        model.head.weight[0, :2] = model.head.weight[0, :2].flip(0)
+    assert fingerprint_of_weights(model, SMALL.parameters()) != before
+
+
 def test_a_rank_that_holds_only_some_weights_has_no_fingerprint() -> None:
     assert fingerprint_of_weights(make_model(small_setup()).head, SMALL.parameters()) is None
 

@@ -100,6 +100,23 @@ def losses(setup: SmallSetup, steps: int) -> list[float]:
     return [loss.item() for loss in found if loss is not None]
 
 
+def rates(setup: SmallSetup, steps: int) -> list[float]:
+    """Those that this rank's optimizer has after each step, none on a worker."""
+    ready = make_ready(setup)
+    found = []
+    for _ in range(steps):
+        ready.step()
+        found += [group["lr"] for group in ready.workload.optimizer.param_groups if "lr" in group]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_warm_up_goes_by_steps_and_not_by_updates(mode: str, on_ranks: OnRanks) -> None:
+    warm: Mapping[str, OptionValue] = {"learning_rate": 1e-3, "lr_rule": "linear", "lr_warm_up": 4}
+    setup = servers_and_workers(1, 2, options={"mode": mode, **warm})
+    assert on_ranks(setup.ranks, rates, setup, 6)[SERVER] == pytest.approx([1e-3, 1.25e-3, 1.5e-3, 1.75e-3, 2e-3, 2e-3])
+
+
 def test_asynchronous_workers_learn(on_ranks: OnRanks) -> None:
     setup = servers_and_workers(2, 2, options={"mode": "asynchronous", "learning_rate": 3e-3})
     for found in on_ranks(setup.ranks, losses, setup, 20)[2:]:

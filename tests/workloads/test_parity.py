@@ -68,6 +68,7 @@ def test_losses_and_gradients_are_those_of_single(
 ) -> None:
     setup = small_setup(card.name, ranks=ranks_of(card), precision=precision, options=options)
     assert not card.refusals(setup)
+    assert card.parity.incomparable(setup) is None
     limit = card.parity.limits[precision]
     records = on_ranks(setup.ranks, train, setup, STEPS)
     for step, expected in enumerate(reference(setup)):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from workloads.cards.card import Card, Needs, Option, Parity, Setup
 from workloads.cards.data_place import DataPlace
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals
+from workloads.cards.training_options import TRAINING_OPTIONS, training_refusals
 from workloads.laws.parameter_server import busiest_bytes, shares, worker_traffic
-from workloads.laws.terms import States, Transfer
+from workloads.laws.terms import NotCovered, States, Transfer
 
 STALENESS = Option(
     name="staleness",
@@ -38,25 +38,40 @@ def _data_place(setup: Setup, rank: int) -> DataPlace | None:
 
 def _refusals(setup: Setup) -> list[str]:
     servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
+    most = min(setup.ranks - 1, tensors)
+    if servers == 0:
+        return [f"option servers is 0, so that workers have nobody to push to; take {_up_to(most)}"]
     reasons: list[str] = []
     if servers > tensors:
         reasons.append(
             f"option servers is {servers}; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
         )
     if workers < 1:
-        fewer = "1 server" if setup.ranks == 2 else f"1 to {setup.ranks - 1} servers"
         reasons.append(
             f"ranks is {setup.ranks} with servers={servers}, which leaves no worker to train;"
-            f" take --ranks {servers + 1} or more, or {fewer}"
+            f" take --ranks {servers + 1} or more, or {_up_to(most)}"
         )
     else:
-        reasons += batch_refusals(setup, data_ranks=workers)
+        reasons += training_refusals(setup, data_ranks=workers)
     if setup.options["mode"] == "synchronous" and setup.options["staleness"] != STALENESS.default:
         reasons.append(
             f"option staleness is {setup.options['staleness']} with mode=synchronous, where no worker is ever ahead;"
             " leave it out, or take mode=asynchronous"
         )
     return reasons
+
+
+def _up_to(servers: int) -> str:
+    return "1 server" if servers == 1 else f"1 to {servers} servers"
+
+
+def _incomparable(setup: Setup) -> str | None:
+    if setup.options["mode"] == "asynchronous":
+        return (
+            "mode=asynchronous updates with each worker's gradient by itself, which older weights gave;"
+            " take mode=synchronous"
+        )
+    return None
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:
@@ -79,6 +94,13 @@ def _states(setup: Setup, rank: int) -> States:
     return States(parameters_bytes=weights_bytes, gradients_bytes=weights_bytes, optimizer_bytes=0)
 
 
+def _peak(setup: Setup) -> NotCovered:
+    return NotCovered(
+        reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still sends:"
+        " how many at once is a matter of time"
+    )
+
+
 CARD = Card(
     name="parameter_server",
     kind="training",
@@ -86,7 +108,7 @@ CARD = Card(
     version=1,
     options=(
         *TRAINING_OPTIONS,
-        Option(name="servers", default=1, minimum=1, help="ranks that hold the weights, as whole tensors"),
+        Option(name="servers", default=1, minimum=0, help="ranks that hold the weights, as whole tensors; 1 or more"),
         Option(
             name="mode",
             default="synchronous",
@@ -99,11 +121,12 @@ CARD = Card(
     parity=Parity(
         kind="exact",
         variants=({}, {"accumulate": 2}, {"checkpoint": "full"}),
-        reason="mode=asynchronous has none: it updates once for each worker's gradient, which older weights gave",
+        incomparable=_incomparable,
     ),
     mesh=_mesh,
     refusals=_refusals,
     data_place=_data_place,
     transfers=_transfers,
     states=_states,
+    peak=_peak,
 )

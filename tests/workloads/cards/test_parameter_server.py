@@ -10,7 +10,7 @@ from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from workloads.cards.card import OptionValue
 from workloads.cards.data_place import DataPlace
 from workloads.cards.parameter_server import CARD
-from workloads.laws.terms import Transfer
+from workloads.laws.terms import NotCovered, Transfer
 
 WEIGHTS_BYTES = 4 * SMALL.parameters()
 
@@ -37,6 +37,26 @@ def test_servers_without_a_worker_are_refused_with_what_would_do() -> None:
     assert CARD.refusals(setup(2, {"servers": 2})) == [
         "ranks is 2 with servers=2, which leaves no worker to train; take --ranks 3 or more, or 1 server"
     ]
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(2, "1 server"), (3, "1 to 2 servers"), (48, "1 to 39 servers")])
+def test_workers_without_a_server_are_refused_with_what_would_do(ranks: int, most: str) -> None:
+    assert CARD.refusals(setup(ranks, {"servers": 0})) == [
+        f"option servers is 0, so that workers have nobody to push to; take {most}"
+    ]
+
+
+def test_only_synchronous_updates_are_comparable_with_one_rank() -> None:
+    assert CARD.parity.incomparable(setup(3)) is None
+    reason = CARD.parity.incomparable(setup(3, {"mode": "asynchronous"}))
+    assert reason is not None
+    assert reason.endswith("take mode=synchronous")
+
+
+def test_the_peak_is_not_covered_because_it_depends_on_who_pushes_when() -> None:
+    peak = CARD.peak(setup(3))
+    assert isinstance(peak, NotCovered)
+    assert peak.reason.endswith("how many at once is a matter of time")
 
 
 def test_more_servers_than_tensors_are_refused() -> None:

@@ -17,6 +17,8 @@ from torch.distributed import PrefixStore, Store, rpc  # type: ignore[attr-defin
 from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
+from workloads.parts.timeouts import timeout_of
+
 Answer = TypeVar("Answer")
 
 SCHEME = "group"
@@ -50,8 +52,7 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
 
 def timeout_s(group: dist.ProcessGroup, device: torch.device) -> float:
     """How long the group's collectives, and so the calls among its ranks, may take."""
-    seconds: float = group._get_backend(device).options._timeout.total_seconds()
-    return seconds
+    return timeout_of(group, device).total_seconds()
 
 
 def name_of(rank: int) -> str:

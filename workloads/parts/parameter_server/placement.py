@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workloads.laws.parameter_server import divide
+from workloads.laws.division import divide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Placement:
 
 
 def place(model: nn.Module, servers: int) -> Placement:
-    """Divide the weights by their bytes; see `laws.parameter_server.divide`."""
+    """Divide the weights by their bytes, as `laws.division` does."""
     names, weights = zip(*model.named_parameters(), strict=True)
     return Placement(
         names=names,

@@ -43,8 +43,9 @@ class Share:
         self._device = weights[0].device
 
     def begin_step(self) -> None:
-        """Count bytes anew."""
+        """Count bytes anew, and take the learning rate of this step for all of its updates."""
         self.received_bytes = self.sent_bytes = 0
+        self._learning_rate.begin_step(self.optimizer)
 
     def take_in(self, push: Push) -> list[Tensor]:
         """The push's gradients on the device of the weights; nobody else has them."""
@@ -55,7 +56,6 @@ class Share:
         """What the next update uses, and what stays readable after it."""
         for weight, gradient in zip(self.model, gradients, strict=True):
             weight.grad = gradient
-        self._learning_rate.begin_step(self.optimizer)
 
     def weights(self, copies: int) -> list[Tensor]:
         """The weights as they are now, to be sent so often; on the CPU they change with the next update."""
