@@ -17,6 +17,7 @@ from workloads.cards.training_options import local_batch
 from workloads.parts.deepspeed_start import start
 from workloads.parts.flat_gradients import Layout, unflatten
 from workloads.parts.learning_rate import LearningRate
+from workloads.parts.timeouts import share_world_timeout
 from workloads.parts.training import AUTOCAST_TYPES, make_model, make_optimizer
 from workloads.parts.transformer import next_token_loss
 from workloads.workload import Phase, Workload
@@ -52,6 +53,8 @@ class DeepSpeedTrainer:
         engine: Any = start(setup.device, setup.backend).initialize(
             model=model, optimizer=optimizer, config=settings(setup), dist_init_required=False
         )[0]
+        # It meets in groups of its own.
+        share_world_timeout(self._device)
         self._engine = engine
         self.model: nn.Module = engine
         self.optimizer: Optimizer = optimizer

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from collectors import flight_recorder
 from tests.ranks import OnRanks
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import StepRecord, make_ready, train
+from tests.workloads.watched_steps import WatchedStep, held_states, watch_step
 from workloads.cards.card import LIMITS, OptionValue
 from workloads.cards.deepspeed import CARD
-from workloads.deepspeed import DeepSpeedTrainer
 from workloads.laws.recorded import recorded_bytes
 from workloads.laws.terms import States
 from workloads.parts.shape import Shape
@@ -48,8 +46,7 @@ EACH_CASE = pytest.mark.parametrize(
 class Seen:
     """What one rank did in its fourth step, and held after it; and its first step's loss and gradients."""
 
-    payload_bytes: dict[str, int]
-    calls: int
+    step: WatchedStep
     states: States
     first: StepRecord
 
@@ -59,37 +56,12 @@ Watch = Callable[[SmallSetup], list[Seen]]
 
 def watch_fourth_step(setup: SmallSetup) -> Seen:
     ready = make_ready(setup)
-    assert isinstance(ready.workload, DeepSpeedTrainer)
     loss = ready.step()
     assert loss is not None
     first = StepRecord(loss=loss.item(), gradients=ready.workload.full_gradients())
     for _ in range(2):  # In the first two steps stage 3 learns in which order weights are used.
         ready.step()
-    before = flight_recorder.dump("gloo")
-    ready.step()
-    entered = flight_recorder.entered_since(before, flight_recorder.dump("gloo"))
-    payload_bytes: Counter[str] = Counter()
-    for collective in entered:
-        payload_bytes[collective.name] += collective.payload_bytes
-    return Seen(payload_bytes=dict(payload_bytes), calls=len(entered), states=held_states(ready.workload), first=first)
-
-
-def held_states(workload: DeepSpeedTrainer) -> States:
-    counted: set[int] = set()
-    parts = {part: new_bytes(tensors, counted) for part, tensors in workload.held_tensors().items()}
-    return States(
-        parameters_bytes=parts["parameters"],
-        gradients_bytes=parts["gradients"],
-        optimizer_bytes=parts["optimizer"],
-    )
-
-
-def new_bytes(tensors: Iterable[Tensor], counted: set[int]) -> int:
-    """Bytes of the storages that are not yet among those counted; adds them."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    new = storages.keys() - counted
-    counted |= new
-    return sum(storages[storage] for storage in new)
+    return Seen(step=watch_step(ready), states=held_states(ready.workload), first=first)
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +80,13 @@ def watch(on_ranks: OnRanks) -> Watch:
 @EACH_CASE
 def test_ranks_send_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
     expected = recorded_bytes(CARD.transfers(setup), backend="gloo")
-    assert [seen.payload_bytes for seen in watch(setup)] == [expected] * setup.ranks
+    assert [seen.step.payload_bytes for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
 def test_ranks_enter_as_many_collectives_as_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
     expected = sum(transfer.calls for transfer in CARD.transfers(setup))
-    assert [seen.calls for seen in watch(setup)] == [expected] * setup.ranks
+    assert [seen.step.calls for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
@@ -132,7 +104,7 @@ def test_the_first_step_is_that_of_single(setup: SmallSetup, watch: Watch, on_ra
 def test_what_computes_in_bf16_travels_in_fp32(watch: Watch) -> None:
     setup = small_setup("deepspeed", ranks=2, precision="bf16", options={"stage": 3})
     for seen in watch(setup):
-        assert seen.payload_bytes == recorded_bytes(CARD.transfers(setup), backend="gloo")
+        assert seen.step.payload_bytes == recorded_bytes(CARD.transfers(setup), backend="gloo")
 
 
 def check(records: list[StepRecord], truth: StepRecord, limit: float) -> None:
@@ -193,6 +165,23 @@ def test_no_operator_is_compiled_and_the_environment_is_as_it_was(on_ranks: OnRa
     left = on_ranks(1, process_after_build, small_setup("deepspeed"))[0]
     assert (left.accelerator, left.compiler, left.has_compiled) == (None, "0", False)
     assert left.error == "weights have no gradient; the last step did not update them"
+
+
+def train_without_compiler(setup: SmallSetup, empty_folder: str) -> list[StepRecord]:
+    os.environ["PATH"] = empty_folder
+    for name in ("CC", "CXX", "CUDA_HOME"):
+        os.environ.pop(name, None)
+    return train(setup, 2)
+
+
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3, "offload": True}], ids=str)
+def test_a_machine_without_a_compiler_trains_all_the_same(
+    options: Mapping[str, OptionValue], on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    truths = on_ranks(1, train, small_setup(), 2)[0]
+    records = on_ranks(2, train_without_compiler, small_setup("deepspeed", ranks=2, options=options), str(tmp_path))
+    for step, truth in enumerate(truths):
+        check([record[step] for record in records], truth, LIMITS["fp32"])
 
 
 def printed_bytes(setup: SmallSetup) -> int:
