@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C import _distributed_c10d
 from torch.optim import SGD
 
 from tests.ranks import OnRanks
+from tests.workloads.forgetful_feedback import FakeForgetfulFeedback
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, no_phase, train
 from workloads.cards.card import LIMITS, OptionValue, Precision
 from workloads.cards.ddp import CARD
 from workloads.ddp import average_gradients
-from workloads.parts.compression import Bucket, ErrorFeedback
+from workloads.parts.compression import ErrorFeedback
 from workloads.parts.data import Batches
 from workloads.parts.powersgd import PowerSGD
 from workloads.parts.top_k import TopK
@@ -40,14 +40,6 @@ SEARCHES: tuple[Mapping[str, OptionValue], ...] = (
     {"find_unused_parameters": True},
     {"find_unused_parameters": True, "compress": "powersgd"},
 )
-
-
-class FakeForgetfulFeedback(ErrorFeedback):
-    """Remembers nothing."""
-
-    def of(self, bucket: Bucket) -> Tensor:
-        """Zeros, and what is written into them is lost."""
-        return torch.zeros_like(bucket.flat)
 
 
 def collectives() -> list[Any]:
@@ -188,7 +180,8 @@ def last_losses(compress: str, feedback: ErrorFeedback) -> tuple[float, float]:
     trainer = Trainer(setup, model, no_phase, after_backward=lambda: average_gradients(model, scheme))
     trainer.optimizer = SGD(model.parameters(), lr=float(setup.options["learning_rate"]))
     batches = Batches(setup, data_rank=dist.get_rank(), data_ranks=dist.get_world_size())
-    losses = torch.stack([trainer.step(next(batches)) for _ in range(30)])
+    steps = (trainer.step(next(batches)) for _ in range(30))
+    losses = torch.stack([loss for loss in steps if loss is not None])
     dist.all_reduce(losses)
     losses /= dist.get_world_size()
     return losses[0].item(), losses[-5:].mean().item()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from collectors import flight_recorder
 from collectors.allocator import live_tensor_bytes
-from collectors.state_bytes import state_bytes
 from tests.ranks import OnRanks
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import StepRecord, make_ready, train
+from tests.workloads.watched_steps import WatchedStep, held_states, watch_step
 from workloads.cards.card import LIMITS, OptionValue
 from workloads.laws.live_tensors import Prediction
 from workloads.laws.recorded import recorded_bytes
@@ -44,6 +42,7 @@ CASES: list[tuple[str, int, Shape, Mapping[str, OptionValue]]] = [
     ("fsdp", 4, UNEVEN, {"offload": True, "wrap": "layer"}),
     ("hsdp", 4, UNEVEN, {}),
     ("hsdp", 4, SMALL, {"accumulate": 2, "wrap": "layer", "reduce_dtype": "bf16"}),
+    ("hsdp", 8, UNEVEN, {"shard_ranks": 4, "reshard": 2}),
 ]
 EACH_CASE = pytest.mark.parametrize(
     "setup",
@@ -56,8 +55,7 @@ EACH_CASE = pytest.mark.parametrize(
 class Seen:
     """What one rank did in its third step, and held after it."""
 
-    payload_bytes: dict[str, int]
-    calls: int
+    step: WatchedStep
     states: States
 
 
@@ -68,23 +66,7 @@ def watch_third_step(setup: SmallSetup) -> Seen:
     ready = make_ready(setup)
     for _ in range(2):  # DistributedDataParallel lays its buckets anew after the first.
         ready.step()
-    before = flight_recorder.dump("gloo")
-    ready.step()
-    entered = flight_recorder.entered_since(before, flight_recorder.dump("gloo"))
-    payload_bytes: Counter[str] = Counter()
-    for collective in entered:
-        payload_bytes[collective.name] += collective.payload_bytes
-    samples = state_bytes(ready.workload.model, ready.workload.optimizer)
-    held = {sample.labels["part"]: int(sample.value) for sample in samples}
-    return Seen(
-        payload_bytes=dict(payload_bytes),
-        calls=len(entered),
-        states=States(
-            parameters_bytes=held["parameters"],
-            gradients_bytes=held["gradients"],
-            optimizer_bytes=held.get("optimizer", 0),
-        ),
-    )
+    return Seen(step=watch_step(ready), states=held_states(ready.workload))
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +86,13 @@ def watch(on_ranks: OnRanks) -> Watch:
 def test_ranks_send_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
     expected = recorded_bytes(card_of(setup.strategy).transfers(setup), "gloo")
     for seen in watch(setup):
-        assert seen.payload_bytes == expected
+        assert seen.step.payload_bytes == expected
 
 
 @EACH_CASE
 def test_ranks_enter_as_many_collectives_as_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
     expected = sum(transfer.calls for transfer in card_of(setup.strategy).transfers(setup))
-    assert [seen.calls for seen in watch(setup)] == [expected] * setup.ranks
+    assert [seen.step.calls for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
@@ -192,9 +174,14 @@ def test_gradients_reduced_in_bf16_are_nearly_those_of_single(on_ranks: OnRanks)
         check_against_single(setup, records, on_ranks, LIMITS["fp32"])
 
 
-def test_resharding_to_some_ranks_changes_no_result(on_ranks: OnRanks) -> None:
-    setup = small_setup("fsdp", ranks=4, shape=UNEVEN, options={"reshard": 2})
-    check_against_single(setup, on_ranks(4, train, setup, 1), on_ranks, LIMITS["fp32"])
+@pytest.mark.parametrize(
+    ("name", "ranks", "options"), [("fsdp", 4, {"reshard": 2}), ("hsdp", 8, {"shard_ranks": 4, "reshard": 2})]
+)
+def test_resharding_to_some_ranks_changes_no_result(
+    name: str, ranks: int, options: Mapping[str, OptionValue], on_ranks: OnRanks
+) -> None:
+    setup = small_setup(name, ranks=ranks, shape=UNEVEN, options=options)
+    check_against_single(setup, on_ranks(ranks, train, setup, 1), on_ranks, LIMITS["fp32"])
 
 
 def overflow_in_one_row(model: nn.Module) -> None:

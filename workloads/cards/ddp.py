@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.cards.card import Card, Needs, Option, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals, microbatch, peak_not_covered
+from workloads.cards.replica_options import BUCKET_MB, bucket_refusals, buckets
+from workloads.cards.training_options import TRAINING_OPTIONS, microbatch, peak_not_covered, training_refusals
 from workloads.laws.compression import (
     INDEXED_ELEMENTS,
     largest_rank,
@@ -16,7 +17,7 @@ from workloads.laws.compression import (
 )
 from workloads.laws.live_tensors import Prediction, bucketed_gradients, fresh_gradients, step_peak
 from workloads.laws.memory import paper_states
-from workloads.laws.terms import Collective, NotCovered, States, Transfer, bucket_count, replicated_states
+from workloads.laws.terms import Collective, NotCovered, States, Transfer, replicated_states
 
 COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powersgd: columns of a factor")
 DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
@@ -31,7 +32,8 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 def _refusals(setup: Setup) -> list[str]:
     return [
-        *batch_refusals(setup, data_ranks=setup.ranks),
+        *training_refusals(setup, data_ranks=setup.ranks),
+        *bucket_refusals(setup),
         *_replica_refusals(setup),
         *_compression_refusals(setup),
         *_idle_options(setup),
@@ -41,11 +43,6 @@ def _refusals(setup: Setup) -> list[str]:
 def _replica_refusals(setup: Setup) -> Iterator[str]:
     """What DistributedDataParallel cannot do."""
     options = setup.options
-    if options["compile"] != "none" and float(options["bucket_mb"]) < 1:
-        yield (
-            f"option bucket_mb is {options['bucket_mb']} with compile={options['compile']};"
-            " torch.compile needs buckets of at least 1 MB"
-        )
     if options["find_unused_parameters"] and options["static_graph"]:
         yield (
             "option find_unused_parameters is true with static_graph=true, which finds them once and for all;"
@@ -59,6 +56,10 @@ def _replica_refusals(setup: Setup) -> Iterator[str]:
     for name in ("find_unused_parameters", "static_graph"):
         if options[name] and not options["overlap"]:
             yield f"option {name} is true with overlap=false, where nothing is averaged in backward; leave one out"
+
+
+def _is_compressed_beside_backward(setup: Setup) -> bool:
+    return setup.options["compress"] != "none" and bool(setup.options["overlap"])
 
 
 def _compression_refusals(setup: Setup) -> Iterator[str]:
@@ -81,7 +82,7 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
             f"option compress is topk with a weight of {largest_weight(setup.shape)} elements; its indices are int32,"
             f" so that a weight may have fewer than {INDEXED_ELEMENTS}: take another scheme"
         )
-    if compress != "none" and options["find_unused_parameters"] and setup.backend == "nccl":
+    if _is_compressed_beside_backward(setup) and options["find_unused_parameters"] and setup.backend == "nccl":
         yield (
             f"option compress is {compress} with find_unused_parameters=true on nccl: compression and the search would"
             " use two communicators at once in no fixed order, which may hang; leave one out"
@@ -97,6 +98,18 @@ def _idle_options(setup: Setup) -> Iterator[str]:
                 f"option {option.name} is {value} with compress={compress}; only {scheme} reads it:"
                 f" leave it out, or take compress={scheme}"
             )
+
+
+def _incomparable(setup: Setup) -> str | None:
+    compress = setup.options["compress"]
+    is_lossless = {
+        "none": True,
+        "topk": float(setup.options["density"]) == 1,
+        "powersgd": int(setup.options["compress_rank"]) == largest_rank(setup.shape),
+    }.get(str(compress), False)
+    if is_lossless:
+        return None
+    return f"compress={compress} loses a part of each gradient by these options; take compress=none"
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:
@@ -127,12 +140,11 @@ def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
 
 def _averaging(setup: Setup, collective: Collective, payload_bytes: int) -> Transfer:
     is_overlapped = bool(setup.options["overlap"])
-    bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
     return Transfer(
         collective=collective,
         axis="data",
         payload_bytes=payload_bytes,
-        calls=bucket_count(4 * setup.shape.parameters(), bucket_bytes) if is_overlapped else 1,
+        calls=buckets(setup) if is_overlapped else 1,
         behind="backward" if is_overlapped else None,
     )
 
@@ -168,7 +180,7 @@ CARD = Card(
     options=(
         *TRAINING_OPTIONS,
         Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
-        Option(name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients that are averaged together"),
+        BUCKET_MB,
         Option(
             name="compress",
             default="none",
@@ -197,6 +209,7 @@ CARD = Card(
             # Weights stay where they are: AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
             {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
         ),
+        incomparable=_incomparable,
     ),
     mesh=_mesh,
     refusals=_refusals,
@@ -204,4 +217,5 @@ CARD = Card(
     states=_states,
     paper_states=_paper_states,
     peak=_peak,
+    has_second_communicator=_is_compressed_beside_backward,
 )

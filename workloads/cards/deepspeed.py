@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from workloads.cards.card import LIMITS, Card, Needs, Option, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals
+from workloads.cards.offload import offload_notes
+from workloads.cards.training_options import TRAINING_OPTIONS, training_refusals
 from workloads.laws.deepspeed import Engine, engine_states, engine_transfers
 from workloads.laws.memory import Stage, paper_states
-from workloads.laws.terms import States, Transfer
+from workloads.laws.terms import NotCovered, States, Transfer
 
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
@@ -75,7 +76,7 @@ def _refusals(setup: Setup) -> list[str]:
         return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
     return [
         *not_installed(),
-        *batch_refusals(setup, data_ranks=setup.ranks),
+        *training_refusals(setup, data_ranks=setup.ranks),
         *_idle_options(setup, stage),
         *_engine_refusals(setup, stage),
     ]
@@ -87,7 +88,7 @@ def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
         value = setup.options[option.name]
         if value != option.default and stage < first:
             readers = "only stage 3 reads it" if first == 3 else "stage 0 does not read it"
-            yield f"option {option.name} is {value} with stage={stage}; {readers}: leave it out, or take stage=3"
+            yield f"option {option.name} is {value} with stage={stage}; {readers}: leave it out, or take stage={first}"
 
 
 def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
@@ -138,6 +139,13 @@ def _paper_states(setup: Setup) -> States:
     return paper_states(setup.shape.parameters(), stage=_stage(setup), data_ranks=setup.ranks)
 
 
+def _peak(setup: Setup) -> NotCovered:
+    return NotCovered(
+        reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks of"
+        " its own, which no law follows"
+    )
+
+
 CARD = Card(
     name="deepspeed",
     kind="training",
@@ -175,5 +183,7 @@ CARD = Card(
     refusals=_refusals,
     transfers=_transfers,
     states=_states,
+    notes=offload_notes,
     paper_states=_paper_states,
+    peak=_peak,
 )

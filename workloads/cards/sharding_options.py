@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.cards.card import Option, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals
+from workloads.cards.training_options import TRAINING_OPTIONS, training_refusals
 from workloads.laws.sharding import Sharding, Wrap
 
 SHARDING_OPTIONS: tuple[Option, ...] = (
@@ -46,17 +46,10 @@ RESHARD = Option(
 def sharding_refusals(setup: Setup, *, ranks: int) -> list[str]:
     """Why this setup cannot be divided so. ranks: those that share a weight."""
     return [
-        *batch_refusals(setup, data_ranks=setup.ranks),
+        *training_refusals(setup, data_ranks=setup.ranks),
         *_reshard_refusals(setup, ranks),
         *_combination_refusals(setup),
     ]
-
-
-def sharding_notes(setup: Setup) -> list[str]:
-    """What a reader must know of this setup's figures."""
-    if setup.options["offload"] and setup.device == "cpu":
-        return ["offload on a CPU is control flow only: nothing moves, so its figures say nothing of offloading"]
-    return []
 
 
 def sharding_of(setup: Setup, *, ranks: int, is_resharded: bool) -> Sharding:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from workloads.cards.card import Card, Needs, Option, Parity, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, batch_refusals, microbatch, peak_not_covered
+from workloads.cards.card import Card, Needs, Parity, Setup
+from workloads.cards.replica_options import BUCKET_MB, bucket_refusals, buckets
+from workloads.cards.training_options import TRAINING_OPTIONS, microbatch, peak_not_covered, training_refusals
 from workloads.laws.live_tensors import Prediction, bucketed_gradients, step_peak
 from workloads.laws.memory import paper_states
 from workloads.laws.partition import partitioned_states, sent_bytes
-from workloads.laws.terms import NotCovered, States, Transfer, bucket_count
+from workloads.laws.terms import NotCovered, States, Transfer
 
 
 def _mesh(setup: Setup) -> dict[str, int]:
@@ -15,26 +16,18 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    reasons = batch_refusals(setup, data_ranks=setup.ranks)
-    if setup.options["compile"] != "none" and float(setup.options["bucket_mb"]) < 1:
-        reasons.append(
-            f"option bucket_mb is {setup.options['bucket_mb']} with compile={setup.options['compile']};"
-            " torch.compile needs buckets of at least 1 MB"
-        )
-    return reasons
+    return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:
     if setup.ranks == 1:
         return ()
-    gradients_bytes = 4 * setup.shape.parameters()
-    bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
     return (
         Transfer(
             collective="all_reduce",
             axis="data",
-            payload_bytes=gradients_bytes,
-            calls=bucket_count(gradients_bytes, bucket_bytes),
+            payload_bytes=4 * setup.shape.parameters(),
+            calls=buckets(setup),
             behind="backward",
         ),
         Transfer(
@@ -74,10 +67,7 @@ CARD = Card(
     kind="training",
     summary="ZeRO-1: as ddp, but optimizer states are divided among ranks by whole weights, unevenly",
     version=1,
-    options=(
-        *TRAINING_OPTIONS,
-        Option(name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients that are averaged together"),
-    ),
+    options=(*TRAINING_OPTIONS, BUCKET_MB),
     needs=Needs(),
     parity=Parity(
         kind="exact",

@@ -9,10 +9,10 @@ Source: Li et al. 2014, Scaling distributed machine learning with the parameter 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workloads.laws.communication import Link
+from workloads.laws.division import divide
 from workloads.laws.weights import elements, model_weights
 from workloads.parts.shape import Shape
 
@@ -35,27 +35,6 @@ class Traffic:
     received_bytes: int
 
 
-def divide(sizes_bytes: Sequence[int], servers: int) -> tuple[int, ...]:
-    """The server of each tensor, counted from 0: the largest first, each to the server that holds the least so far.
-
-    Of servers that hold equally much the first gets it, and of tensors that are equally large the first goes first.
-    Source: Graham 1969, Bounds on multiprocessing timing anomalies: the fullest holds at most 4/3 of the best division.
-
-    Raises:
-        ValueError: a server would be left without a tensor.
-    """
-    if not 1 <= servers <= len(sizes_bytes):
-        raise ValueError(
-            f"servers is {servers}; {len(sizes_bytes)} tensors can be divided over 1 to {len(sizes_bytes)}"
-        )
-    held_bytes = [0] * servers
-    server_of = [0] * len(sizes_bytes)
-    for tensor in sorted(range(len(sizes_bytes)), key=lambda tensor: -sizes_bytes[tensor]):
-        server_of[tensor] = held_bytes.index(min(held_bytes))
-        held_bytes[server_of[tensor]] += sizes_bytes[tensor]
-    return tuple(server_of)
-
-
 def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
     """What each server holds of the model.
 
@@ -63,6 +42,10 @@ def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
         ValueError: there are more servers than tensors, or none.
     """
     sizes_bytes = [ELEMENT_BYTES * elements([weight]) for weight in model_weights(shape)]
+    if not 1 <= servers <= len(sizes_bytes):
+        raise ValueError(
+            f"servers is {servers}; {len(sizes_bytes)} tensors can be divided over 1 to {len(sizes_bytes)}"
+        )
     server_of = divide(sizes_bytes, servers)
     held_by = [
         [size for size, server in zip(sizes_bytes, server_of, strict=True) if server == one] for one in range(servers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from workloads.laws.division import divide
 from workloads.laws.terms import States
 from workloads.laws.weights import Dimensions, elements, model_weights
 from workloads.parts.shape import Shape
@@ -19,17 +20,13 @@ STEP_BYTES = 4
 
 
 def partition(shape: Shape, ranks: int) -> tuple[tuple[Dimensions, ...], ...]:
-    """The weights of each rank: from the largest to the smallest, each goes to the rank that has fewest elements.
-
-    Of equal weights the first goes first, and of equal ranks the lowest takes it.
-    """
+    """The weights of each rank, in the order of the model: divided by their elements."""
+    weights = model_weights(shape)
+    rank_of = divide([math.prod(weight) for weight in weights], ranks)
     held: list[list[Dimensions]] = [[] for _ in range(ranks)]
-    sizes = [0] * ranks
-    for weight in sorted(model_weights(shape), key=math.prod, reverse=True):
-        rank = sizes.index(min(sizes))
+    for weight, rank in zip(weights, rank_of, strict=True):
         held[rank].append(weight)
-        sizes[rank] += math.prod(weight)
-    return tuple(tuple(weights) for weights in held)
+    return tuple(tuple(own) for own in held)
 
 
 def elements_by_rank(shape: Shape, ranks: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from workloads.laws.terms import Collective
 from workloads.parts.collective_sizes import IN_PLACE, ROOT, Counts
 
 # torch 2.13 warns of the old names; torch 2.11 knows no others.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -52,7 +52,7 @@ def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup
         case "all_reduce":
             return partial(dist.all_reduce, give, group=group)
         case "all_gather":
-            return partial(_all_gather, take, give, group=group)
+            return partial(all_gather, take, give, group=group)
         case "reduce_scatter":
             return partial(_reduce_scatter, take, give, group=group)
         case "broadcast":

@@ -35,7 +35,8 @@ class Scheme(Protocol):
     """A way to average gradients over the ranks of a group.
 
     All ranks come to the same bits, so that their weights stay equal: what differs between ranks is either reduced by
-    the library, which gives each the same sum, or gathered and then added in the order of the ranks.
+    the library, which gives each the same sum, or gathered and then added in the order of the ranks. What a rank makes
+    of that by itself, such as factors that it makes orthogonal, is equal only where all devices are of one kind.
     """
 
     def average(self, bucket: Bucket) -> None:

@@ -8,7 +8,6 @@ rank to rank, which hangs on gloo and on NCCL alike. So there is one thread, and
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from queue import SimpleQueue
 from threading import Thread
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from workloads.parts.compression import Bucket, Scheme
+from workloads.parts.timeouts import timeout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,10 @@ class CompressionThread:
         Thread(target=self._run, name="compression", daemon=True).start()
 
     def hand_in(self, bucket: Bucket) -> Future[Tensor]:
-        """The bucket's averages, in its own memory, when they are there; after an error, whatever lies there."""
+        """The bucket's averages, in its own memory, when they are there; after an error, whatever lies there.
+
+        It fails itself only where not even that can be handed over.
+        """
         ready = None
         if self._device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -65,7 +68,7 @@ class CompressionThread:
         A future that failed would be a failure inside of torch's reducer, which cannot tell of it.
 
         Raises:
-            BaseException: what the scheme raised in the thread; from then on it averages no more.
+            BaseException: what went wrong in the thread first; from then on it averages no more.
         """
         if self._error is not None:
             raise self._error
@@ -86,7 +89,11 @@ class CompressionThread:
                 self._scheme.average(job.bucket)
         except BaseException as error:  # noqa: BLE001  # Whatever it is, `check` raises it in the step.
             self._error = error
-        job.done.set_result(job.bucket.flat)
+        try:
+            job.done.set_result(job.bucket.flat)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, who waits for the future must not do so for ever.
+            self._error = self._error or error
+            job.done.set_exception(error)  # type: ignore[arg-type]  # It takes any exception.
 
 
 def hook(
@@ -100,7 +107,6 @@ def hook(
 def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """Another group of the same ranks, with the same timeout; every rank of the world calls it."""
     # Left to itself, a new group has the library's timeout of half an hour, and not that of its parent.
-    timeout: timedelta = group._get_backend(device).options._timeout
-    made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout)
+    made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
     assert isinstance(made, dist.ProcessGroup)
     return made

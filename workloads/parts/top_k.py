@@ -12,10 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads.laws.compression import kept_elements
+from workloads.parts.collective_calls import all_gather
 from workloads.parts.compression import Bucket, ErrorFeedback
-
-# torch 2.13 warns of the old name; torch 2.11 knows no other.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class TopK:
@@ -50,7 +48,7 @@ class TopK:
         """Values and indices of each rank, in the order of the ranks; they travel together as one tensor."""
         sent = torch.cat([values_k.view(torch.int32), indices_k.to(torch.int32)])
         arrived = sent.new_empty(self._group.size() * len(sent))
-        _all_gather(arrived, sent, group=self._group)
+        all_gather(arrived, sent, group=self._group)
         halves = [part.chunk(2) for part in arrived.chunk(self._group.size())]
         return [(values.view(torch.float32), indices.long()) for values, indices in halves]
 

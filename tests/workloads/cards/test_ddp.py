@@ -87,6 +87,11 @@ def test_what_distributed_data_parallel_cannot_do_is_refused(options: dict[str, 
     assert words in reason
 
 
+def test_small_buckets_are_refused_where_blocks_are_compiled() -> None:
+    (reason,) = CARD.refusals(setup({"compile": "default", "bucket_mb": 0.5}))
+    assert reason == "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB"
+
+
 def test_two_communicators_at_once_are_refused_on_nccl_only() -> None:
     options: dict[str, OptionValue] = {"compress": "bf16", "find_unused_parameters": True}
     (reason,) = CARD.refusals(replace(setup(options), backend="nccl"))

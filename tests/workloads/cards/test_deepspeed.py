@@ -9,6 +9,7 @@ import pytest
 from tests.workloads.setups import small_setup
 from workloads.cards.card import OptionValue
 from workloads.cards.deepspeed import CARD, not_installed
+from workloads.laws.terms import NotCovered
 
 
 def test_a_missing_library_is_refused_with_the_extra_that_brings_it() -> None:
@@ -24,9 +25,9 @@ def test_a_stage_that_zero_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "ending"),
     [
-        ({"stage": 0, "offload": True}, "stage 0 does not read it: leave it out, or take stage=3"),
-        ({"stage": 0, "overlap_comm": True}, "stage 0 does not read it: leave it out, or take stage=3"),
-        ({"stage": 0, "reduce_bucket_size": 5}, "stage 0 does not read it: leave it out, or take stage=3"),
+        ({"stage": 0, "offload": True}, "stage 0 does not read it: leave it out, or take stage=1"),
+        ({"stage": 0, "overlap_comm": True}, "stage 0 does not read it: leave it out, or take stage=1"),
+        ({"stage": 0, "reduce_bucket_size": 5}, "stage 0 does not read it: leave it out, or take stage=1"),
         ({"param_persistence_threshold": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
         ({"max_reuse_distance": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
         ({"prefetch_bucket_size": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
@@ -51,3 +52,9 @@ def test_fp16_runs_in_stage_0() -> None:
 def test_offload_and_small_buckets_are_not_refused() -> None:
     options = {"stage": 3, "offload": True, "overlap_comm": True, "reduce_bucket_size": 5, "prefetch_bucket_size": 0}
     assert CARD.refusals(small_setup("deepspeed", ranks=2, options=options)) == []
+
+
+def test_the_peak_is_not_covered_because_of_what_the_engine_holds() -> None:
+    peak = CARD.peak(small_setup("deepspeed", ranks=2))
+    assert isinstance(peak, NotCovered)
+    assert peak.reason.startswith("DeepSpeed's engine lays gradients and weights into buffers of its own")

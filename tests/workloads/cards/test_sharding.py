@@ -97,6 +97,20 @@ def test_clipping_and_fp16_cost_a_number_each(precision: Precision, clip: float,
     assert sum(transfer.calls for transfer in transfers if transfer.collective == "all_reduce") == numbers
 
 
+def test_fewer_ranks_gather_in_backward_what_all_that_share_a_weight_gather_in_forward() -> None:
+    """Of 8 ranks four share a weight, and two of them in between."""
+    setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": 2})
+    gathers = [one for one in card_of("hsdp").transfers(setup) if one.collective == "all_gather"]
+    assert [(one.axis, one.ranks) for one in gathers] == [("shard", None), ("shard", None), ("shard", 2)]
+    assert gathers[1].payload_bytes == gathers[2].payload_bytes
+
+
+def test_resharding_in_between_changes_nothing_that_is_held_between_steps() -> None:
+    whole, some = (small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": reshard}) for reshard in (0, 2))
+    states = card_of("hsdp").states
+    assert [states(some, rank) for rank in range(8)] == [states(whole, rank) for rank in range(8)]
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2", "fsdp"])
 def test_one_rank_alone_sends_nothing(name: str) -> None:
     assert card_of(name).transfers(small_setup(name)) == ()

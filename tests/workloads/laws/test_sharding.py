@@ -122,6 +122,14 @@ def test_halves_of_blocks_send_the_same_bytes_in_more_calls_but_for_the_norms() 
     assert calls(halves) == {"all_gather": 4 * EVEN.layers + 1, "reduce_scatter": 2 * EVEN.layers + 1}
 
 
+def test_weights_divided_among_fewer_ranks_are_gathered_again_by_those_with_the_same_bytes() -> None:
+    all_ranks = Sharding(shape=EVEN, ranks=4, replicas=2)
+    fewer = replace(all_ranks, resharded_ranks=2)
+    assert totals(sharded_transfers(fewer)) == totals(sharded_transfers(all_ranks))
+    (again,) = (transfer for transfer in sharded_transfers(fewer) if transfer.ranks is not None)
+    assert (again.ranks, again.calls) == (2, EVEN.layers)
+
+
 def test_replicas_average_the_parts_that_they_share() -> None:
     sent = totals(sharded_transfers(Sharding(shape=EVEN, ranks=4, replicas=2)))
     assert sent["all_reduce"] == sent["reduce_scatter"] // 4 == EVEN.parameters()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.ranks import OnRanks
+from tests.workloads.forgetful_feedback import FakeForgetfulFeedback
 from workloads.parts.compression import Bucket, ErrorFeedback, Scheme, Uncompressed
 from workloads.parts.powersgd import PowerSGD
 from workloads.parts.rounding import Rounding
@@ -23,14 +24,6 @@ RANK = 2
 
 Name = Literal["none", "fp16", "bf16", "powersgd", "topk"]
 NAMES: tuple[Name, ...] = ("none", "fp16", "bf16", "powersgd", "topk")
-
-
-class FakeForgetfulFeedback(ErrorFeedback):
-    """Remembers nothing."""
-
-    def of(self, bucket: Bucket) -> Tensor:
-        """Zeros, and what is written into them is lost."""
-        return torch.zeros_like(bucket.flat)
 
 
 def make_weights(shapes: Sequence[tuple[int, ...]] = SHAPES) -> tuple[Tensor, ...]:

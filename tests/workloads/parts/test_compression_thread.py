@@ -53,6 +53,17 @@ class FakePatientScheme:
             raise TimeoutError("backward did not go on beside the first bucket")
 
 
+class FakeLostBucket(Bucket):
+    """Can be averaged by a scheme that does not look at it, and has no gradients to hand over."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "index", 0)
+
+    @property
+    def flat(self) -> Tensor:
+        raise MemoryError("nothing is left of the bucket")
+
+
 def make_bucket(index: int) -> Bucket:
     return Bucket(index=index, flat=torch.full((1,), float(index)), weights=(torch.zeros(1),))
 
@@ -81,6 +92,15 @@ def test_after_an_error_all_futures_are_through_and_nothing_more_is_averaged() -
         future.wait()
     assert scheme.indices == [0, 1, 2]
     with pytest.raises(ArithmeticError, match="bucket 2 does not add up"):
+        thread.check()
+
+
+def test_averages_that_cannot_be_handed_over_fail_their_future_and_the_step() -> None:
+    thread = CompressionThread(FakeScheme(), CPU)
+    future = thread.hand_in(FakeLostBucket())
+    with pytest.raises(MemoryError, match="nothing is left"):
+        future.wait()
+    with pytest.raises(MemoryError, match="nothing is left"):
         thread.check()
 
 
