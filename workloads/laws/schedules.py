@@ -1,12 +1,22 @@
-"""What each rank of a pipeline does, in its order: the actions of its stages, schedule by schedule."""
+"""What each rank of a pipeline does, in its order: the actions of its stages, schedule by schedule.
+
+Sources: Huang et al. 2019, GPipe, section 2.3; Narayanan et al. 2021, Efficient large-scale language model training on
+GPU clusters, section 2.2 (1F1B, interleaved); Qi et al. 2023, Zero bubble pipeline parallelism, sections 3 and 6.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from workloads.laws.pipeline import Pipeline, ScheduleName
+
 ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
 """backward: of inputs and weights together; the other two are its halves, where a schedule parts them."""
+
+_KindOfStage = tuple[ActionKind, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +26,175 @@ class Action:
     kind: ActionKind
     stage: int
     microbatch: int
+
+
+def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    """The actions of each pipeline rank, in its order.
+
+    Raises:
+        ValueError: the schedule cannot run these microbatches on these stages.
+    """
+    reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
+    if reason is not None:
+        raise ValueError(reason)
+    order = _ORDERS[pipeline.schedule]
+    return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.ranks))
+
+
+def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:
+    """Why a schedule cannot run this, with the numbers that would work; None where it can."""
+    if ranks < 1 or stages_per_rank < 1 or microbatches < 1:
+        return (
+            f"ranks, stages per rank and microbatches are {ranks}, {stages_per_rank} and {microbatches};"
+            " each must be 1 or more"
+        )
+    return _why_not_stages(schedule, stages_per_rank) or _why_not_microbatches(schedule, ranks, microbatches)
+
+
+def _why_not_stages(schedule: ScheduleName, stages_per_rank: int) -> str | None:
+    if schedule == "interleaved" and stages_per_rank == 1:
+        return "stages per rank is 1; interleaved takes 2 or more (with 1 it is one_f_one_b, with a longer warm-up)"
+    if schedule == "zbv" and stages_per_rank != 2:
+        return f"stages per rank is {stages_per_rank}; zbv takes 2, the two arms of its V"
+    if schedule in ("naive", "gpipe", "one_f_one_b") and stages_per_rank != 1:
+        return f"stages per rank is {stages_per_rank}; {schedule} takes 1 (interleaved takes more)"
+    return None
+
+
+def _why_not_microbatches(schedule: ScheduleName, ranks: int, microbatches: int) -> str | None:
+    if schedule == "naive" and microbatches != 1:
+        return f"microbatches is {microbatches}; naive takes 1, the whole batch (gpipe takes more)"
+    if schedule == "one_f_one_b" and microbatches < ranks:
+        return f"microbatches is {microbatches}; one_f_one_b on {ranks} ranks takes {ranks} or more"
+    if schedule in ("interleaved", "interleaved_zero_bubble") and not _has_equal_rounds(ranks, microbatches):
+        fewer, more = microbatches - 1, microbatches + 1
+        while not _has_equal_rounds(ranks, fewer):
+            fewer -= 1
+        while not _has_equal_rounds(ranks, more):
+            more += 1
+        return (
+            f"microbatches is {microbatches}; {schedule} on {ranks} ranks runs them in {microbatches // ranks} rounds"
+            f" of one size, so take {fewer} or {more}, or any multiple of {ranks}"
+        )
+    return None
+
+
+def _round_microbatches(ranks: int, microbatches: int) -> int:
+    """Microbatches that a rank runs through one stage before it turns to its next."""
+    return microbatches // max(1, microbatches // ranks)
+
+
+def _has_equal_rounds(ranks: int, microbatches: int) -> bool:
+    return microbatches % _round_microbatches(ranks, microbatches) == 0
+
+
+def _fill_and_drain(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    """All forwards, then all backwards; a naive pipeline is one of a single microbatch."""
+    for microbatch in range(pipeline.microbatches):
+        yield Action(kind="forward", stage=rank, microbatch=microbatch)
+    for microbatch in range(pipeline.microbatches):
+        yield Action(kind="backward", stage=rank, microbatch=microbatch)
+
+
+def _one_f_one_b(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    return _alternating(pipeline, rank, warm_up=pipeline.ranks - 1 - rank)
+
+
+def _interleaved(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    # Each rank nearer to the start is a forward and a backward further from the end.
+    return _alternating(pipeline, rank, warm_up=_first_passes(pipeline) + 2 * (pipeline.ranks - 1 - rank))
+
+
+def _interleaved_zero_bubble(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    # Later ranks put off more weights, so that all ranks begin with weights at the same time.
+    warm_up = _first_passes(pipeline) + pipeline.ranks - 1 - rank
+    return _alternating(pipeline, rank, warm_up=warm_up, put_off=rank)
+
+
+def _first_passes(pipeline: Pipeline) -> int:
+    """Forwards of the first round before a rank's last stage has its turn."""
+    return (pipeline.stages_per_rank - 1) * _round_microbatches(pipeline.ranks, pipeline.microbatches)
+
+
+def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | None = None) -> Iterator[Action]:
+    """Forwards to warm up, then one forward and one backward in turns, and backwards to cool down.
+
+    put_off: backwards are halved, and so many weights wait while inputs go ahead; None: they are whole.
+    """
+    stages = pipeline.stages_of(rank)
+    forwards = list(_in_rounds(pipeline, stages))
+    backwards = list(_in_rounds(pipeline, stages[::-1]))
+
+    def act(kind: ActionKind, place: tuple[int, int]) -> Action:
+        return Action(kind=kind, stage=place[0], microbatch=place[1])
+
+    for forward in forwards[:warm_up]:
+        yield act("forward", forward)
+    for turn, backward in enumerate(backwards):
+        if warm_up + turn < len(forwards):
+            yield act("forward", forwards[warm_up + turn])
+        yield act("backward" if put_off is None else "input_backward", backward)
+        if put_off is not None and turn >= put_off:
+            yield act("weight_backward", backwards[turn - put_off])
+    if put_off is not None:
+        for backward in backwards[max(0, len(backwards) - put_off) :]:
+            yield act("weight_backward", backward)
+
+
+def _in_rounds(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Stage and microbatch: each round's microbatches pass through one stage after the other."""
+    size = _round_microbatches(pipeline.ranks, pipeline.microbatches)
+    for first in range(0, pipeline.microbatches, size):
+        for stage in stages:
+            for microbatch in range(first, min(first + size, pipeline.microbatches)):
+                yield stage, microbatch
+
+
+def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    """The V of two stages a rank, each weight right behind its input but at the end.
+
+    Fewer microbatches than fill the V leave gaps in the order of those that do.
+    """
+    filling = max(2 * pipeline.ranks - 1, pipeline.microbatches)
+    counts: Counter[_KindOfStage] = Counter()
+    for kind, stage in _v_kinds(pipeline, rank, filling):
+        microbatch = counts[kind, stage]
+        counts[kind, stage] += 1
+        if microbatch < pipeline.microbatches:
+            yield Action(kind=kind, stage=stage, microbatch=microbatch)
+
+
+def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_KindOfStage]:
+    """What a rank of a V does in turn, and for which of its stages: the one going down, or the one coming up."""
+    down, up = pipeline.stages_of(rank)
+    ranks = pipeline.ranks
+    # warm-up: fill the way down, then both ways, until backward comes up
+    yield from _repeated(2 * (ranks - rank) - 1, ("forward", down))
+    yield from _repeated(rank, ("forward", up), ("forward", down))
+    yield from _repeated(ranks - rank, ("forward", up), ("input_backward", up), ("weight_backward", up))
+    # stable: a forward and a whole backward each way, while forwards going down last
+    for turn in range(microbatches - ranks):
+        if turn < microbatches - (2 * ranks - 1 - rank):
+            yield "forward", down
+        yield from _repeated(1, ("input_backward", down), ("weight_backward", down))
+        yield from _repeated(1, ("forward", up), ("input_backward", up), ("weight_backward", up))
+    # cool-down: inputs first, which other ranks wait for; weights fill what is left
+    yield from _repeated(rank, ("input_backward", down), ("input_backward", up))
+    yield from _repeated(ranks - rank, ("input_backward", down), ("weight_backward", down))
+    yield from _repeated(rank, ("weight_backward", up))
+    yield from _repeated(rank, ("weight_backward", down))
+
+
+def _repeated(times: int, *turn: _KindOfStage) -> Iterator[_KindOfStage]:
+    for _ in range(times):
+        yield from turn
+
+
+_ORDERS: dict[ScheduleName, Callable[[Pipeline, int], Iterator[Action]]] = {
+    "naive": _fill_and_drain,
+    "gpipe": _fill_and_drain,
+    "one_f_one_b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "interleaved_zero_bubble": _interleaved_zero_bubble,
+    "zbv": _zbv,
+}
