@@ -1,6 +1,7 @@
 """Which collectives a rank has entered, and with how many bytes, by torch's Flight Recorder.
 
 It records when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike, and forgets the oldest when that many are full.
+Messages from one rank to another are not told here: gloo's are in no record (torch 2.13).
 """
 
 from __future__ import annotations
@@ -10,28 +11,33 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
+from torch.distributed.distributed_c10d import _world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
     """One collective. number: counted from 0 since the rank's start.
 
+    group: the name of the process group whose ranks took part.
     payload_bytes: of the tensors that it was handed, or that it filled if those are larger: what an all_gather gathers
     and what a reduce_scatter takes in.
     """
 
     number: int
     name: str
+    group: str
     payload_bytes: int
 
 
 class _Entry(msgspec.Struct):
     record_id: int
     profiling_name: str
+    process_group: tuple[str, str]  # Its name, and what it is for.
     input_sizes: list[list[int]]
     input_dtypes: list[str]
     output_sizes: list[list[int]] = []
     output_dtypes: list[str] = []
+    is_p2p: bool = False
 
 
 class _Record(msgspec.Struct):
@@ -76,10 +82,12 @@ def count(record: bytes) -> int:
 def entered_since(before: bytes, after: bytes) -> list[Entered]:
     """The collectives that were entered between two records.
 
+    NCCL's record has messages too, which are left out, so that both backends are counted alike.
+
     Raises:
         Forgotten: more of them than the buffer holds, or elements of a size that is not known.
     """
-    first = count(before)
+    first, sizes = count(before), _group_sizes()
     entries = [entry for entry in _entries(after) if entry.record_id >= first]
     if len(entries) != count(after) - first:
         raise Forgotten(f"the Flight Recorder holds {len(entries)} of the last {count(after) - first} collectives")
@@ -87,9 +95,11 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
         Entered(
             number=entry.record_id,
             name=_name(entry),
-            payload_bytes=_payload_bytes(entry),
+            group=entry.process_group[0],
+            payload_bytes=_payload_bytes(entry, sizes.get(entry.process_group[0], 1)),
         )
         for entry in entries
+        if not entry.is_p2p
     ]
 
 
@@ -103,10 +113,18 @@ def _name(entry: _Entry) -> str:
     return _NAMES.get(name, name)
 
 
-def _payload_bytes(entry: _Entry) -> int:
-    return max(
-        _tensor_bytes(entry.input_sizes, entry.input_dtypes), _tensor_bytes(entry.output_sizes, entry.output_dtypes)
-    )
+def _group_sizes() -> dict[str, int]:
+    """The ranks of each group that this rank is in, by the group's name."""
+    return {str(group.group_name): group.size() for group in _world.pg_map}
+
+
+def _payload_bytes(entry: _Entry, ranks: int) -> int:
+    given_bytes = _tensor_bytes(entry.input_sizes, entry.input_dtypes)
+    filled_bytes = _tensor_bytes(entry.output_sizes, entry.output_dtypes)
+    if _name(entry) == "all_gather":
+        # Of DTensor's gathers on gloo the record has one rank's part for what is filled (torch 2.13).
+        filled_bytes = max(filled_bytes, ranks * given_bytes)
+    return max(given_bytes, filled_bytes)
 
 
 def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from collectors.metric import Sample
+from workloads.laws.schedules import ActionKind
 
 SCHEMA_VERSION = 1
 Mark = Literal["warm_up", "measured", "memory", "traced", "probed", "told"]
@@ -45,6 +46,31 @@ class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True):
     mark: Mark
     step: int
     samples: list[Sample]
+
+
+class TimedAction(msgspec.Struct, frozen=True, array_like=True):
+    """What a pipeline stage computed for a microbatch, and when: nanoseconds since its step began."""
+
+    kind: ActionKind
+    stage: int
+    microbatch: int
+    start_ns: int
+    end_ns: int
+
+
+class Performed(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
+    """The actions of a rank's pipeline stages in one step of their own, in order; such a step is no part of speed.
+
+    begun_ns: when the step began, by the host's monotonic clock.
+    clock: the same in all ranks that read the same such clock; None where nobody can tell.
+    """
+
+    trial: int
+    time_ns: int
+    step: int
+    begun_ns: int
+    clock: str | None
+    actions: list[TimedAction]
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
@@ -85,7 +111,7 @@ class Polled(msgspec.Struct, frozen=True, tag="polled", kw_only=True):
     samples: list[Sample]
 
 
-Record = Opened | Reading | Note | Ended | NodeOpened | Polled
+Record = Opened | Reading | Performed | Note | Ended | NodeOpened | Polled
 
 
 class LogUnwritable(OSError):

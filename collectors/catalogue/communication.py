@@ -72,9 +72,9 @@ PAYLOAD_BYTES = Metric(
     kind="gauge",
     unit="bytes",
     scope="rank",
-    labels=("collective",),
+    labels=("collective", "axis"),
     help="Bytes of the tensors that a rank handed to a collective in a traced step, averaged over the traced window and"
-    " before the collective's own factor.",
+    " before the collective's own factor; axis: that of the device mesh whose ranks took part, or other.",
 )
 
 METRICS = (

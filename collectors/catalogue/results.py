@@ -142,9 +142,9 @@ RUN_PAYLOAD_BYTES = Metric(
     kind="gauge",
     unit="bytes",
     scope="run",
-    labels=("collective", "account"),
-    help="Bytes of tensors that a rank hands to a collective in a step, before its own factor: expected (by the"
-    " strategy's law) or counted (in traced steps, the largest rank).",
+    labels=("collective", "axis", "account"),
+    help="Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
+    " collective's own factor: expected (by the strategy's law) or counted (in traced steps, the largest rank).",
 )
 
 RUN_COMMUNICATION_SECONDS = Metric(

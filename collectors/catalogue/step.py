@@ -24,7 +24,8 @@ TOKENS = Metric(
     kind="counter",
     unit="tokens",
     scope="rank",
-    help="Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted.",
+    help="Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks that"
+    " take the same tokens through parts of a model count equal shares of them, so that ranks add up to the batch.",
 )
 LOSS = Metric(
     name="observatory_loss_nats",

@@ -5,17 +5,21 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from collectors import flight_recorder
 from collectors.flight_recorder import Entered, Forgotten, count, entered_since
 from tests.ranks import OnRanks
+from workloads.parts.mesh import make_mesh
 
 
-def _record(*numbers: int, dtype: str = "Float") -> bytes:
+def _record(*numbers: int, dtype: str = "Float", is_p2p: bool = False) -> bytes:
     entries = [
         {
             "record_id": number,
-            "profiling_name": "gloo:all_reduce",
+            "profiling_name": "nccl:send 0->1" if is_p2p else "gloo:all_reduce",
+            "process_group": ["3", "mesh_tensor"],
+            "is_p2p": is_p2p,
             "input_sizes": [[2, 3], [5]],
             "input_dtypes": [dtype, "BFloat16"],
             "state": "scheduled",
@@ -30,8 +34,14 @@ EMPTY = b'{"version": "2.10"}'
 
 def test_collectives_since_a_record_have_their_bytes() -> None:
     assert entered_since(_record(0), _record(0, 1, 2)) == [
-        Entered(number=number, name="all_reduce", payload_bytes=6 * 4 + 5 * 2) for number in (1, 2)
+        Entered(number=number, name="all_reduce", group="3", payload_bytes=6 * 4 + 5 * 2) for number in (1, 2)
     ]
+
+
+def test_messages_are_counted_in_order_and_are_no_collectives() -> None:
+    after = _record(0, 1, is_p2p=True)
+    assert count(after) == 2
+    assert entered_since(EMPTY, after) == []
 
 
 def test_a_rank_that_entered_none_has_none() -> None:
@@ -61,6 +71,33 @@ def gathered() -> list[tuple[str, int]]:
     return [(one.name, one.payload_bytes) for one in entered]
 
 
+def messages() -> list[str]:
+    before = flight_recorder.dump("gloo")
+    peer = 1 - dist.get_rank()
+    exchange = [dist.P2POp(dist.isend, torch.zeros(3), peer), dist.P2POp(dist.irecv, torch.zeros(3), peer)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    return [one.name for one in flight_recorder.entered_since(before, flight_recorder.dump("gloo"))]
+
+
+def test_messages_of_gloo_are_in_no_record(on_ranks: OnRanks) -> None:
+    # Once they are, those who count them themselves need not.
+    assert on_ranks(2, messages) == [[], []]
+
+
 def test_the_payload_of_an_all_gather_is_what_it_gathers(on_ranks: OnRanks) -> None:
     for entered in on_ranks(2, gathered):
+        assert entered == [("all_gather", 24)]
+
+
+def gathered_by_dtensor() -> list[tuple[str, int]]:
+    whole = distribute_tensor(torch.zeros(6), make_mesh({"tensor": 2}, "cpu"), [Shard(0)], src_data_rank=None)
+    before = flight_recorder.dump("gloo")
+    whole.full_tensor()
+    entered = flight_recorder.entered_since(before, flight_recorder.dump("gloo"))
+    return [(one.name, one.payload_bytes) for one in entered]
+
+
+def test_the_payload_of_a_gather_by_dtensor_is_what_it_gathers_too(on_ranks: OnRanks) -> None:
+    for entered in on_ranks(2, gathered_by_dtensor):
         assert entered == [("all_gather", 24)]

@@ -17,10 +17,12 @@ from collectors.sample_log import (
     NewerSchema,
     Note,
     Opened,
+    Performed,
     Polled,
     Reading,
     Record,
     SampleLog,
+    TimedAction,
     read,
 )
 
@@ -29,7 +31,10 @@ READING = Reading(
     trial=0, time_ns=2, mark="measured", step=5, samples=[Sample("observatory_phase_seconds", 0.25, {"phase": "data"})]
 )
 ENDED = Ended(trial=0, time_ns=3, step=6, error_type="ValueError", error="no")
-RECORDS: list[Record] = [OPENED, READING, Note(trial=0, time_ns=2, text="because"), ENDED]
+PERFORMED = Performed(
+    trial=0, time_ns=2, step=5, begun_ns=1, clock=None, actions=[TimedAction("weight_backward", 3, 1, 10, 25)]
+)
+RECORDS: list[Record] = [OPENED, READING, PERFORMED, Note(trial=0, time_ns=2, text="because"), ENDED]
 
 
 def _write(path: Path, records: list[Record] = RECORDS) -> None:

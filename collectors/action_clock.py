@@ -1,0 +1,127 @@
+"""The times of what pipeline stages compute in one step, action by action, in the rank.
+
+Knows no workload. An action's time is its own: what it waits for before it begins belongs to nobody, and is the bubble.
+Times count from the step's beginning, which ranks make the same moment by meeting just before it. Processes of one
+machine read the same host clock, so their beginnings compare exactly; between machines the meeting is all there is,
+and times of two ranks are apart by as much as they leave it apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from collectors.sample_log import TimedAction
+from collectors.step_clock import Event
+from workloads.laws.schedules import Action
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+TIME_NAMESPACE = Path("/proc/self/ns/time")
+
+
+class ActionClock(Protocol):
+    """Measures the actions of one step after another."""
+
+    def begin_step(self) -> int:
+        """Times count from now on; the host's monotonic clock in nanoseconds. The device has nothing left to do."""
+
+    def mark(self, action: Action) -> AbstractContextManager[None]:
+        """Time what is inside as this action."""
+
+    def end_step(self) -> list[TimedAction]:
+        """Wait for the device; what was marked since the step began, in order."""
+
+
+def make_action_clock(device: torch.device) -> ActionClock:
+    """The clock that suits the device: host time on the CPU, events of the current stream on CUDA."""
+    if device.type == "cuda":
+        return DeviceActionClock(new_event=partial(torch.cuda.Event, enable_timing=True))
+    return HostActionClock()
+
+
+def host_clock_name(boot: Path = BOOT) -> str | None:
+    """The same for all processes that read the same monotonic clock; None where nobody can tell."""
+    try:
+        namespace = str(TIME_NAMESPACE.readlink()) if TIME_NAMESPACE.is_symlink() else ""
+        return f"{boot.read_text().strip()} {namespace}".strip()
+    except OSError:
+        return None
+
+
+class HostActionClock:
+    """Actions by the host's clock, for devices that are done when the call returns."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._begun_ns = 0
+        self._actions: list[TimedAction] = []
+
+    def begin_step(self) -> int:
+        """See `ActionClock.begin_step`."""
+        self._actions = []
+        self._begun_ns = self._now_ns()
+        return self._begun_ns
+
+    @contextmanager
+    def mark(self, action: Action) -> Iterator[None]:
+        """See `ActionClock.mark`."""
+        start_ns = self._now_ns() - self._begun_ns
+        yield
+        self._actions.append(_timed(action, start_ns, self._now_ns() - self._begun_ns))
+
+    def end_step(self) -> list[TimedAction]:
+        """See `ActionClock.end_step`."""
+        return self._actions
+
+
+class DeviceActionClock:
+    """Actions by events in the device's queue, each in the stream that is current where it is marked.
+
+    A stream that waits for a message passes no event meanwhile, so that such waits stay outside of actions.
+    """
+
+    def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._new_event = new_event
+        self._now_ns = now_ns
+        self._begun: Event | None = None
+        self._marked: list[tuple[Action, Event, Event]] = []
+
+    def begin_step(self) -> int:
+        """See `ActionClock.begin_step`."""
+        self._marked = []
+        self._begun = self._record()
+        return self._now_ns()
+
+    @contextmanager
+    def mark(self, action: Action) -> Iterator[None]:
+        """See `ActionClock.mark`."""
+        start = self._record()
+        yield
+        self._marked.append((action, start, self._record()))
+
+    def end_step(self) -> list[TimedAction]:
+        """See `ActionClock.end_step`."""
+        begun = self._begun
+        assert begun is not None, "begin_step() comes before the first action"
+        self._record().synchronize()
+        for _, _, end in self._marked:  # Of other streams too.
+            end.synchronize()
+        return [
+            _timed(action, round(begun.elapsed_time(start) * 1e6), round(begun.elapsed_time(end) * 1e6))
+            for action, start, end in self._marked
+        ]
+
+    def _record(self) -> Event:
+        event = self._new_event()
+        event.record()
+        return event
+
+
+def _timed(action: Action, start_ns: int, end_ns: int) -> TimedAction:
+    return TimedAction(action.kind, action.stage, action.microbatch, start_ns, end_ns)

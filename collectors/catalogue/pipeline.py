@@ -1,0 +1,61 @@
+"""Metrics of a run whose model is cut into pipeline stages: where it waits, what its stages take and hold."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+RUN_BUBBLE_RATIO = Metric(
+    name="observatory_run_bubble_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    labels=("account",),
+    help="Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the"
+    " last one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected"
+    " (the schedule simulated with the measured times of its stages).",
+)
+RUN_BUBBLE_PART_RATIO = Metric(
+    name="observatory_run_bubble_part_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    labels=("part",),
+    help="Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages' own"
+    " times add), transfer (what the time on the link adds), unexplained (the rest). They add up to the bubble, and one"
+    " may be below 0.",
+)
+RUN_STAGE_SECONDS = Metric(
+    name="observatory_run_stage_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("stage", "action"),
+    help="Time that a pipeline stage computes for one microbatch: forward, backward, or backward's halves"
+    " input_backward and weight_backward; the median over microbatches, pipelines and timed steps, then over trials.",
+)
+RUN_LIVE_MICROBATCHES = Metric(
+    name="observatory_run_live_microbatches",
+    kind="gauge",
+    unit="microbatches",
+    scope="run",
+    labels=("pipeline_rank", "account"),
+    help="Most microbatches that the stages of a pipeline rank hold at once, forward begun and backward not ended,"
+    " those of several stages added: measured (the most of any timed step), or expected by the schedule.",
+)
+RUN_STAGE_ACTIVATION_BYTES = Metric(
+    name="observatory_run_stage_activation_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="run",
+    labels=("pipeline_rank", "account"),
+    help="Bytes of activations that a pipeline rank's stages hold: measured (those alive at its peak of live tensors,"
+    " the most of any pipeline), or expected (what the forwards of its live microbatches leave for backward).",
+)
+
+METRICS = (
+    RUN_BUBBLE_RATIO,
+    RUN_BUBBLE_PART_RATIO,
+    RUN_STAGE_SECONDS,
+    RUN_LIVE_MICROBATCHES,
+    RUN_STAGE_ACTIVATION_BYTES,
+)
