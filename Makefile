@@ -29,6 +29,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.observer
 	$(BIN)/python -m tests.benchmarks.exporter
 	$(BIN)/python -m tests.benchmarks.sharded
+	$(BIN)/python -m tests.benchmarks.sequence
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.cards.card import Setup
 from workloads.parts.compression import Bucket, ErrorFeedback, Scheme, Uncompressed
-from workloads.parts.compression_thread import CompressionThread, hook, make_group
+from workloads.parts.compression_thread import CompressionThread, hook
 from workloads.parts.powersgd import PowerSGD
 from workloads.parts.replica import replicate
 from workloads.parts.rounding import Rounding
+from workloads.parts.timeouts import make_group
 from workloads.parts.top_k import TopK
 from workloads.parts.training import Trainer, make_model, whole_gradients
 from workloads.workload import Phase, Workload

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from workloads.parts.compression import Bucket, Scheme
-from workloads.parts.timeouts import timeout_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +101,3 @@ def hook(
 ) -> Future[Tensor]:
     """What DistributedDataParallel calls with each bucket when its last gradient is there, in backward."""
     return thread.hand_in(Bucket(index=bucket.index(), flat=bucket.buffer(), weights=tuple(bucket.parameters())))
-
-
-def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks, with the same timeout; every rank of the world calls it."""
-    # Left to itself, a new group has the library's timeout of half an hour, and not that of its parent.
-    made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
-    assert isinstance(made, dist.ProcessGroup)
-    return made

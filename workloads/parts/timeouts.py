@@ -26,3 +26,11 @@ def share_world_timeout(device: torch.device) -> None:
     timeout = timeout_of(world, device)
     for group in _world.pg_map:
         _set_pg_timeout(timeout, group)
+
+
+def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """Another group of the same ranks, with the same timeout; every rank of the world calls it."""
+    # Left to itself, a new group has the library's timeout of half an hour, and not that of its parent.
+    made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
+    assert isinstance(made, dist.ProcessGroup)
+    return made

@@ -15,8 +15,9 @@ from tests.ranks import LIMIT_S, OnRanks
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import no_phase
 from workloads.parts.compression import Bucket
-from workloads.parts.compression_thread import CompressionThread, hook, make_group
+from workloads.parts.compression_thread import CompressionThread, hook
 from workloads.parts.data import Batches
+from workloads.parts.timeouts import make_group
 from workloads.parts.training import Trainer, make_model
 
 CPU = torch.device("cpu")

@@ -1,0 +1,47 @@
+"""The strategy `ring_attention`: each rank holds some positions, and keys and values visit all ranks on a ring."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from workloads.cards.card import Setup
+from workloads.laws.ring_attention import Layout
+from workloads.parts.attention_kernels import kernel_of
+from workloads.parts.ring import Ring
+from workloads.parts.ring_attention import RingAttention
+from workloads.parts.sequence import SequenceTrainer
+from workloads.workload import Phase, Workload
+
+
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """The model on the positions that the layout gives to this rank."""
+    return RingTrainer(setup, mesh, phase)
+
+
+class RingTrainer(SequenceTrainer):
+    """Trains on its own positions, and counts what it sends on the ring."""
+
+    def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
+        layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The card allows no other word.
+        self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
+        self._is_counted_elsewhere = setup.backend == "nccl"
+        self._before_bytes = 0
+        attention = RingAttention(
+            ring=self._ring,
+            layout=layout,
+            is_causal=bool(setup.options["causal"]),
+            kernel=kernel_of(setup.device, setup.precision),
+        )
+        super().__init__(setup, mesh, phase, attend=attention, layout=layout)
+
+    def step(self, tokens_bs: Tensor) -> Tensor | None:
+        """See `Workload.step`."""
+        self._before_bytes = self._ring.sent_bytes
+        return super().step(tokens_bs)
+
+    def payload_bytes(self) -> dict[str, int]:
+        """What was sent on the ring in the last step; the Flight Recorder sees it on NCCL, and not on gloo."""
+        if self._is_counted_elsewhere:
+            return {}
+        return {"send": self._ring.sent_bytes - self._before_bytes}
