@@ -13,23 +13,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
 from bench.joining import join, take_device, wait_for_all
 from bench.position import Position
 from collectors import allocator, flight_recorder
+from collectors.action_clock import host_clock_name, make_action_clock
 from collectors.catalogue.communication import PAYLOAD_BYTES
 from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.group_axes import OTHER_AXIS, axes_of_groups
 from collectors.metric import Sample
 from collectors.profiler import Window
-from collectors.sample_log import Mark, Note, Reading, SampleLog
+from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
 from collectors.state_bytes import state_bytes
 from collectors.step_clock import StepClock, StepTimes, make_clock
 from collectors.traces.breakdown import breakdowns, why_no_communication
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import CountsPayload, HoldsTensors, Workload
+from workloads.workload import CountsPayload, HoldsTensors, KnowsNotes, RunsStages, Workload
 
 
 def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
@@ -47,7 +50,7 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
     clock = make_clock(device)
     workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, clock.phase)
     batches = make_batches(case, card.place_of(case, order.rank))
-    rank = _Rank(order, log, position, device, clock, workload, batches)
+    rank = _Rank(order, log, position, device, mesh, clock, workload, batches)
     try:
         rank.run()
     finally:
@@ -63,6 +66,7 @@ class _Rank:
         log: SampleLog,
         position: Position,
         device: torch.device,
+        mesh: DeviceMesh,
         clock: StepClock,
         workload: Workload,
         batches: Batches | NoBatches,
@@ -71,24 +75,32 @@ class _Rank:
         self._log = log
         self._position = position
         self._device = device
+        self._mesh = mesh
         self._clock = clock
         self._workload = workload
         self._batches = batches
         self._memory: deque[list[Sample]] = deque()  # Of steps whose times are not known yet.
         self._observer_ns = 0
-        self._tokens = 0
+        self._tokens = 0.0
+        # Ranks that share their sequences share their tokens, so that those of all ranks add up to the batch's.
+        card = order.case.card()
+        self._token_share = card.data_ranks(order.case) / card.training_ranks(order.case)
         self._logged = 0
         self._is_loss_finite = True
 
     def run(self) -> None:
-        """Warm up and measure; then trace, and look at memory, in steps of their own."""
+        """Warm up and measure; then trace, time the actions of stages and look at memory, in steps of their own."""
         case = self._order.case
+        for text in self._workload.notes() if isinstance(self._workload, KnowsNotes) else ():
+            self._note(text)
         self._steps(case.warm_up, "warm_up")
         wait_for_all(self._device)
         self._steps(case.steps, "measured")
         wait_for_all(self._device)
         if case.trace_steps:
             self._trace()
+            if isinstance(self._workload, RunsStages):
+                self._time_actions(self._workload)
         self._measure_memory()
 
     def _steps(self, count: int, mark: Mark) -> None:
@@ -119,7 +131,7 @@ class _Rank:
         """Log steps whose times are known by now; on a GPU that is some steps after they were queued."""
         shape = self._order.case.shape
         for times in finished:
-            self._tokens += shape.sequence * self._batches.sequences
+            self._tokens += shape.sequence * self._batches.sequences * self._token_share
             samples = [
                 STEP_SECONDS.at(times.step_s),
                 *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
@@ -170,15 +182,42 @@ class _Rank:
             self._logged += 1
 
     def _payloads(self, before: bytes, after: bytes, told: Mapping[str, int]) -> list[Sample]:
-        """Payload of a mean step. told: what the workload counted itself."""
-        payload_bytes = Counter(told)
+        """Payload of a mean step. told: what the workload counted itself, over the axis that the card names for it."""
+        case = self._order.case
+        told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.card().transfers(case)}
+        payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
+        axes = axes_of_groups(self._mesh)
         try:
             for entered in flight_recorder.entered_since(before, after):
-                payload_bytes[entered.name] += entered.payload_bytes
+                payload_bytes[entered.name, axes.get(entered.group, OTHER_AXIS)] += entered.payload_bytes
         except flight_recorder.Forgotten as error:
             self._note(f"counted traffic is absent: {error}")
-        steps = self._order.case.trace_steps
-        return [PAYLOAD_BYTES.at(total / steps, collective=name) for name, total in payload_bytes.items() if total]
+        return [
+            PAYLOAD_BYTES.at(total / case.trace_steps, collective=name, axis=axis)
+            for (name, axis), total in payload_bytes.items()
+            if total
+        ]
+
+    def _time_actions(self, workload: RunsStages) -> None:
+        """What each action of a pipeline's stages took, in steps that all ranks begin together."""
+        clock, clock_name = make_action_clock(self._device), host_clock_name()
+        workload.mark_actions(clock.mark)
+        for _ in range(self._order.case.trace_steps):
+            wait_for_all(self._device)
+            begun_ns = clock.begin_step()
+            self._step()
+            self._log.write(
+                Performed(
+                    trial=self._order.trial,
+                    time_ns=time.time_ns(),
+                    step=self._position.step,
+                    begun_ns=begun_ns,
+                    clock=clock_name,
+                    actions=clock.end_step(),
+                )
+            )
+            self._position.step += 1
+        workload.mark_actions(None)
 
     def _measure_memory(self) -> None:
         """The peak of live tensors, on the CPU; then the states that the last step left behind."""

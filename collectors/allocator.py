@@ -72,24 +72,34 @@ def resident_samples(statm: Path = STATM) -> list[Sample]:
     return [RESIDENT_BYTES.at(pages * os.sysconf("SC_PAGE_SIZE"))]
 
 
+class _StepTracker(MemTracker):  # type: ignore[no-untyped-call]  # Its own base says so.
+    """Looks at the step alone: MemTracker's account by module knows none whose backward comes after others' forward."""
+
+    def _pre_bw_hook(self, module: nn.Module, args: object) -> None: ...
+
+    def _post_bw_hook(self, module: nn.Module, args: object) -> None: ...
+
+
 def live_tensor_bytes(run_step: Callable[[], object], model: nn.Module, optimizer: Optimizer) -> list[Sample]:
     """The bytes of live tensors at their peak in one step, by category and in total.
 
     For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
     not.
-    model: the outermost module that the step calls.
+    model: the outermost module that the step calls, or a list of several.
 
     Raises:
         CannotTrack: the model is compiled, or MemTracker does not know what the step does.
     """
     if any(module._compiled_call_impl is not None for module in model.modules()):
         raise CannotTrack("compiled blocks allocate where no tensor is seen; use compile=none to see them")
-    tracker = MemTracker()
+    tracker = _StepTracker()
     tracker.track_external(model, optimizer)
 
+    roots = set(model.children()) if isinstance(model, nn.ModuleList) else {model}
+
     def forget_last_forward(module: nn.Module, arguments: object) -> None:
-        # MemTracker refuses a second forward of the root, as accumulation makes, unless its account by module is reset.
-        if module is model:
+        # MemTracker refuses a second forward of a root, as accumulation makes, unless its account by module is reset.
+        if module in roots:
             tracker.reset_mod_stats()
 
     # A hook of the model itself would run after the tracker's, which is global; global hooks run in order.

@@ -45,7 +45,8 @@ class Workload(Protocol):
 
 @runtime_checkable
 class CountsPayload(Protocol):
-    """A workload that sends tensors by other means than process groups, where the Flight Recorder sees none."""
+    """A workload that sends tensors where no collective does: messages between ranks, or by other means than process
+    groups; the Flight Recorder tells of neither."""
 
     def payload_bytes(self) -> Mapping[str, int]:
         """Bytes of the tensors that this rank so sent or received in its last step, by collective."""
@@ -60,6 +61,14 @@ class RunsStages(Protocol):
 
         None: around none any more.
         """
+
+
+@runtime_checkable
+class KnowsNotes(Protocol):
+    """A workload that knows what its card cannot, because only the run finds it out."""
+
+    def notes(self) -> Sequence[str]:
+        """What a reader of the run's figures must know; alike on all ranks."""
 
 
 @runtime_checkable

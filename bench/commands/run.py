@@ -28,7 +28,9 @@ from bench.reports.convergence import print_verdict
 from bench.reports.formats import FORMAT, to_reader
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
+from bench.reports.timeline import show_timeline
 from bench.serving import PORT, serving
+from bench.stage_trace import require_stages
 from bench.store.history import History
 from workloads.cards.card import Backend, Device, Precision
 from workloads.cards.check_options import MISTAKES, Mistake
@@ -43,6 +45,7 @@ TRAINING_WORDS = (
     "baseline_run",
     "is_check",
     "mistakes",
+    "with_timeline",
 )
 """Parameters of the command that a probe does not take."""
 
@@ -80,6 +83,7 @@ def _dimensions(function: Any) -> Any:
 @click.option(
     "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="A fire drill of that check."
 )
+@click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
 @RUNS
 @STORE
 @FORMAT
@@ -106,6 +110,7 @@ def command(
     fault_text: str | None,
     is_check: bool,
     mistakes: tuple[Mistake, ...],
+    with_timeline: bool,
     runs_folder: Path,
     store_url: str | None,
     format_name: str,
@@ -144,6 +149,8 @@ def command(
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
     fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.positions())
     cases: list[tuple[Case, Fault | None]] = [(case, fault)]
+    if with_timeline:
+        require_stages(case)
     if with_baseline is not None:
         cases.insert(0, (baseline_case(case, with_baseline), None))
     if is_check:
@@ -161,6 +168,10 @@ def command(
             print_verdict(verdict, cases[-1][0], format_name)
         elif not is_check:
             print_summaries(kept.summaries, format_name)
+        if with_timeline and kept.summaries[-1].trials_done:
+            if format_name == "table":
+                click.echo()
+            say(f"timeline: {show_timeline(kept.summaries[-1], format_name)} opens in ui.perfetto.dev")
     problems = [line for summary in kept.summaries for line in cause_lines(summary)]
     for line in [*problems, *(str(failure) for failure in kept.failures)]:
         say(line)

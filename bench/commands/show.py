@@ -37,6 +37,7 @@ LOOKED_THROUGH = 200
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
 )
+@click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
 @RUNS
 @STORE
 @FORMAT
@@ -46,6 +47,7 @@ def command(
     count: int,
     import_path: Path | None,
     export_folder: Path | None,
+    with_timeline: bool,
     runs_folder: Path,
     store_url: str | None,
     format_name: str,
@@ -58,12 +60,14 @@ def command(
     Example:
       observatory show --strategy ddp
     """
-    if import_path is not None and export_folder is not None:
-        raise Misuse("--import and --export cannot be together; take one at a time")
+    if sum((import_path is not None, export_folder is not None, with_timeline)) > 1:
+        raise Misuse("--import, --export and --timeline cannot be together; take one at a time")
     if import_path is not None:
         _import(import_path, run, store_url, format_name)
     elif export_folder is not None:
         _export(export_folder, run, store_url)
+    elif with_timeline:
+        _draw(run, store_url, format_name)
     elif run is not None and Path(run).is_dir():
         from bench.reports.terminal import print_whole
         from bench.run import load
@@ -137,6 +141,15 @@ def _export(folder: Path, run: str | None, store_url: str | None) -> None:
             click.echo(folder / name)
     except OSError as error:
         raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _draw(run: str | None, store_url: str | None, format_name: str) -> None:
+    """A step of the run's pipeline, and the trace of all that were timed."""
+    from bench.reports.timeline import show_timeline
+
+    if run is None:
+        raise Misuse("--timeline wants a run; `observatory show RUN --timeline` (`observatory show` lists them)")
+    say(f"timeline: {show_timeline(_find(run, store_url)[0], format_name)} opens in ui.perfetto.dev")
 
 
 def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:

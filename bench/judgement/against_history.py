@@ -1,10 +1,11 @@
-"""What earlier probes of the same hardware add to a run: MFU of a measured ceiling, traffic on a measured link."""
+"""What earlier probes of the same hardware add to a run: MFU of a measured ceiling, what a measured link explains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from bench.judgement.bubble import bubble_parts
 from bench.judgement.ceiling import find_ceiling, measured_mfu
 from bench.judgement.estimate import Estimate, estimate, ratio
 from bench.judgement.expected_collectives import CALIBRATION, link_by
@@ -13,9 +14,9 @@ from bench.store.history import History
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS
 from collectors.metric import Metric
-from workloads.laws.communication import Link
+from workloads.laws.communication import Link, collective_time_s
 from workloads.laws.interconnect import Interconnect, Level, traffic_times_s
-from workloads.laws.terms import Transfer
+from workloads.laws.terms import NotCovered, Transfer
 
 PROBES = ("collectives", "all_reduce")
 """Probes that sweep an all_reduce, and so tell a link."""
@@ -30,7 +31,7 @@ def against_history(summary: Summary, history: History) -> Summary:
     """
     if summary.case.model is None or not summary.trials_done:
         return summary
-    found = [*_mfu(summary, history), *_communication(summary, history)]
+    found = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
     return replace(
         summary,
         estimates=(*summary.estimates, *(one for one in found if isinstance(one, Estimate))),
@@ -70,6 +71,20 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
         yield estimate(RUN_COMMUNICATION_SECONDS, [expected_s], account="expected")
 
 
+def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """What explains the bubble of a pipeline; without a link, all but the wire."""
+    case = summary.case
+    pipeline = case.card().pipeline(case)
+    if pipeline is None:
+        return
+    link = _find_link(summary, history, ("send", CALIBRATION))
+    if isinstance(link, Absent):
+        transfer_s: float | NotCovered = NotCovered(reason=link.reason)
+    else:
+        transfer_s = collective_time_s("send", pipeline.boundary_bytes, 2, link, case.backend)
+    yield from bubble_parts(pipeline, summary.estimates, transfer_s)
+
+
 def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
     """All transfers of a step one after another, between ranks that one and the same link joins."""
     axes = summary.case.card().mesh(summary.case)
@@ -77,17 +92,27 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
     return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
 
 
-def _find_link(summary: Summary, history: History) -> Link | Absent:
-    """The link that the newest sweep on as many ranks of this hardware and backend told."""
+def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
+    """The link that the newest sweep on as many ranks of this hardware and backend told.
+
+    collectives: whose sweep tells it, the best first.
+    """
     case = summary.case
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
-    for run in sorted(candidates, key=lambda run: run.started_ns, reverse=True):
-        is_alike = (run.case.ranks, run.case.backend, run.hardware) == (case.ranks, case.backend, summary.hardware)
-        if run.outcome == "done" and is_alike and (link := link_by(run.estimates)) is not None:
-            return link
+    alike = [
+        run
+        for run in sorted(candidates, key=lambda run: run.started_ns, reverse=True)
+        if run.outcome == "done"
+        and (run.case.ranks, run.case.backend, run.hardware) == (case.ranks, case.backend, summary.hardware)
+    ]
+    for collective in collectives:
+        for run in alike:
+            if (link := link_by(run.estimates, collective)) is not None:
+                return link
+    best = collectives[0]
     return Absent(
-        reason=f"no sweep of {CALIBRATION} on {case.ranks} ranks of {summary.hardware} that tells a link is in the"
-        f" history; `observatory run collectives --ranks {case.ranks} --option collectives={CALIBRATION}` makes one"
+        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} that tells a link"
+        f" is in the history; `observatory run collectives --ranks {case.ranks} --option collectives={best}` makes one"
     )
 
 

@@ -124,12 +124,31 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
         metric.at(value, **labels)
         if not 0 <= value <= 1:
             raise ValueError(f"{metric.name}: a trial's value is {value}; it must be from 0 to 1")
-    middle = median(trials)
+    found = estimate_part(metric, trials, middle=median(trials), **labels)
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+
+
+def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **labels: str) -> Estimate:
+    """Trials that are parts of a sum, of either sign, with their interval by Student's t on the values themselves.
+
+    middle: stands for the median, so that parts that were taken of medians add up as these do; the interval is widened
+    to hold it.
+
+    Raises:
+        ValueError: there is no trial, a value is not finite, or a label is missing or unknown.
+    """
+    if not trials:
+        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
+    for value in (*trials, middle):
+        metric.at(value, **labels)
+        if not math.isfinite(value):
+            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be finite")
     low = high = None
     if _why_no_interval(trials) is None:
         reach = _student(len(trials) - 1) * math.sqrt(variance(trials) / len(trials))
-        low = max(0.0, min(fmean(trials) - reach, middle))
-        high = min(1.0, max(fmean(trials) + reach, middle))
+        low, high = min(fmean(trials) - reach, middle), max(fmean(trials) + reach, middle)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 

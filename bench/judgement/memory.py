@@ -30,7 +30,7 @@ class MeasuredMemory(Protocol):
 def memory_estimates(
     trials: Sequence[MeasuredMemory],
     *,
-    states: States,
+    states: States | NotCovered,
     paper: States,
     paper_activations: int | NotCovered,
     peak: Prediction | NotCovered,
@@ -43,7 +43,7 @@ def memory_estimates(
     states, peak: by this implementation's account; each part is that of the rank that has most of it, as is measured.
     A part of no bytes is left out of its account.
     """
-    predicted = _states(states)
+    predicted = {} if isinstance(states, NotCovered) else _states(states)
     if isinstance(peak, Prediction):
         predicted |= {"activations": peak.activations_bytes, "total": peak.total_bytes}
     measured = {part: _measured(trials, part) for part in (*STATE_PARTS, *PEAK_PARTS)}
@@ -66,7 +66,7 @@ def memory_estimates(
         for part, values in measured.items()
         if values and predicted.get(part)
     ]
-    return tuple(found), _notes(measured, peak)
+    return tuple(found), _notes(measured, states, peak)
 
 
 def _states(states: States) -> dict[str, int]:
@@ -92,10 +92,11 @@ def _measured_in(trial: MeasuredMemory, part: str) -> float | None:
     return trial.state_bytes.get(part)
 
 
-def _notes(measured: Mapping[str, Sequence[float]], peak: Prediction | NotCovered) -> tuple[str, ...]:
-    notes = (
-        [f"predicted activations and total memory are absent: {peak.reason}"] if isinstance(peak, NotCovered) else []
-    )
+def _notes(
+    measured: Mapping[str, Sequence[float]], states: States | NotCovered, peak: Prediction | NotCovered
+) -> tuple[str, ...]:
+    unpredicted = (("states", states), ("activations and total memory", peak))
+    notes = [f"predicted {what} are absent: {law.reason}" for what, law in unpredicted if isinstance(law, NotCovered)]
     if missing := [part for part in STATE_PARTS if not measured[part]]:
         notes.append(
             f"measured {', '.join(missing)} are absent: no rank told of bytes of them after its measured steps"

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectors.metric import Metric, Sample
-from collectors.sample_log import Contents, Ended, Mark, Note, Reading, read
+from collectors.sample_log import Contents, Ended, Mark, Note, Performed, Reading, read
 
 
 @dataclass(slots=True)
 class RankTrial:
-    """One rank's part of a trial: its readings, by their marks."""
+    """One rank's part of a trial: its readings, by their marks, and the steps whose actions it timed."""
 
     readings: dict[Mark, list[Reading]] = field(default_factory=lambda: defaultdict(list))
+    performed: list[Performed] = field(default_factory=list)
     is_good: bool = False
 
     def of(self, mark: Mark) -> list[Reading]:
@@ -93,6 +94,8 @@ def _parts(contents: Contents) -> dict[int, RankTrial]:
         match record:
             case Reading():
                 parts[record.trial].readings[record.mark].append(record)
+            case Performed():
+                parts[record.trial].performed.append(record)
             case Ended():
                 parts[record.trial].is_good = record.error is None
     return parts

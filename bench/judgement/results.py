@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.case import Case
 from bench.judgement.efficiency import Mfu, flops_per_second_per_device, mfu
 from bench.judgement.estimate import Estimate, estimate, estimate_share
 from bench.judgement.memory import memory_estimates
+from bench.judgement.pipelined import pipeline_estimates
+from bench.judgement.stages import AXIS
 from bench.judgement.trials import Trial
 from bench.peaks import Absent, Peak
 from collectors.catalogue import results
-from workloads.cards.training_options import microbatch
+from workloads.cards.data_place import DATA_AXES
+from workloads.cards.pipeline_options import counts
+from workloads.cards.training_options import microbatch, peak_not_covered
 from workloads.laws.activations import paper_activation_bytes
+from workloads.laws.pipeline import Pipeline
 from workloads.laws.recorded import recorded_bytes
+from workloads.laws.stages import activations_by_rank
+from workloads.laws.terms import NotCovered
 
 
 def results_of(
@@ -42,16 +49,20 @@ def results_of(
     found += _phases(trials)
     found += _memory(trials)
     card = case.card()
-    size = microbatch(case, card.data_ranks(case))
     accounts, absent = memory_estimates(
         trials,
-        states=card.most_states(case),
+        states=card.states_not_covered(case) or card.most_states(case),
         paper=card.paper_states(case),
-        paper_activations_bytes=paper_activation_bytes(size.shape, size.sequences, size.checkpoint),
+        paper_activations=_paper_activations(case),
         peak=card.peak(case),
     )
     found += accounts
     notes += absent
+    pipeline = card.pipeline(case)
+    if pipeline is not None:
+        accounts, absent = pipeline_estimates(pipeline, card.mesh(case), trials, _stage_activations(case, pipeline))
+        found += accounts
+        notes += absent
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
@@ -63,6 +74,27 @@ def results_of(
     else:
         notes.append("the loss is absent: the last measured step has none that is positive and finite")
     return tuple(found), tuple(notes)
+
+
+def _paper_activations(case: Case) -> int | NotCovered:
+    card = case.card()
+    if card.paper_activations is not None:
+        return card.paper_activations(case)
+    size = microbatch(case, card.data_ranks(case))
+    return paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
+
+
+def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
+    """Of each pipeline rank, where no other axis cuts the tensors of a stage."""
+    card = case.card()
+    absent = peak_not_covered(case) or card.states_not_covered(case)
+    if absent is not None:
+        return absent
+    if others := card.mesh(case).keys() - {AXIS, *DATA_AXES}:
+        return NotCovered(
+            reason=f"no law says what the axis {' and '.join(sorted(others))} leaves of a stage's tensors"
+        )
+    return activations_by_rank(pipeline, microbatch(case, card.data_ranks(case)), counts(case, pipeline.stages))
 
 
 def _phases(trials: Sequence[Trial]) -> list[Estimate]:
@@ -101,16 +133,23 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
 
 
 def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
-    """What the strategy's law says that a rank hands to each collective, beside what was counted."""
-    expected = recorded_bytes(case.card().transfers(case), case.backend)
-    accounts: dict[tuple[str, str], list[float]] = {
-        (name, "expected"): [float(total)] * len(trials) for name, total in expected.items() if total
+    """What the strategy's law says that a rank hands to each collective over each axis, beside what was counted."""
+    accounts: dict[tuple[str, str, str], list[float]] = {
+        (name, axis, "expected"): [float(total)] * len(trials) for (name, axis), total in _expected(case) if total
     }
-    for name in {name for trial in trials if trial.traced is not None for name in trial.traced.payload_bytes}:
-        counted = [trial.traced.payload_bytes.get(name, 0.0) if trial.traced else 0.0 for trial in trials]
+    for name, axis in {place for trial in trials if trial.traced is not None for place in trial.traced.payload_bytes}:
+        counted = [trial.traced.payload_bytes.get((name, axis), 0.0) if trial.traced else 0.0 for trial in trials]
         if all(counted):
-            accounts[name, "counted"] = counted
+            accounts[name, axis, "counted"] = counted
     return [
-        estimate(results.RUN_PAYLOAD_BYTES, values, collective=name, account=account)
-        for (name, account), values in sorted(accounts.items(), key=lambda item: (item[0][0], item[0][1] == "counted"))
+        estimate(results.RUN_PAYLOAD_BYTES, accounts[name, axis, account], collective=name, axis=axis, account=account)
+        for name, axis, account in sorted(accounts, key=lambda place: (place[:2], place[2] == "counted"))
     ]
+
+
+def _expected(case: Case) -> Iterator[tuple[tuple[str, str], int]]:
+    transfers = case.card().transfers(case)
+    for axis in {transfer.axis for transfer in transfers}:
+        over_axis = [transfer for transfer in transfers if transfer.axis == axis]
+        for name, total in recorded_bytes(over_axis, case.backend).items():
+            yield (name, axis), total

@@ -28,14 +28,14 @@ class Traced:
     shares: per part of the step, its share of the traced step, the median over all ranks' steps.
     communication_s: time in which collectives ran, likewise; None where there was no communication.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
-    payload_bytes: per collective, what the rank that handed over most did in a step.
+    payload_bytes: per collective and mesh axis, what the rank that handed over most did in a step.
     """
 
     step_s: float
     shares: dict[str, float]
     communication_s: float | None
     overlap_ratio: float | None
-    payload_bytes: dict[str, float]
+    payload_bytes: dict[tuple[str, str], float]
 
 
 def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
@@ -44,7 +44,7 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     overlaps: list[float] = []
     communications_s: list[float] = []
     steps_s: list[float] = []
-    payload_bytes: dict[str, float] = {}
+    payload_bytes: dict[tuple[str, str], float] = {}
     for reading in (reading for readings in readings_by_rank for reading in readings):
         values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
         steps_s.append(values[metrics.TRACED_STEP_SECONDS.name])
@@ -57,8 +57,8 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
             overlaps.append(values[metrics.OVERLAP_RATIO.name])
         for sample in reading.samples:
             if sample.metric == metrics.PAYLOAD_BYTES.name:
-                name = sample.labels["collective"]
-                payload_bytes[name] = max(payload_bytes.get(name, 0.0), sample.value)
+                place = (sample.labels["collective"], sample.labels["axis"])
+                payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
     if not steps_s:
         return None
     return Traced(

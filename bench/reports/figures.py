@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.judgement.estimate import Estimate
-from collectors.catalogue import ceilings, results
+from collectors.catalogue import ceilings, pipeline, results
 
 
 def figure(estimate: Estimate) -> str:
@@ -28,7 +28,7 @@ def _scaled(estimate: Estimate) -> tuple[float, str, int]:
     unit = _UNITS.get(estimate.metric)
     scale, sign = unit(estimate.median) if unit else (1.0, "")
     shown = abs(estimate.median * scale)
-    return scale, sign, 0 if shown >= 100 else 1 if shown >= 10 else 2 if shown >= 1 else 3
+    return scale, sign, 0 if shown >= 100 or sign == " B" else 1 if shown >= 10 else 2 if shown >= 1 else 3
 
 
 def _seconds(value: float) -> tuple[float, str]:
@@ -40,7 +40,9 @@ def _flops(value: float) -> tuple[float, str]:
 
 
 def _bytes(value: float) -> tuple[float, str]:
-    return (2**-30, " GiB") if value >= 2**30 else (2**-20, " MiB")
+    if value >= 2**20 / 100:  # Three digits are left of it.
+        return (2**-30, " GiB") if value >= 2**30 else (2**-20, " MiB")
+    return (2**-10, " KiB") if value >= 2**10 else (1.0, " B")
 
 
 def _percent(value: float) -> tuple[float, str]:
@@ -66,6 +68,10 @@ _UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
     results.RUN_MEASURED_MFU.name: _percent,
     results.RUN_MEMORY_ACCOUNT_BYTES.name: _bytes,
     results.RUN_COMMUNICATION_SECONDS.name: _seconds,
+    pipeline.RUN_BUBBLE_RATIO.name: _percent,
+    pipeline.RUN_BUBBLE_PART_RATIO.name: _percent,
+    pipeline.RUN_STAGE_SECONDS.name: _seconds,
+    pipeline.RUN_STAGE_ACTIVATION_BYTES.name: _bytes,
     ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH.name: _bytes_per_second,
     ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH.name: _bytes_per_second,
     ceilings.RUN_LINK_BANDWIDTH.name: _bytes_per_second,

@@ -16,6 +16,7 @@ from bench.reports.figures import figure, percent
 from bench.reports.formats import print_csv, print_json
 from bench.reports.headline import headline
 from bench.reports.memory import MEMORY_PARTS, memory_cell
+from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
 from bench.summary import Summary
 from collectors.catalogue import results
@@ -59,6 +60,8 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
     for summary in summaries:
         if summary.case.model is None:
             print_probe(summary, console)
+    for summary in summaries:
+        print_pipeline(summary, console)
     for summary in summaries:
         _print_below(console, summary)
     console.print()
@@ -154,8 +157,9 @@ def _table(summaries: Sequence[Summary]) -> Table:
 def _batch(summary: Summary) -> str:
     batch = summary.effective_batch
     parts = f"{batch['local']} local x {batch['data_ranks']} ranks"
-    if batch["accumulate"] > 1:
-        parts += f" x {batch['accumulate']} parts"
+    split = batch.get("parts", batch.get("accumulate", 1))  # Summaries of before pipelines have the latter.
+    if split > 1:
+        parts += f" x {split} parts"
     return f"{batch['total']} = {parts}"
 
 
@@ -169,14 +173,26 @@ def _find(summary: Summary, metric: Metric) -> list[Estimate]:
 
 def _labels(summaries: Iterable[Summary], metric: Metric) -> list[tuple[str, ...]]:
     """The label values under which any of the runs has the metric, in order."""
-    return list(
-        dict.fromkeys(tuple(found.labels.values()) for summary in summaries for found in _find(summary, metric))
-    )
+    return list(dict.fromkeys(labels for summary in summaries for labels in _by_labels(summary, metric)))
 
 
 def _cell(summary: Summary, metric: Metric, labels: tuple[str, ...]) -> str:
-    found = [estimate for estimate in _find(summary, metric) if tuple(estimate.labels.values()) == labels]
-    return figure(found[0]) if found else "-"
+    found = _by_labels(summary, metric).get(labels)
+    return "-" if found is None else figure(found)
+
+
+def _by_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
+    """The run's estimates of the metric by their labels' values; a mesh axis is named where there are several."""
+    found = _find(summary, metric)
+    is_axis_named = len({estimate.labels.get("axis") for estimate in found}) > 1
+    return {
+        tuple(
+            f"over {value}" if name == "axis" else value
+            for name, value in estimate.labels.items()
+            if name != "axis" or is_axis_named
+        ): estimate
+        for estimate in found
+    }
 
 
 def _print_below(console: Console, summary: Summary) -> None:

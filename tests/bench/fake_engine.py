@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import get_args
 
 from bench.engines.messages import Cause, Progress, TrialEnded, TrialOrder
 from bench.machine import Machine
 from collectors.catalogue.communication import PAYLOAD_BYTES
-from collectors.catalogue.memory import RESIDENT_BYTES
+from collectors.catalogue.memory import LIVE_TENSOR_BYTES, RESIDENT_BYTES
 from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
 from collectors.metric import Sample
-from collectors.sample_log import Ended, Opened, Reading, SampleLog
+from collectors.sample_log import Ended, Opened, Performed, Reading, SampleLog, TimedAction
 from collectors.traces.breakdown import Breakdown
+from workloads.laws.pipeline import Pipeline
+from workloads.laws.schedules import ActionKind, actions
+from workloads.laws.simulator import simulate
 
 
 class FakeEngine:
@@ -82,7 +86,41 @@ def _traced(rank: int, trial: int) -> list[Sample]:
         exposed_copy_ns=None,
         idle_ns=overlap_ns,
     )
-    return [*breakdown.samples(), PAYLOAD_BYTES.at(1000.0 + rank, collective="all_reduce")]
+    return [*breakdown.samples(), PAYLOAD_BYTES.at(1000.0 + rank, collective="all_reduce", axis="data")]
+
+
+def _performed(order: TrialOrder, pipeline: Pipeline) -> list[Performed]:
+    """One step of each rank: forward takes 1 ms, backward 2.
+
+    In a later trial both take a tenth longer, and backward begins 1 ms late.
+    """
+    factor = 1e-3 * (1 + order.trial / 10)
+    times_s: dict[tuple[int, ActionKind], float] = {
+        (stage, kind): factor * (2 if kind == "backward" else 1)
+        for stage in range(pipeline.stages)
+        for kind in get_args(ActionKind)
+    }
+    return [
+        Performed(
+            trial=order.trial,
+            time_ns=0,
+            step=order.case.warm_up + order.case.steps,
+            begun_ns=0,
+            clock="fake",
+            actions=[
+                TimedAction(
+                    timed.action.kind,
+                    timed.action.stage,
+                    timed.action.microbatch,
+                    round((timed.start_s + late_s) * 1e9),
+                    round((timed.end_s + late_s) * 1e9),
+                )
+                for timed in rank
+                for late_s in (0.0 if timed.action.kind == "forward" else 1e-3 * order.trial,)
+            ],
+        )
+        for rank in simulate(actions(pipeline), times_s).performed
+    ]
 
 
 def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: bool) -> None:
@@ -100,6 +138,11 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
         ]
         log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))
     log.write(Reading(trial=trial, time_ns=0, mark="traced", step=len(steps_s) + 1, samples=_traced(rank, trial)))
+    pipeline = order.case.card().pipeline(order.case)
+    if pipeline is not None:
+        log.write(_performed(order, pipeline)[rank])
+        activations = [LIVE_TENSOR_BYTES.at(1e6 * (rank + 1), category="activations")]
+        log.write(Reading(trial=trial, time_ns=0, mark="memory", step=len(steps_s) + 2, samples=activations))
     error = None if is_good else "it broke"
     log.write(Ended(trial=trial, time_ns=0, step=len(steps_s), error_type=error and "RuntimeError", error=error))
     log.close()

@@ -32,6 +32,8 @@ def test_an_interval_stands_behind_the_median_in_the_same_unit() -> None:
 
 def test_bytes_are_counted_in_powers_of_two() -> None:
     assert figure(estimate(results.RUN_PEAK_MEMORY_BYTES, [3 * 2**20], account="resident")) == "3.00 MiB"
+    assert figure(estimate(results.RUN_PEAK_MEMORY_BYTES, [3 * 2**10], account="resident")) == "3.00 KiB"
+    assert figure(estimate(results.RUN_PEAK_MEMORY_BYTES, [4], account="resident")) == "4 B"
     assert figure(estimate(results.RUN_PEAK_MEMORY_BYTES, [1.5 * 2**30], account="resident")) == "1.50 GiB"
 
 

@@ -17,7 +17,18 @@ from collectors.catalogue.info import RANK_INFO, RUN_INFO
 from collectors.catalogue.memory import LIVE_TENSOR_BYTES
 from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.metric import Metric, Sample
-from collectors.sample_log import SCHEMA_VERSION, Ended, Mark, Opened, Polled, Reading, Record, SampleLog
+from collectors.sample_log import (
+    SCHEMA_VERSION,
+    Ended,
+    Mark,
+    Opened,
+    Performed,
+    Polled,
+    Reading,
+    Record,
+    SampleLog,
+    TimedAction,
+)
 from tests.bench.examples import make_machine, small_case
 
 
@@ -101,6 +112,17 @@ def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, liv
     _write(log, _step("measured", 0.5, 16), _reading("traced", STEP_SECONDS.at(9.0), OVERLAP_SECONDS.at(0.125)))
     assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5]
     assert [value for value, _ in _values(live, OVERLAP_SECONDS)] == [0.125]
+
+
+def test_timed_actions_change_no_live_series(tmp_path: Path, live: LiveRuns, notices: Notices) -> None:
+    run = _begin(tmp_path)
+    log = run.folder / "rank0.jsonl"
+    _write(log, _opened(run), _step("measured", 0.5, 16))
+    before = live.samples()
+    actions = [TimedAction("forward", 0, 0, 1, 2)]
+    _write(log, Performed(trial=0, time_ns=0, step=9, begun_ns=1, clock=None, actions=actions))
+    assert live.samples() == before
+    assert notices == []
 
 
 def test_a_sample_that_a_newer_step_lacks_is_gone(tmp_path: Path, live: LiveRuns) -> None:

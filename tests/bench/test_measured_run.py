@@ -72,8 +72,8 @@ def test_the_observers_share_is_the_largest_ranks(tmp_path: Path) -> None:
 
 def test_expected_traffic_stands_beside_what_was_counted(tmp_path: Path) -> None:
     summary = ddp_summary(tmp_path)
-    expected = find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", account="expected")
-    counted = find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", account="counted")
+    expected = find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", axis="data", account="expected")
+    counted = find(summary, results.RUN_PAYLOAD_BYTES, collective="all_reduce", axis="data", account="counted")
     assert expected.median == 4 * SMALL.parameters()
     assert counted.median == 1001.0
 
@@ -88,7 +88,7 @@ def test_the_spread_is_the_widest_of_the_trials(tmp_path: Path) -> None:
 def test_the_effective_batch_is_local_times_ranks_times_parts(tmp_path: Path) -> None:
     case = replace(DDP, trials=1, options={**DDP.options, "accumulate": 2})
     (summary,) = measure_fake(tmp_path, FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), case).summaries
-    assert summary.effective_batch == {"local": 1, "data_ranks": 2, "accumulate": 2, "total": 4}
+    assert summary.effective_batch == {"local": 1, "data_ranks": 2, "parts": 2, "total": 4}
 
 
 def test_a_cpu_has_no_mfu_and_the_run_says_why(tmp_path: Path) -> None:

@@ -159,6 +159,10 @@ def _no_peak(setup: Setup) -> NotCovered:
     return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
 
 
+def _all_covered(setup: Setup) -> None:
+    return None
+
+
 def _no_pipeline(setup: Setup) -> None:
     return None
 
@@ -191,6 +195,7 @@ class Card:
     paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
     notes: what a reader of the run's figures must know of this setup.
     peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
+    states_not_covered: why the law of states is none of this setup's, where it is only an estimate.
     paper_activations: of training, bytes of activations of the rank that holds most, by the papers' account; those of a
         whole model's microbatch where it is left out.
     pipeline: how stages follow each other, None where the strategy has none.
@@ -214,6 +219,7 @@ class Card:
     states: Callable[[Setup, int], States] = _no_states
     paper_states: Callable[[Setup], States] = _no_paper
     peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
+    states_not_covered: Callable[[Setup], NotCovered | None] = _all_covered
     paper_activations: Callable[[Setup], int | NotCovered] | None = None
     pipeline: Callable[[Setup], Pipeline | None] = _no_pipeline
     has_second_communicator: Callable[[Setup], bool] = _never

@@ -46,6 +46,7 @@ class Trainer:
         after_backward: Callable[[], None] = lambda: None,
         optimizer: Optimizer | None = None,
         clip: Clip = nn.utils.clip_grad_norm_,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Take over a model that lies on its device, and make its optimizer where none is handed in.
 
@@ -53,6 +54,7 @@ class Trainer:
         no_sync: entered around forward and backward of every microbatch but the last.
         after_backward: called when the last microbatch's backward is through; its time is backward's.
         clip: what limits the norm of the whole gradient, of which a rank may hold a part only.
+        scaler: where it is not enough that this rank sees an overflow.
         """
         self.model = model
         self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
@@ -66,7 +68,7 @@ class Trainer:
         self._largest_norm = float(setup.options["clip"])
         self._learning_rate = LearningRate(setup)
         # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
-        self._scaler = torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
+        self._scaler = scaler or torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
         """See `Workload.step`."""
@@ -94,12 +96,15 @@ class Trainer:
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
         """The microbatch's part of the loss, detached; its gradients are added to those that are there."""
         with self._phase("forward"), self._autocast():
-            logits_bsv = self.model(tokens_bs[:, :-1])
-            loss = next_token_loss(logits_bsv, tokens_bs[:, 1:]) / self._parts
+            loss = self._loss(tokens_bs) / self._parts
         with self._phase("backward"):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             then()
         return loss.detach()
+
+    def _loss(self, tokens_bs: Tensor) -> Tensor:
+        """The mean loss of the tokens that this rank trains on."""
+        return next_token_loss(self.model(tokens_bs[:, :-1]), tokens_bs[:, 1:])
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_type is None:

@@ -1,5 +1,6 @@
 """The traced window of real ranks: what it counts equals the law, and what cannot overlap does not."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,23 @@ def test_a_rank_hands_over_as_many_bytes_as_the_law_says(
 ) -> None:
     case = small_case(options=options, trace_steps=TRACE_STEPS)
     (transfer,) = case.card().transfers(case)
-    assert _traced(_run(engine, tmp_path, case)).payload_bytes == {transfer.collective: transfer.payload_bytes}
+    counted = _traced(_run(engine, tmp_path, case)).payload_bytes
+    assert counted == {(transfer.collective, transfer.axis): transfer.payload_bytes}
+
+
+def test_the_traffic_of_each_axis_is_counted_apart(engine: LocalEngine, tmp_path: Path) -> None:
+    case = small_case("hsdp", ranks=4, options={"shard_ranks": 2, "clip": 0.0}, trace_steps=TRACE_STEPS)
+    expected: Counter[tuple[str, str]] = Counter()
+    for transfer in case.card().transfers(case):  # gloo reduces and scatters by an all_reduce.
+        collective = "all_reduce" if transfer.collective == "reduce_scatter" else transfer.collective
+        expected[collective, transfer.axis] += transfer.payload_bytes
+    assert set(expected) == {("all_gather", "shard"), ("all_reduce", "shard"), ("all_reduce", "replicate")}
+    assert _traced(_run(engine, tmp_path, case)).payload_bytes == expected
+
+
+def test_what_a_workload_counts_itself_is_over_the_axis_of_its_card(engine: LocalEngine, tmp_path: Path) -> None:
+    case = small_case("parameter_server", trace_steps=TRACE_STEPS)
+    assert _traced(_run(engine, tmp_path, case)).payload_bytes.keys() == {("send", "rpc")}
 
 
 def test_gradients_that_are_averaged_after_backward_overlap_with_nothing(engine: LocalEngine, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.judgement.estimate import Estimate, estimate, estimate_share, ratio, spread
+from bench.judgement.estimate import Estimate, estimate, estimate_part, estimate_share, ratio, spread
 from collectors.catalogue.results import (
     RUN_OVERLAP_RATIO,
     RUN_PEAK_MEMORY_BYTES,
@@ -163,3 +163,22 @@ def test_the_interval_of_shares_is_students() -> None:
 def test_what_is_no_share_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="must be from 0 to 1"):
         estimate_share(RUN_OVERLAP_RATIO, [0.5, value])
+
+
+def test_a_part_may_be_below_0_and_its_interval_holds_what_stands_for_the_median() -> None:
+    trials = [-0.1, 0.0, 0.1]
+    found = estimate_part(RUN_OVERLAP_RATIO, trials, middle=0.4)
+    low, high = stats.t.interval(0.95, 2, loc=0.0, scale=stats.sem(trials))
+    assert found.median == 0.4
+    assert (found.low, found.high) == pytest.approx((low, max(high, 0.4)))
+    assert found.trials == (-0.1, 0.0, 0.1)
+
+
+def test_equal_parts_have_no_interval() -> None:
+    assert estimate_part(RUN_OVERLAP_RATIO, [0.2, 0.2], middle=0.2).low is None
+
+
+@pytest.mark.parametrize(("trials", "middle"), [([math.inf], 0.0), ([0.0], math.nan), ([], 0.0)])
+def test_a_part_that_is_no_number_is_refused(trials: list[float], middle: float) -> None:
+    with pytest.raises(ValueError, match=r"must be finite|no trial"):
+        estimate_part(RUN_OVERLAP_RATIO, trials, middle=middle)

@@ -28,8 +28,13 @@ def first_batch(setup: SmallSetup) -> Tensor:
 def step_of(precision: Precision = "fp32", **options: OptionValue) -> tuple[Tensor, dict[str, Tensor], Trainer]:
     setup = small_setup(precision=precision, options=options)
     trainer = make_trainer(setup)
-    loss = trainer.step(first_batch(setup))
-    return loss, trainer.full_gradients(), trainer
+    return loss_of(trainer, first_batch(setup)), trainer.full_gradients(), trainer
+
+
+def loss_of(trainer: Trainer, tokens_bs: Tensor) -> Tensor:
+    loss = trainer.step(tokens_bs)
+    assert loss is not None
+    return loss
 
 
 def norm_of(gradients: dict[str, Tensor]) -> float:
@@ -91,7 +96,7 @@ def test_the_loss_is_a_detached_scalar() -> None:
 def test_the_loss_falls() -> None:
     setup = small_setup(shape=replace(SMALL, layers=2, batch=16), options={"learning_rate": 3e-3})
     trainer, batches = make_trainer(setup), Batches(setup, data_rank=0, data_ranks=1)
-    losses = [trainer.step(next(batches)).item() for _ in range(30)]
+    losses = [loss_of(trainer, next(batches)).item() for _ in range(30)]
     assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
 
 

@@ -1,0 +1,81 @@
+"""A run's bubble beside what its schedule, its stages and the link explain of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import cast
+
+from bench.judgement.estimate import Estimate, estimate_part
+from collectors.catalogue.pipeline import RUN_BUBBLE_PART_RATIO, RUN_BUBBLE_RATIO, RUN_STAGE_SECONDS
+from workloads.laws.bubble import BubbleSplit, split_bubble
+from workloads.laws.pipeline import Pipeline
+from workloads.laws.schedules import ActionKind, actions
+from workloads.laws.terms import NotCovered
+
+PARTS = ("schedule", "imbalance", "transfer", "unexplained")
+"""Of the measured bubble, in the order in which they add up to it."""
+_DECIMALS = 12
+"""What stands further behind is rounding's, and no difference between trials."""
+
+
+def bubble_parts(
+    pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | NotCovered
+) -> Iterator[Estimate | str]:
+    """The expected bubble and the parts of the measured one, and notes: what is absent, which stage is the bottleneck.
+
+    The parts are those of the run's own figures, so that these add up; each trial's parts give the intervals.
+    found: the run's estimates, of which the measured bubble and the times of stages are read.
+    transfer_s: of one boundary tensor between two ranks, or why nobody knows.
+    """
+    measured = [one for one in found if one.metric == RUN_BUBBLE_RATIO.name]
+    times = {
+        (int(one.labels["stage"]), cast(ActionKind, one.labels["action"])): one
+        for one in found
+        if one.metric == RUN_STAGE_SECONDS.name
+    }
+    if not measured:
+        return
+    untimed = sorted({(action.stage, action.kind) for rank in actions(pipeline) for action in rank} - times.keys())
+    if untimed:
+        stage, kind = untimed[0]
+        yield f"the expected bubble is absent: no {kind} of stage {stage} took any time in the timed steps"
+        return
+    (bubble,) = measured
+    whole = split_bubble(
+        bubble.median, pipeline, {place: one.median for place, one in times.items()}, transfer_s=transfer_s
+    )
+    trials = [
+        split_bubble(
+            value, pipeline, {place: one.trials[number] for place, one in times.items()}, transfer_s=transfer_s
+        )
+        for number, value in enumerate(bubble.trials)
+    ]
+    expected = [_rounded(trial.expected_ratio) for trial in trials]
+    yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(whole.expected_ratio), account="expected")
+    for part, middle in _parts(whole).items():
+        values = [_parts(trial)[part] for trial in trials]
+        yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
+    if isinstance(whole.transfer_ratio, NotCovered):
+        yield f"the transfer's part of the bubble is absent, and is in unexplained: {whole.transfer_ratio.reason}"
+    if whole.bottleneck_stage is not None:
+        yield _bottleneck(pipeline, whole.bottleneck_stage, times)
+
+
+def _parts(split: BubbleSplit) -> dict[str, float]:
+    ratios = (split.schedule_ratio, split.imbalance_ratio, split.transfer_ratio, split.unexplained_ratio)
+    return {
+        part: _rounded(ratio) for part, ratio in zip(PARTS, ratios, strict=True) if not isinstance(ratio, NotCovered)
+    }
+
+
+def _rounded(ratio: float) -> float:
+    return round(ratio, _DECIMALS) + 0.0  # Not -0.
+
+
+def _bottleneck(pipeline: Pipeline, slowest: int, times: dict[tuple[int, ActionKind], Estimate]) -> str:
+    totals_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
+    return (
+        f"the bottleneck is stage {slowest}, on pipeline rank {pipeline.rank_of(slowest)}: it computes"
+        f" {1e3 * totals_s[slowest]:,.4g} ms for a microbatch, a mean stage {1e3 * fmean(totals_s):,.4g} ms"
+    )

@@ -1,0 +1,101 @@
+"""From the timed steps of a run's trials to its bubble, the times of its stages and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Protocol
+
+from bench.judgement.estimate import Estimate, estimate, estimate_share
+from bench.judgement.stages import TimedStep, bubble_ratio, most_live, pipelines, stage_seconds
+from collectors.catalogue.pipeline import (
+    RUN_BUBBLE_RATIO,
+    RUN_LIVE_MICROBATCHES,
+    RUN_STAGE_ACTIVATION_BYTES,
+    RUN_STAGE_SECONDS,
+)
+from workloads.laws.live_microbatches import live_microbatches
+from workloads.laws.pipeline import Pipeline
+from workloads.laws.schedules import actions
+from workloads.laws.terms import NotCovered
+
+
+class TimedTrial(Protocol):
+    """What one trial measured of stages; see `bench.judgement.trials.Trial`."""
+
+    @property
+    def timed_steps(self) -> tuple[TimedStep, ...]: ...
+    @property
+    def activation_bytes_by_rank(self) -> Mapping[int, float]: ...
+
+
+def pipeline_estimates(
+    pipeline: Pipeline,
+    axes: Mapping[str, int],
+    trials: Sequence[TimedTrial],
+    activations: Sequence[int] | NotCovered,
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """What was measured of a pipeline, what it should hold, and what is absent with its reason.
+
+    axes: of the mesh, one of which is the pipeline's; see `bench.judgement.stages.pipelines`.
+    activations: bytes that each pipeline rank's live microbatches should leave, or why no law tells them.
+    """
+    if not all(trial.timed_steps for trial in trials):
+        return (), (
+            "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
+        )
+    groups = pipelines(axes)
+    bubbles = [
+        median(bubble_ratio(step.works, ranks) for step in trial.timed_steps for ranks in groups) for trial in trials
+    ]
+    found = [
+        estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured"),
+        *_stage_times(trials),
+        *_live(pipeline, groups, trials),
+        *_activations(groups, trials, activations),
+    ]
+    return tuple(found), tuple(_notes(trials, activations))
+
+
+def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
+    by_trial = [stage_seconds(work for step in trial.timed_steps for work in step.works) for trial in trials]
+    for stage, kind in by_trial[0]:
+        values = [times_s.get((stage, kind), 0.0) for times_s in by_trial]
+        if all(values):
+            yield estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind)
+
+
+def _live(pipeline: Pipeline, groups: Sequence[Sequence[int]], trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
+    for place, expected in enumerate(live_microbatches(actions(pipeline))):
+        values = [
+            max(most_live(step.works, ranks[place]) for step in trial.timed_steps for ranks in groups)
+            for trial in trials
+        ]
+        if all(values):
+            yield estimate(RUN_LIVE_MICROBATCHES, values, pipeline_rank=str(place), account="measured")
+        yield estimate(RUN_LIVE_MICROBATCHES, [expected] * len(trials), pipeline_rank=str(place), account="expected")
+
+
+def _activations(
+    groups: Sequence[Sequence[int]], trials: Sequence[TimedTrial], expected: Sequence[int] | NotCovered
+) -> Iterator[Estimate]:
+    for place in range(len(groups[0])):
+        values = [
+            max((trial.activation_bytes_by_rank.get(ranks[place], 0.0) for ranks in groups), default=0.0)
+            for trial in trials
+        ]
+        if all(values):
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, values, pipeline_rank=str(place), account="measured")
+        if not isinstance(expected, NotCovered):
+            sizes = [expected[place]] * len(trials)
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, sizes, pipeline_rank=str(place), account="expected")
+
+
+def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered) -> Iterator[str]:
+    if isinstance(activations, NotCovered):
+        yield f"expected activations of stages are absent: {activations.reason}"
+    if not all(step.is_one_clock for trial in trials for step in trial.timed_steps):
+        yield (
+            "ranks read several clocks: in the bubble each counts from the end of their meeting before the step, so"
+            " that it is off by as much as the meeting left them apart"
+        )

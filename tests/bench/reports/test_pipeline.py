@@ -1,0 +1,62 @@
+"""A pipeline's tables say what was measured, and what explains it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.judgement.against_history import against_history
+from bench.reports.pipeline import print_pipeline
+from bench.store.history import History
+from bench.summary import Summary
+from tests.bench.examples import make_machine, make_summary, small_case
+from tests.bench.fake_engine import FakeEngine
+from tests.bench.fake_runs import measure_fake
+
+# Two ranks, four microbatches, forward 1 ms and backward 2: 15 ms, of which each rank computes 12.
+PIPELINE = small_case("gpipe", ranks=2, options={"microbatches": 4}, trace_steps=1)
+
+
+def _printed(summary: Summary) -> list[list[str]]:
+    text = io.StringIO()
+    print_pipeline(summary, Console(file=text, width=100))
+    return [line.split() for line in text.getvalue().splitlines() if line]
+
+
+def _measured(folder: Path) -> Summary:
+    engine = FakeEngine(make_machine(), {"gpipe": [[[0.1, 0.1, 0.1]] * 2]})
+    (summary,) = measure_fake(folder, engine, PIPELINE).summaries
+    with History(f"sqlite:///{folder / 'history.sqlite'}") as history:
+        return against_history(summary, history)
+
+
+def test_the_bubble_stands_with_its_parts_and_what_was_expected(tmp_path: Path) -> None:
+    lines = _printed(_measured(tmp_path))
+    assert lines[:5] == [
+        ["gpipe", "on", "2:", "bubble", "share", "of", "the", "ranks'", "time"],
+        ["measured", "20.0", "%"],
+        ["schedule", "20.0", "%"],
+        ["imbalance", "0.000", "%"],
+        ["unexplained", "0.000", "%"],
+    ]
+    assert lines[5] == ["expected", "20.0", "%"]
+
+
+def test_each_stage_has_its_times_and_each_rank_what_it_holds(tmp_path: Path) -> None:
+    lines = _printed(_measured(tmp_path))
+    assert lines[6:9] == [
+        ["stage", "pipeline", "rank", "forward", "backward"],
+        ["0", "0", "1.00", "ms", "2.00", "ms"],
+        ["1", "1", "1.00", "ms", "2.00", "ms"],
+    ]
+    assert lines[9] == ["pipeline", "rank", "live", "microbatches", "activations"]
+    assert [line[:7] for line in lines[10:]] == [
+        ["0", "4,", "law", "4", "0.954", "MiB,", "law"],
+        ["1", "4,", "law", "4", "1.91", "MiB,", "law"],
+    ]
+
+
+def test_a_run_without_stages_has_no_such_tables() -> None:
+    assert _printed(make_summary()) == []
