@@ -20,6 +20,7 @@ GRAFANA_UNITS = {
     "ratio": "percentunit",
     "per_second": "count:/s",
     "nats": "short",
+    "microbatches": "short",
     "watts": "watt",
     "joules": "joule",
     "celsius": "celsius",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards import training_speed
+from dashboards import pipeline, training_speed
 from dashboards.alerts import nightly
 from dashboards.alerts.rule import Group
 from dashboards.dashboard import Dashboard
 
-DASHBOARDS: tuple[Dashboard, ...] = (training_speed.DASHBOARD,)
+DASHBOARDS: tuple[Dashboard, ...] = (training_speed.DASHBOARD, pipeline.DASHBOARD)
 GROUPS: tuple[Group, ...] = (nightly.GROUP,)

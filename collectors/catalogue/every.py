@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from collectors.catalogue import ceilings, communication, gpu, host, info, memory, probes, results, step
+from collectors.catalogue import (
+    ceilings,
+    communication,
+    gpu,
+    gpu_errors,
+    gpu_identity,
+    gpu_links,
+    gpu_power,
+    gpu_profile,
+    gpu_reading,
+    host,
+    info,
+    memory,
+    pipeline,
+    probes,
+    results,
+    step,
+)
 from collectors.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
@@ -10,9 +27,16 @@ METRICS: tuple[Metric, ...] = (
     *memory.METRICS,
     *communication.METRICS,
     *probes.METRICS,
+    *gpu_identity.METRICS,
     *gpu.METRICS,
+    *gpu_power.METRICS,
+    *gpu_links.METRICS,
+    *gpu_errors.METRICS,
+    *gpu_profile.METRICS,
+    *gpu_reading.METRICS,
     *host.METRICS,
     *results.METRICS,
+    *pipeline.METRICS,
     *ceilings.METRICS,
     *info.METRICS,
 )

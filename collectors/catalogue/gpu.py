@@ -1,17 +1,9 @@
-"""Metrics of a node's GPUs, polled from NVML by the agent."""
+"""Metrics of what a node's GPUs are doing: how busy they are, with how much memory, for how many processes."""
 
 from __future__ import annotations
 
 from collectors.metric import Metric
 
-GPU_INFO = Metric(
-    name="observatory_gpu_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("gpu", "uuid", "name", "driver"),
-    help="A GPU of the node: its index, identity and driver; the value is always 1.",
-)
 GPU_UTILIZATION = Metric(
     name="observatory_gpu_utilization_ratio",
     kind="gauge",
@@ -19,6 +11,30 @@ GPU_UTILIZATION = Metric(
     scope="node",
     labels=("gpu",),
     help="Share of NVML's last sample period in which at least one kernel ran on the GPU.",
+)
+GPU_MEMORY_UTILIZATION = Metric(
+    name="observatory_gpu_memory_utilization_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="node",
+    labels=("gpu",),
+    help="Share of NVML's last sample period in which device memory was read or written.",
+)
+GPU_ENCODER_UTILIZATION = Metric(
+    name="observatory_gpu_encoder_utilization_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="node",
+    labels=("gpu",),
+    help="Share of NVML's last sample period in which the video encoder was busy.",
+)
+GPU_DECODER_UTILIZATION = Metric(
+    name="observatory_gpu_decoder_utilization_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="node",
+    labels=("gpu",),
+    help="Share of NVML's last sample period in which the video decoder was busy.",
 )
 GPU_MEMORY_USED_BYTES = Metric(
     name="observatory_gpu_memory_used_bytes",
@@ -28,6 +44,22 @@ GPU_MEMORY_USED_BYTES = Metric(
     labels=("gpu",),
     help="Device memory in use by all processes, without what the driver reserves for itself.",
 )
+GPU_MEMORY_RESERVED_BYTES = Metric(
+    name="observatory_gpu_memory_reserved_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="node",
+    labels=("gpu",),
+    help="Device memory that driver and firmware keep for themselves.",
+)
+GPU_MEMORY_FREE_BYTES = Metric(
+    name="observatory_gpu_memory_free_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="node",
+    labels=("gpu",),
+    help="Device memory that a process could still be given.",
+)
 GPU_MEMORY_BYTES = Metric(
     name="observatory_gpu_memory_bytes",
     kind="gauge",
@@ -36,46 +68,68 @@ GPU_MEMORY_BYTES = Metric(
     labels=("gpu",),
     help="Device memory of the GPU, that of the driver included.",
 )
-GPU_POWER_WATTS = Metric(
-    name="observatory_gpu_power_watts",
+GPU_BAR1_USED_BYTES = Metric(
+    name="observatory_gpu_bar1_used_bytes",
     kind="gauge",
-    unit="watts",
+    unit="bytes",
     scope="node",
     labels=("gpu",),
-    help="Power draw of the GPU as NVML gives it: over the last second, or at the moment on A100 and before Ampere.",
+    help="Addresses of the window through which CPU and other devices reach the GPU's memory that are mapped now.",
 )
-GPU_ENERGY_JOULES = Metric(
-    name="observatory_gpu_energy_joules_total",
-    kind="counter",
-    unit="joules",
+GPU_BAR1_BYTES = Metric(
+    name="observatory_gpu_bar1_bytes",
+    kind="gauge",
+    unit="bytes",
     scope="node",
     labels=("gpu",),
-    help="Energy that the GPU has used since its driver was loaded.",
+    help="Size of the window through which CPU and other devices reach the GPU's memory.",
 )
-GPU_TEMPERATURE_CELSIUS = Metric(
-    name="observatory_gpu_temperature_celsius",
+GPU_TASKS = Metric(
+    name="observatory_gpu_compute_tasks",
     kind="gauge",
-    unit="celsius",
+    unit="tasks",
     scope="node",
     labels=("gpu",),
-    help="Temperature of the GPU's die, as its sensor gives it.",
+    help="Processes that have a compute context on the GPU, those in its MIG instances included.",
 )
-GPU_CLOCK_HERTZ = Metric(
-    name="observatory_gpu_clock_hertz",
+GPU_INSTANCE_MEMORY_USED_BYTES = Metric(
+    name="observatory_gpu_instance_memory_used_bytes",
     kind="gauge",
-    unit="hertz",
+    unit="bytes",
     scope="node",
-    labels=("gpu", "clock"),
-    help="A clock of the GPU as it runs now: sm or memory.",
+    labels=("gpu", "instance"),
+    help="Device memory in use in a MIG instance.",
+)
+GPU_INSTANCE_MEMORY_BYTES = Metric(
+    name="observatory_gpu_instance_memory_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="node",
+    labels=("gpu", "instance"),
+    help="Device memory that a MIG instance has to itself.",
+)
+GPU_INSTANCE_TASKS = Metric(
+    name="observatory_gpu_instance_compute_tasks",
+    kind="gauge",
+    unit="tasks",
+    scope="node",
+    labels=("gpu", "instance"),
+    help="Processes that have a compute context in a MIG instance.",
 )
 
 METRICS = (
-    GPU_INFO,
     GPU_UTILIZATION,
+    GPU_MEMORY_UTILIZATION,
+    GPU_ENCODER_UTILIZATION,
+    GPU_DECODER_UTILIZATION,
     GPU_MEMORY_USED_BYTES,
+    GPU_MEMORY_RESERVED_BYTES,
+    GPU_MEMORY_FREE_BYTES,
     GPU_MEMORY_BYTES,
-    GPU_POWER_WATTS,
-    GPU_ENERGY_JOULES,
-    GPU_TEMPERATURE_CELSIUS,
-    GPU_CLOCK_HERTZ,
+    GPU_BAR1_USED_BYTES,
+    GPU_BAR1_BYTES,
+    GPU_TASKS,
+    GPU_INSTANCE_MEMORY_USED_BYTES,
+    GPU_INSTANCE_MEMORY_BYTES,
+    GPU_INSTANCE_TASKS,
 )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, cast
 
 import pynvml
 from pynvml import (
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    NVML_ERROR_DEPRECATED,
     NVML_ERROR_DRIVER_NOT_LOADED,
     NVML_ERROR_FUNCTION_NOT_FOUND,
     NVML_ERROR_GPU_IS_LOST,
+    NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_LIBRARY_NOT_FOUND,
+    NVML_ERROR_NO_PERMISSION,
     NVML_ERROR_NOT_SUPPORTED,
     NVML_ERROR_RESET_REQUIRED,
+    NVML_ERROR_TIMEOUT,
+    NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
 )
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
@@ -21,6 +30,16 @@ _NO_DRIVER = {
     NVML_ERROR_LIBRARY_NOT_FOUND: "NVML library not found",
     NVML_ERROR_DRIVER_NOT_LOADED: "its kernel module is not loaded",
 }
+_NEVER = frozenset(
+    {
+        NVML_ERROR_NOT_SUPPORTED,
+        NVML_ERROR_FUNCTION_NOT_FOUND,
+        NVML_ERROR_INVALID_ARGUMENT,  # Older drivers say so of a field that they do not know.
+        NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        NVML_ERROR_DEPRECATED,
+        NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+    }
+)
 
 
 class Nvml(Protocol):
@@ -30,17 +49,53 @@ class Nvml(Protocol):
     """
 
     def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own names.
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
     def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
+    def nvmlSystemGetCudaDriverVersion(self) -> int: ...  # noqa: N802
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
     def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetSerial(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetPciInfo_v3(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetVbiosVersion(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetNumaNodeId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetNvLinkState(self, handle: Any, link: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetNvLinkVersion(self, handle: Any, link: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetGpuFabricInfoV(self, handle: Any, info: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetFieldValues(self, handle: Any, fields: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetEncoderUtilization(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetDecoderUtilization(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetBAR1MemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetPowerUsage(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMarginTemperature(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetClockInfo(self, handle: Any, clock: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlGpmQueryDeviceSupport(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlGpmSampleAlloc(self) -> Any: ...  # noqa: N802
+    def nvmlGpmSampleFree(self, sample: Any) -> None: ...  # noqa: N802
+    def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> Any: ...  # noqa: N802
+    def nvmlGpmMetricsGet(self, wanted: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlEventSetCreate(self) -> Any: ...  # noqa: N802
+    def nvmlEventSetFree(self, events: Any) -> None: ...  # noqa: N802
+    def nvmlDeviceRegisterEvents(self, handle: Any, kinds: int, events: Any) -> None: ...  # noqa: N802
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any: ...  # noqa: N802
 
 
 def installed_nvml() -> Nvml:
@@ -48,20 +103,73 @@ def installed_nvml() -> Nvml:
     return cast(Nvml, pynvml)
 
 
+class Timed:
+    """NVML, with the time that each of its functions took in `seconds`; for one thread.
+
+    A function that this `pynvml` or this driver does not have refuses like one that is not supported, as NVML has it.
+    """
+
+    def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.seconds: dict[str, float] = {}
+        self._nvml = nvml
+        self._clock_ns = clock_ns
+
+    @property
+    def nvml(self) -> Nvml:
+        """Itself: it has whatever functions NVML has."""
+        return cast(Nvml, self)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._nvml, name, None)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if function is None:
+                raise NVMLError(NVML_ERROR_FUNCTION_NOT_FOUND)
+            begun_ns = self._clock_ns()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
+
+        setattr(self, name, timed)  # The next call finds it without coming here.
+        return timed
+
+
+def key_of(handle: Any) -> Hashable:
+    """What tells a GPU's handle from another's; NVML gives a GPU the same one each time.
+
+    Asks NVML nothing, so it works for a GPU that is lost.
+    """
+    if isinstance(handle, ctypes._Pointer):
+        return ctypes.cast(handle, ctypes.c_void_p).value
+    return cast(Hashable, handle)
+
+
 def missing_driver(error: Exception) -> str | None:
     """What is not there where there is no NVIDIA driver, which is normal; None where there is one."""
-    return _NO_DRIVER.get(_code(error))
+    return _NO_DRIVER.get(code_of(error) or 0)
 
 
 def says_unsupported(error: Exception) -> bool:
     """This driver never answers that question for this GPU."""
-    return _code(error) in {NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND}
+    return code_of(error) in _NEVER
+
+
+def says_forbidden(error: Exception) -> bool:
+    """The driver answers others, but not this process."""
+    return bool(code_of(error) == NVML_ERROR_NO_PERMISSION)
 
 
 def says_lost(error: Exception) -> bool:
     """The GPU is gone until it is reset or the node is restarted."""
-    return _code(error) in {NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED}
+    return bool(code_of(error) in {NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED})
 
 
-def _code(error: Exception) -> int | None:
+def says_nothing_yet(error: Exception) -> bool:
+    """What was waited for did not come in the time given."""
+    return bool(code_of(error) == NVML_ERROR_TIMEOUT)
+
+
+def code_of(error: Exception) -> int | None:
+    """NVML's number of the refusal; None where it is not NVML's."""
     return getattr(error, "value", None)

@@ -127,7 +127,10 @@ class RecordedLoad(RecordedNvml):
 
     def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
         moment = self._asked(handle, "nvmlDeviceGetClockInfo")
-        return {NVML_CLOCK_SM: moment.sm_mhz, NVML_CLOCK_MEM: moment.memory_mhz}[clock]
+        clocks = {NVML_CLOCK_SM: moment.sm_mhz, NVML_CLOCK_MEM: moment.memory_mhz}
+        if clock not in clocks:
+            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+        return clocks[clock]
 
     def _asked(self, gpu: int, function: str) -> Moment:
         self.calls[function] += 1

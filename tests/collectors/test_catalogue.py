@@ -11,7 +11,17 @@ from collectors.metric import Metric
 
 ROOT = Path(__file__).parents[2]
 BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors", "watts"}
-BASE_UNITS |= {"joules", "celsius", "hertz", "tasks", "info", "timestamp_seconds", "rounds", "bytes_per_second"}
+BASE_UNITS |= {
+    "joules",
+    "celsius",
+    "hertz",
+    "tasks",
+    "info",
+    "timestamp_seconds",
+    "rounds",
+    "bytes_per_second",
+    "microbatches",
+}
 
 
 def test_names_are_unique() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from bench import cli
 from dashboards import render
+from dashboards.publish import read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 
@@ -70,4 +71,4 @@ def test_push_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
     with serve(FakeGrafana()) as server:
         assert _observatory("push", "--url", server.url) == 0
-    assert len(server.dashboards) == 1
+    assert len(server.dashboards) == len(read_rendered())

@@ -10,8 +10,9 @@ from bench import cli
 from dashboards.publish import DATA_SOURCE_UID, FOLDER_UID, Address, parse_address, read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
-(RENDERED,) = read_rendered()
-UID = RENDERED["uid"]
+ALL = {dashboard["uid"]: dashboard for dashboard in read_rendered()}
+UID = next(iter(ALL))
+RENDERED = ALL[UID]
 
 
 @pytest.fixture
@@ -42,13 +43,15 @@ def test_a_push_makes_folder_data_source_and_dashboard(
     assert capsys.readouterr().out.splitlines() == [
         'folder "Parallel Observatory": created',
         'data source "Parallel Observatory": created',
-        'dashboard "Is training fast?": created',
+        *(f'dashboard "{dashboard["title"]}": created' for dashboard in ALL.values()),
     ]
     assert list(grafana.folders) == [FOLDER_UID]
     source = grafana.data_sources[DATA_SOURCE_UID]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    assert grafana.dashboards[UID] == {**RENDERED, "id": 1, "version": 1}
-    assert grafana.dashboard_folders == {UID: FOLDER_UID}
+    assert grafana.dashboards == {
+        uid: {**dashboard, "id": number, "version": 1} for number, (uid, dashboard) in enumerate(ALL.items(), start=1)
+    }
+    assert grafana.dashboard_folders == dict.fromkeys(ALL, FOLDER_UID)
 
 
 def test_a_second_push_changes_nothing(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +59,7 @@ def test_a_second_push_changes_nothing(grafana: FakeGrafana, capsys: pytest.Capt
     capsys.readouterr()
     grafana.requests.clear()
     assert _push(grafana.url) == 0
-    assert [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()] == ["unchanged"] * 3
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()] == ["unchanged"] * (2 + len(ALL))
     assert grafana.changes == []
 
 
@@ -70,11 +73,12 @@ def test_what_was_changed_there_is_brought_back(grafana: FakeGrafana, capsys: py
         "unchanged",
         "updated",
         "updated",
+        *["unchanged"] * (len(ALL) - 1),
     ]
     assert grafana.dashboards[UID] == {**RENDERED, "id": 1, "version": 8}
     source = grafana.data_sources[DATA_SOURCE_UID]
     assert (source["url"], source["jsonData"]) == ("http://localhost:9090", {"timeInterval": "5s"})
-    assert (len(grafana.folders), len(grafana.data_sources), len(grafana.dashboards)) == (1, 1, 1)
+    assert (len(grafana.folders), len(grafana.data_sources), len(grafana.dashboards)) == (1, 1, len(ALL))
 
 
 def test_a_dashboard_that_was_moved_comes_back_into_its_folder(grafana: FakeGrafana) -> None:
@@ -95,7 +99,7 @@ def test_a_grafana_under_a_path_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
     with serve(FakeGrafana(prefix="/grafana")) as server:
         assert _push(f"{server.url}/") == 0
-    assert list(server.dashboards) == [UID]
+    assert list(server.dashboards) == list(ALL)
 
 
 def test_a_change_made_meanwhile_is_not_overwritten(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,12 @@ H200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150_754_820_0
 NODE = replace(make_machine(), gpus=(H200, replace(H200, index=1, uuid="GPU-1")), driver_version="570.0")
 DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl")
 SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", model=replace(SMALL, batch=2))
-STEPS_S = {"ddp": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2], "single": [[[0.15, 0.15]], [[0.16, 0.16]]]}
+PIPELINE = small_case("gpipe", ranks=2, trials=2, device="cuda", backend="nccl")
+STEPS_S = {
+    "ddp": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
+    "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
+    "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
+}
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS
@@ -66,7 +71,7 @@ def _measure_before(folder: Path, store: str) -> None:
     engine = FakeEngine(NODE, STEPS_S)
     with History(store) as history:
         measured = measure(
-            [(SINGLE, None), (DDP, None)],
+            [(SINGLE, None), (DDP, None), (PIPELINE, None)],
             engine=engine,
             machine=NODE,
             folder=folder,

@@ -1,0 +1,241 @@
+"""Writes down what NVML answers on a real machine, so that it can be replayed on another."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, cast
+
+from pynvml import NVML_SUCCESS
+
+from collectors.nvml.batch import raw_of
+from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.fields import fields_of
+from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
+from collectors.nvml.recording import Event, RecordedGpu, Recording, Track, field_question, question_of
+
+_FIELDS = "nvmlDeviceGetFieldValues"
+_HIDDEN = {
+    "nvmlDeviceGetUUID": "{kind}-00000000-0000-0000-0000-{place:012d}",
+    "nvmlDeviceGetSerial": "{place:013d}",
+}
+"""What would tell whose machine it was; the place of the GPU stands there instead."""
+
+
+def record(
+    nvml: Nvml | None = None,
+    *,
+    seconds: float,
+    beat_s: float = 1.0,
+    note: str,
+    per_link: bool = False,
+    clock_s: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> Recording:
+    """A recording of this machine, of exactly what the collector asks at each beat.
+
+    UUIDs and serial numbers are left out; process numbers are in it. note: where it comes from, for who reads it.
+    """
+    listener = _Listener(installed_nvml() if nvml is None else nvml, clock_s)
+    collector = NvmlCollector(cast(Nvml, listener), per_link=per_link, clock_ns=lambda: round(clock_s() * 1e9))
+    try:
+        for beat in range(1 + int(seconds / beat_s)):
+            wait(max(0.0, listener.begun_s + beat * beat_s - clock_s()))
+            collector.read()
+    finally:
+        collector.close()
+    return listener.recording(note=note, duration_s=seconds)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One answer, again and again."""
+
+    begun_s: float
+    ended_s: float
+    value: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class _Heard:
+    """What one GPU, or one instance of one, has answered so far."""
+
+    answers: dict[str, list[_Run]] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    latencies_us: dict[str, int] = field(default_factory=dict)
+    instances: dict[str, _Heard] = field(default_factory=dict)
+    event_kinds: int = 0
+    events: list[Event] = field(default_factory=list)
+    lost_from_s: float | None = None
+
+    def answer(self, question: str, at_s: float, value: Any) -> None:
+        runs = self.answers.setdefault(question, [])
+        if runs and runs[-1].value == value:
+            runs[-1].ended_s = at_s
+        else:
+            runs.append(_Run(at_s, at_s, value))
+
+    def refuse(self, question: str, at_s: float, error: Exception) -> None:
+        if says_lost(error):
+            self.lost_from_s = at_s if self.lost_from_s is None else self.lost_from_s
+        elif question not in self.answers:
+            self.refusals[question] = code_of(error) or 0
+
+    def done(self, counters: frozenset[str]) -> RecordedGpu:
+        return RecordedGpu(
+            tracks={question: _track(runs, is_counter=question in counters) for question, runs in self.answers.items()},
+            refusals={question: code for question, code in self.refusals.items() if question not in self.answers},
+            latencies_us=self.latencies_us,
+            instances={place: heard.done(counters) for place, heard in self.instances.items()},
+            event_kinds=self.event_kinds,
+            events=self.events,
+            lost_from_s=self.lost_from_s,
+        )
+
+
+class _Listener:
+    """NVML, whose every answer is written down on its way. Each GPU is asked by one thread, as the collector does."""
+
+    def __init__(self, nvml: Nvml, clock_s: Callable[[], float]) -> None:
+        self.begun_s = clock_s()
+        self._nvml = nvml
+        self._clock_s = clock_s
+        self._system = _Heard()
+        self._gpus: list[_Heard] = []
+        self._by_handle: dict[Hashable, tuple[_Heard, int]] = {}
+        self._by_sample: dict[Hashable, _Heard] = {}
+        self._told: dict[str, Callable[..., None]] = {
+            "nvmlDeviceGetHandleByIndex": self._gpu_found,
+            "nvmlDeviceGetMigDeviceHandleByIndex": self._instance_found,
+            _FIELDS: self._fields_told,
+            "nvmlDeviceGetGpuFabricInfoV": self._fabric_told,
+            "nvmlGpmSampleGet": self._sampled,
+            "nvmlGpmMetricsGet": self._monitored,
+            "nvmlDeviceGetSupportedEventTypes": self._kinds_told,
+            "nvmlEventSetWait_v2": self._event_told,
+        }
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._nvml, name)
+
+        def ask(*arguments: Any, **named: Any) -> Any:
+            try:
+                answer = function(*arguments, **named)
+            except NVMLError as error:
+                if name != _FIELDS and not says_nothing_yet(error):
+                    heard, _, rest = self._asked(arguments)
+                    heard.refuse(question_of(name, *rest), self._now_s(), error)
+                raise
+            tell: Callable[..., None] = self._told.get(name, self._plainly_told)
+            tell(name, arguments, answer)
+            return answer
+
+        return ask
+
+    def recording(self, *, note: str, duration_s: float) -> Recording:
+        """What was heard."""
+        told = self._system.answers.get("nvmlSystemGetDriverVersion")
+        driver = "" if told is None else told[0].value
+        counters = frozenset(
+            field_question(one.number, one.scope)
+            for one in fields_of(driver, per_link=36)
+            if one.metric.kind == "counter"
+        )
+        return Recording(
+            note=note,
+            duration_s=duration_s,
+            system=self._system.done(frozenset()).tracks,
+            gpus=[heard.done(counters) for heard in self._gpus],
+        )
+
+    def _asked(self, arguments: tuple[Any, ...]) -> tuple[_Heard, int, tuple[Any, ...]]:
+        """Who was asked, its place, and the other arguments."""
+        found = self._by_handle.get(key_of(arguments[0])) if arguments else None
+        return (self._system, 0, arguments) if found is None else (*found, arguments[1:])
+
+    def _plainly_told(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        heard, place, rest = self._asked(arguments)
+        value = _plain(answer)
+        if name in _HIDDEN:
+            value = _HIDDEN[name].format(place=place, kind=answer.partition("-")[0])  # GPU or MIG.
+        if not isinstance(answer, ctypes._Pointer) and value is not None:
+            heard.answer(question_of(name, *rest), self._now_s(), value)
+
+    def _gpu_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
+        heard = _Heard()
+        self._by_handle[key_of(handle)] = (heard, len(self._gpus))
+        self._gpus.append(heard)
+
+    def _instance_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
+        whole, _place, (place,) = self._asked(arguments)
+        part = whole.instances.setdefault(str(place), _Heard())
+        self._by_handle[key_of(handle)] = (part, 1000 * (_place + 1) + place)
+
+    def _fields_told(self, _: str, arguments: tuple[Any, ...], values: Any) -> None:
+        heard, *_rest = self._asked(arguments)
+        for value in values:
+            question = field_question(value.fieldId, value.scopeId)
+            if value.nvmlReturn == NVML_SUCCESS:
+                heard.answer(question, self._now_s(), raw_of(value))
+                heard.latencies_us[question] = value.latencyUsec
+            else:
+                heard.refuse(question, self._now_s(), NVMLError(value.nvmlReturn))
+
+    def _fabric_told(self, name: str, arguments: tuple[Any, ...], _: Any) -> None:
+        heard, _place, (reference,) = self._asked(arguments)
+        heard.answer(name, self._now_s(), {"state": reference._obj.state, "cliqueId": reference._obj.cliqueId})
+
+    def _sampled(self, name: str, arguments: tuple[Any, ...], sample: Any) -> None:
+        heard, *_rest = self._asked(arguments)
+        self._by_sample[key_of(sample)] = heard
+        heard.answer(name, self._now_s(), 0)
+
+    def _monitored(self, _: str, arguments: tuple[Any, ...], wanted: Any) -> None:
+        heard = self._by_sample[key_of(wanted.sample2)]
+        for answer in wanted.metrics[: wanted.numMetrics]:
+            question = question_of("gpm", answer.metricId)
+            if answer.nvmlReturn == NVML_SUCCESS:
+                heard.answer(question, self._now_s(), answer.value)
+            else:
+                heard.refuse(question, self._now_s(), NVMLError(answer.nvmlReturn))
+
+    def _kinds_told(self, _: str, arguments: tuple[Any, ...], kinds: int) -> None:
+        heard, *_rest = self._asked(arguments)
+        heard.event_kinds = kinds
+
+    def _event_told(self, _: str, arguments: tuple[Any, ...], event: Any) -> None:
+        found = self._by_handle.get(key_of(event.device))
+        if found is not None:
+            found[0].events.append(Event(at_s=self._now_s(), kind=event.eventType, data=event.eventData))
+
+    def _now_s(self) -> float:
+        return round(self._clock_s() - self.begun_s, 3)
+
+
+def _track(runs: list[_Run], *, is_counter: bool) -> Track:
+    """Numbers that only grow are counters; one of 32 bits that wrapped is replayed as it was."""
+    if is_counter and len(runs) > 1 and all(later.value > earlier.value for earlier, later in pairwise(runs)):
+        points = [(at_s, run.value) for run in runs for at_s in sorted({run.begun_s, run.ended_s})]
+        points[0] = (0.0, points[0][1])
+        times, values = zip(*points, strict=True)
+        return Track(at_s=list(times), values=list(values), is_line=True, is_counter=True)
+    return Track(at_s=[0.0, *(run.begun_s for run in runs[1:])], values=[run.value for run in runs])
+
+
+def _plain(answer: Any) -> Any:
+    """The answer as JSON has it; None for what cannot be."""
+    if isinstance(answer, bytes):
+        return answer.decode(errors="replace")
+    if isinstance(answer, (int, float, str)):
+        return answer
+    if isinstance(answer, (list, tuple)):
+        return [_plain(one) for one in answer]
+    if isinstance(answer, ctypes.Structure):
+        members: Mapping[str, Any] = {name: getattr(answer, name) for name, *_ in answer._fields_}
+    else:
+        members = getattr(answer, "__dict__", {})
+    plain = {name: _plain(member) for name, member in members.items()}
+    return {name: value for name, value in plain.items() if value is not None or members[name] is None} or None

@@ -1,0 +1,189 @@
+"""What the node's GPUs give, in base units, and how their readings follow each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from collectors.catalogue import gpu as use
+from collectors.catalogue import gpu_errors as errors
+from collectors.catalogue import gpu_identity as identity
+from collectors.catalogue import gpu_links as links
+from collectors.catalogue import gpu_power as power
+from collectors.catalogue import gpu_reading as reading
+from collectors.catalogue.every import METRICS
+from collectors.metric import Sample
+from collectors.nvml.made_recording import eight_gpus
+from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, of, opened, replayed, values
+
+TOTAL, RESERVED, FREE = 150_754_820_096, 643_825_664, 116_178_026_496
+LOADED = {
+    "nvmlDeviceGetUtilizationRates": {"gpu": 100, "memory": 7},
+    "nvmlDeviceGetMemoryInfo": {"total": TOTAL, "free": FREE, "reserved": RESERVED, "used": TOTAL - FREE},
+    "nvmlDeviceGetPowerUsage": 627_400,
+    "field(186)": 626_260,
+    "field(83)": 5_000_000_000_125,
+    "nvmlDeviceGetTemperature(0)": 52,
+    "nvmlDeviceGetMarginTemperature": 35,
+    "field(82)": 40,
+    "nvmlDeviceGetClockInfo(1)": 1980,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x80,
+    "field(74)": 2_500_000_000,
+    "field(269)": 0,
+    "field(138, 4294967295)": 3,
+    "field(190)": 700_000,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+    "field(4)": 2,
+    "field(230)": 4,
+    "nvmlDeviceGetNvLinkState(17)": 0,
+}
+"""An H200 under load (nvidia-smi under gpu_burn), in NVML's own units; what its link and its errors say is made up."""
+
+
+def _read(answers: dict[str, object]) -> list[Sample]:
+    clock = FakeClock()
+    with opened(replayed(a_node(a_gpu(answers)), clock), clock) as collector:
+        return collector.read()
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        use.GPU_UTILIZATION.at(1.0, gpu="0"),
+        use.GPU_MEMORY_UTILIZATION.at(0.07, gpu="0"),
+        use.GPU_MEMORY_USED_BYTES.at(33_932_967_936, gpu="0"),
+        use.GPU_MEMORY_RESERVED_BYTES.at(RESERVED, gpu="0"),
+        use.GPU_MEMORY_FREE_BYTES.at(FREE, gpu="0"),
+        use.GPU_MEMORY_BYTES.at(TOTAL, gpu="0"),
+        power.GPU_POWER_WATTS.at(627.4, gpu="0"),
+        power.GPU_POWER_INSTANT_WATTS.at(626.26, gpu="0"),
+        power.GPU_ENERGY_JOULES.at(5_000_000_000.125, gpu="0"),
+        power.GPU_TEMPERATURE_CELSIUS.at(52, gpu="0"),
+        power.GPU_TEMPERATURE_MARGIN_CELSIUS.at(35, gpu="0"),
+        power.GPU_MEMORY_TEMPERATURE_CELSIUS.at(40, gpu="0"),
+        power.GPU_CLOCK_HERTZ.at(1.98e9, gpu="0", clock="sm"),
+        power.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="software_power_cap"),
+        power.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="hardware_power_brake"),
+        power.GPU_CLOCK_HELD_RATIO.at(0, gpu="0", reason="idle"),
+        power.GPU_CLOCK_HELD_SECONDS.at(2.5, gpu="0", reason="software_power_cap"),
+        identity.GPU_POWER_LIMIT_WATTS.at(700, gpu="0", limit="current"),
+        identity.GPU_PCIE_LINK.at(16 * 250e6, gpu="0", link="now"),
+        links.GPU_NVLINK_BYTES.at(3072, gpu="0", direction="sent"),
+        errors.GPU_ECC_ERRORS.at(2, gpu="0", kind="uncorrected", since="load"),
+        errors.GPU_RECOVERY.at(1, gpu="0", action="drain_and_reset"),
+        identity.GPU_FABRIC.at(1, gpu="0", state="completed", clique="0"),
+        identity.GPU_STATE.at(1, gpu="0", state="answering"),
+    ],
+    ids=lambda sample: f"{sample.metric} {' '.join(sample.labels.values())}",
+)
+def test_a_gpu_under_load_is_read_in_base_units(sample: Sample) -> None:
+    (found,) = [one for one in _read(LOADED) if (one.metric, one.labels) == (sample.metric, sample.labels)]
+    assert found.value == pytest.approx(sample.value, rel=1e-12)
+
+
+def test_who_a_gpu_is_stands_on_one_series() -> None:
+    (info,) = [sample for sample in _read(LOADED) if sample.metric == identity.GPU_INFO.name]
+    assert info.labels == {
+        "gpu": "0",
+        "uuid": "GPU-00000000-0000-0000-0000-000000000000",
+        "name": "NVIDIA H200",
+        "serial": "0000000000000",
+        "pci_address": "00000000:10:00.0",
+        "pcie": "5 x16",
+        "vbios": "96.00.BC.00.02",
+        "driver": "590.48.01",
+        "cuda": "13.1",
+        "persistence": "on",
+        "mig": "off",
+        "numa": "0",
+        "nvlink": "4.0 x17",
+    }
+
+
+def test_what_a_gpu_does_not_tell_of_itself_is_unknown() -> None:
+    clock = FakeClock()
+    gpu = a_gpu(without=("nvmlDeviceGetSerial", "nvmlDeviceGetNumaNodeId"))
+    with opened(replayed(a_node(gpu), clock), clock) as collector:
+        (info,) = [sample for sample in collector.read() if sample.metric == identity.GPU_INFO.name]
+    assert (info.labels["serial"], info.labels["numa"]) == ("unknown", "unknown")
+
+
+def test_every_sample_is_of_the_catalogue_with_its_labels() -> None:
+    known = {metric.name: set(metric.labels) for metric in METRICS}
+    clock = FakeClock()
+    with opened(replayed(eight_gpus(), clock), clock) as collector:
+        for clock.now_s in (0.0, 1.0, 430.0):
+            for sample in collector.read():
+                assert known[sample.metric] == set(sample.labels)
+
+
+def test_no_series_is_given_twice() -> None:
+    clock = FakeClock()
+    with opened(replayed(eight_gpus(), clock), clock) as collector:
+        for clock.now_s in (0.0, 1.0, 310.0):
+            series = [(sample.metric, *sorted(sample.labels.items())) for sample in collector.read()]
+            assert len(series) == len(set(series))
+
+
+def test_energy_grows_by_what_was_drawn() -> None:
+    clock = FakeClock()
+    with opened(replayed(eight_gpus(), clock), clock) as collector:
+        begun = values(of(collector.read(), "0"))
+        clock.now_s = 20.0  # Idle all the while.
+        ended = values(of(collector.read(), "0"))
+    name = power.GPU_ENERGY_JOULES.name
+    assert ended[name] - begun[name] == pytest.approx(20 * begun[power.GPU_POWER_WATTS.name], rel=1e-4)
+
+
+def test_what_rarely_changes_is_asked_for_seldom_and_shown_always() -> None:
+    clock, asked = FakeClock(), Counter[str]()
+    nvml = FakeFault(replayed(a_node(a_gpu()), clock), spoil=lambda name, _: asked.update([name])).spoilt
+    with opened(nvml, clock) as collector:
+        counts = []
+        for clock.now_s in (0.0, 1.0, 2.0, 11.0):
+            assert use.GPU_BAR1_BYTES.name in values(collector.read())
+            counts.append(asked["nvmlDeviceGetBAR1MemoryInfo"])
+    assert counts == [1, 1, 1, 2]
+
+
+def test_bytes_of_each_nvlink_are_given_where_they_are_asked_for() -> None:
+    clock = FakeClock()
+    nvml = replayed(a_node(a_gpu({"field(138, 1)": 5})), clock)
+    with opened(nvml, clock) as collector:
+        assert links.GPU_NVLINK_LINK_BYTES.name not in values(collector.read())
+    with opened(nvml, clock, per_link=True) as collector:
+        assert links.GPU_NVLINK_LINK_BYTES.at(5120, gpu="0", link="1", direction="sent") in collector.read()
+
+
+def test_processes_are_counted_and_told_by_their_pids_which_are_no_labels() -> None:
+    answer = [{"pid": 71, "usedGpuMemory": 5}, {"pid": 72, "usedGpuMemory": None}]
+    clock = FakeClock()
+    gpus = [a_gpu({"nvmlDeviceGetComputeRunningProcesses_v3": answer[: place + 1]}) for place in range(2)]
+    with opened(replayed(a_node(*gpus), clock), clock) as collector:
+        samples = collector.read()
+        assert [values(of(samples, gpu))[use.GPU_TASKS.name] for gpu in "01"] == [1, 2]
+        found = collector.processes()
+    assert {pid: [(one.gpu, one.memory_bytes) for one in each] for pid, each in found.items()} == {
+        71: [("0", 5), ("1", 5)],
+        72: [("1", None)],
+    }
+    assert not any("71" in sample.labels.values() for sample in samples)
+
+
+def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
+    clock = FakeClock()
+    with opened(replayed(eight_gpus(), clock), clock) as collector:
+        samples = collector.read()
+    assert reading.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
+    functions = {one.labels["function"] for one in samples if one.metric == reading.GPU_CALL_SECONDS.name}
+    assert {"nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"} <= functions
+
+
+def test_all_fields_of_a_gpu_are_one_call() -> None:
+    clock, asked = FakeClock(), Counter[str]()
+    nvml = FakeFault(replayed(a_node(a_gpu()), clock), spoil=lambda name, _: asked.update([name])).spoilt
+    with opened(nvml, clock) as collector:
+        collector.read()
+    assert asked["nvmlDeviceGetFieldValues"] == 1
+    assert asked["nvmlDeviceGetPcieThroughput"] == 0

@@ -1,0 +1,45 @@
+"""Which fields a GPU is asked for, by its driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_SECONDS
+from collectors.nvml.fields import fields_of
+
+
+def _held(driver: str) -> dict[str, int]:
+    return {one.labels["reason"]: one.number for one in fields_of(driver) if one.metric is GPU_CLOCK_HELD_SECONDS}
+
+
+@pytest.mark.parametrize("driver", ["580.82.07", "590.48.01"])
+def test_thermal_reasons_have_todays_numbers_where_the_driver_has_them(driver: str) -> None:
+    held = _held(driver)
+    assert (held["software_thermal"], held["hardware_thermal"], held["hardware_power_brake"]) == (269, 270, 271)
+
+
+@pytest.mark.parametrize("driver", ["470.57.02", "570.86.10", "575.51.03", "unknown"])
+def test_older_drivers_are_not_asked_by_numbers_that_mean_something_else_to_them(driver: str) -> None:
+    held = _held(driver)
+    assert held["software_thermal"] == 75
+    assert not {269, 270, 271} & {one.number for one in fields_of(driver)}
+
+
+def test_no_field_is_asked_for_twice_and_none_shares_a_name() -> None:
+    fields = fields_of("590.48.01", per_link=18)
+    assert max(Counter((one.number, one.scope) for one in fields).values()) == 1
+    assert max(Counter(one.name for one in fields).values()) == 1
+
+
+def test_each_link_is_asked_for_both_directions() -> None:
+    extra = {one.scope for one in fields_of("590.48.01", per_link=3)} - {0, 0xFFFFFFFF}
+    assert extra == {1, 2}
+    assert len(fields_of("590.48.01", per_link=3)) == len(fields_of("590.48.01")) + 6
+
+
+def test_an_action_that_is_not_known_here_keeps_its_number() -> None:
+    (recovery,) = [one for one in fields_of("590.48.01") if one.name == "recovery action"]
+    assert recovery.sample("0", 2).labels["action"] == "node_reboot"
+    assert recovery.sample("0", 42).labels["action"] == "action_42"

@@ -1,0 +1,56 @@
+"""How questions stand, and in how few lines what is not answered is said."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from collectors.nvml.library import NVMLError
+from collectors.nvml.refusals import refusals
+from collectors.nvml.standing import GpuLost, Standing, Standings
+
+
+def _refused(gpu: str, question: str, code: int) -> tuple[Standing, ...]:
+    standings = Standings(gpu)
+    standings.refused(question, NVMLError(code))
+    return standings.all()
+
+
+def test_a_question_is_asked_until_it_is_refused_for_good() -> None:
+    standings = Standings("0")
+    assert standings.is_asked("power")
+    assert standings.refused("power", NVMLError(pynvml.NVML_ERROR_UNKNOWN))
+    assert standings.is_asked("power")
+    assert not standings.refused("power", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert not standings.is_asked("power")
+
+
+def test_an_answer_has_its_cost_and_one_that_was_silent_keeps_the_mark() -> None:
+    standings = Standings("0")
+    standings.answered("power", 0.5)
+    standings.refused("energy", NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+    standings.answered("energy", 0.25)
+    assert standings.all() == (
+        Standing(gpu="0", question="power", answer="answers", cost_s=0.5),
+        Standing(gpu="0", question="energy", answer="not always", reason="Timeout", cost_s=0.25),
+    )
+
+
+def test_a_lost_gpu_is_no_refusal() -> None:
+    with pytest.raises(GpuLost, match="GPU is lost"):
+        Standings("0").refused("power", NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+
+
+def test_gpus_that_refuse_alike_share_a_line() -> None:
+    alike = [one for gpu in "01" for one in _refused(gpu, "energy counter", pynvml.NVML_ERROR_NOT_SUPPORTED)]
+    other = _refused("2", "power sensor", pynvml.NVML_ERROR_NO_PERMISSION)
+    assert refusals([*alike, *other], driver="470.1") == [
+        "GPUs 0, 1: driver 470.1 does not tell energy counter; they are left out of this run",
+        "GPU 2: this process may not ask for power sensor; they are left out of this run",
+    ]
+
+
+@pytest.mark.parametrize("question", ["NVLink bytes sent", "GPM", "corrected pages retired"])
+def test_what_a_gpu_lacks_by_its_kind_is_not_said(question: str) -> None:
+    assert refusals(_refused("0", question, pynvml.NVML_ERROR_NOT_SUPPORTED), driver="590") == []
+    assert refusals(_refused("0", question, pynvml.NVML_ERROR_NO_PERMISSION), driver="590") != []
