@@ -16,7 +16,7 @@ from workloads.laws.ring_attention import Layout
 from workloads.parts.replica import replicate
 from workloads.parts.timeouts import make_group
 from workloads.parts.training import Trainer, make_model
-from workloads.parts.transformer import Attend, Block, Transformer, next_token_loss
+from workloads.parts.transformer import Attend, Block, Transformer
 from workloads.workload import Phase
 
 
@@ -50,8 +50,11 @@ class SequenceTrainer(Trainer):
         super().__init__(setup, replica, phase, no_sync=replica.no_sync)
         self._positions_s = held_s
 
-    def _loss(self, tokens_bs: Tensor) -> Tensor:
-        return next_token_loss(self.model(tokens_bs[:, self._positions_s]), tokens_bs[:, self._positions_s + 1])
+    def _inputs(self, tokens_bs: Tensor) -> Tensor:
+        return tokens_bs[:, self._positions_s]
+
+    def _targets(self, tokens_bs: Tensor) -> Tensor:
+        return tokens_bs[:, self._positions_s + 1]
 
 
 def _hold_positions(model: Transformer, positions_s: Tensor, attend: Attend) -> None:

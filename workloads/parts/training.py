@@ -96,15 +96,20 @@ class Trainer:
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
         """The microbatch's part of the loss, detached; its gradients are added to those that are there."""
         with self._phase("forward"), self._autocast():
-            loss = self._loss(tokens_bs) / self._parts
+            logits_bsv = self.model(self._inputs(tokens_bs))
+            loss = next_token_loss(logits_bsv, self._targets(tokens_bs)) / self._parts
         with self._phase("backward"):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             then()
         return loss.detach()
 
-    def _loss(self, tokens_bs: Tensor) -> Tensor:
-        """The mean loss of the tokens that this rank trains on."""
-        return next_token_loss(self.model(tokens_bs[:, :-1]), tokens_bs[:, 1:])
+    def _inputs(self, tokens_bs: Tensor) -> Tensor:
+        """The tokens that this rank reads."""
+        return tokens_bs[:, :-1]
+
+    def _targets(self, tokens_bs: Tensor) -> Tensor:
+        """Those that follow them."""
+        return tokens_bs[:, 1:]
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_type is None:
