@@ -25,7 +25,6 @@ class RingTrainer(SequenceTrainer):
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
         layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The card allows no other word.
         self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
-        self._is_counted_elsewhere = setup.backend == "nccl"
         self._before_bytes = 0
         attention = RingAttention(
             ring=self._ring,
@@ -41,7 +40,5 @@ class RingTrainer(SequenceTrainer):
         return super().step(tokens_bs)
 
     def payload_bytes(self) -> dict[str, int]:
-        """What was sent on the ring in the last step; the Flight Recorder sees it on NCCL, and not on gloo."""
-        if self._is_counted_elsewhere:
-            return {}
+        """What was sent on the ring in the last step."""
         return {"send": self._ring.sent_bytes - self._before_bytes}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -72,15 +71,3 @@ def test_without_a_mask_the_loss_is_another(on_ranks: OnRanks) -> None:
         for is_causal in (True, False)
     )
     assert causal != full
-
-
-def counted_on_nccl(setup: SmallSetup) -> dict[str, int]:
-    """What a trainer counts itself, when it is told that it runs on NCCL."""
-    ready = make_ready(replace(setup, backend="nccl"))
-    ready.step()
-    assert isinstance(ready.workload, RingTrainer)
-    return ready.workload.payload_bytes()
-
-
-def test_what_the_flight_recorder_sees_is_not_counted_twice(on_ranks: OnRanks) -> None:
-    assert on_ranks(2, counted_on_nccl, small_setup("ring_attention", ranks=2)) == [{}, {}]

@@ -7,6 +7,9 @@ from typing import Literal
 
 ScheduleName = Literal["naive", "gpipe", "one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv"]
 
+HALVED_BACKWARD: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
+"""Those that part backward into that of inputs and that of weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:

@@ -1,0 +1,202 @@
+"""Pipelines of the product whose blocks sleep in place of computing, timed as a run times them.
+
+A sleeping rank leaves its core to others, so that four ranks on two cores keep a schedule as four machines would.
+Backward sleeps in two halves: one on the path of activations and one on that of a weight, so that a schedule that parts
+backward parts the sleep as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from collectors.action_clock import HostActionClock, host_clock_name
+from collectors.sample_log import Performed
+from tests.workloads.setups import SmallSetup, small_setup
+from tests.workloads.training_runs import Ready, make_ready
+from workloads.cards.card import OptionValue
+from workloads.laws.pipeline import Pipeline, ScheduleName
+from workloads.laws.schedules import Action
+from workloads.laws.simulator import StageTimes
+from workloads.parts.shape import Shape
+from workloads.parts.transformer import Block
+from workloads.roster import card_of
+from workloads.workload import RunsStages
+
+WARM_UP = 1
+STEPS = 5
+
+STRATEGIES: dict[ScheduleName, tuple[str, dict[str, OptionValue]]] = {
+    "naive": ("pipeline_naive", {}),
+    "gpipe": ("gpipe", {}),
+    "one_f_one_b": ("one_f_one_b", {}),
+    "interleaved": ("interleaved", {"stages": 2}),
+    "interleaved_zero_bubble": ("zero_bubble", {"variant": "interleaved", "stages": 2}),
+    "zbv": ("zero_bubble", {"variant": "zbv", "stages": 2}),
+}
+
+PARTED: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One pipeline to put to sleep: a block a stage, and a sequence a microbatch.
+
+    blocks_between: what the first rank sleeps before each of its actions, outside of it, in units of a block.
+    """
+
+    schedule: ScheduleName
+    ranks: int
+    microbatches: int
+    blocks_between: int = 0
+
+    @property
+    def block_s(self) -> float:
+        """A block's forward, and each half of its backward.
+
+        torch takes about half a millisecond from one action to the next, to which each action is long.
+        """
+        return 0.025 if self.schedule in PARTED else 0.013
+
+    def setup(self) -> SmallSetup:
+        """As the strategy is built."""
+        strategy, options = STRATEGIES[self.schedule]
+        shape = Shape(
+            layers=self.ranks * int(options.get("stages", 1)),
+            width=8,
+            heads=2,
+            kv_heads=1,
+            mlp_width=8,
+            vocabulary=8,
+            sequence=4,
+            batch=self.microbatches,
+        )
+        cut = {} if self.schedule == "naive" else {"microbatches": self.microbatches}
+        return small_setup(strategy, ranks=self.ranks, shape=shape, options={**options, **cut})
+
+    def pipeline(self) -> Pipeline:
+        """What the card says of it."""
+        pipeline = card_of(self.setup().strategy).pipeline(self.setup())
+        assert pipeline is not None
+        return pipeline
+
+    def slept_s(self) -> StageTimes:
+        """What each stage sleeps for a microbatch.
+
+        torch computes nothing for the first stage's inputs, since nobody asks for their gradient, and does all of its
+        backward with the weights.
+        """
+        times: dict[tuple[int, Any], float] = {}
+        for stage in range(self.pipeline().stages):
+            times[stage, "forward"] = self.block_s
+            times[stage, "backward"] = 2 * self.block_s
+            times[stage, "input_backward"] = 0.0 if stage == 0 else self.block_s
+            times[stage, "weight_backward"] = 2 * self.block_s if stage == 0 else self.block_s
+        return times
+
+
+class SleepOfActivations(torch.autograd.Function):
+    """The identity of activations, which lasts in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x_bsd: Tensor, sleep_s: float) -> Tensor:
+        """The same values as a new tensor, later."""
+        ctx.sleep_s = sleep_s
+        time.sleep(sleep_s)
+        return x_bsd.view_as(x_bsd)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The same gradient, later."""
+        time.sleep(ctx.sleep_s)
+        return gradients[0], None
+
+
+class SleepOfWeight(torch.autograd.Function):
+    """The identity of a weight, whose backward lasts."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, sleep_s: float) -> Tensor:
+        """The same value as a new tensor."""
+        ctx.sleep_s = sleep_s
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The same gradient, later."""
+        time.sleep(ctx.sleep_s)
+        return gradients[0], None
+
+
+def put_to_sleep(module: nn.Module, sleep_s: float) -> None:
+    """Have it sleep in forward, in the half of backward that makes gradients of inputs, and in the other."""
+
+    def then_sleep(awake: nn.Module, inputs: object, out: Tensor) -> Any:
+        slept = SleepOfActivations.apply(out, sleep_s)  # type: ignore[no-untyped-call]
+        return slept + SleepOfWeight.apply(awake.pillow, sleep_s)  # type: ignore[no-untyped-call]
+
+    # Of the sleep alone: a weight that the module reads too would have its gradient made in two halves.
+    module.register_parameter("pillow", nn.Parameter(torch.zeros(())))
+    module.register_forward_hook(then_sleep)
+
+
+def go_first() -> None:
+    """Have this process woken up before others, where the system lets it: on a busy machine sleepers wake up late."""
+    with suppress(PermissionError):
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+
+
+def perform(cases: list[Case]) -> list[list[Performed]]:
+    """The timed steps of each case, as one of its ranks."""
+    go_first()
+    return [_perform(case) for case in cases]
+
+
+def _perform(case: Case) -> list[Performed]:
+    ready = make_ready(case.setup())
+    for block in [part for part in ready.workload.model.modules() if isinstance(part, Block)]:
+        put_to_sleep(block, case.block_s)
+    is_held_up = dist.get_rank() == 0
+    return time_steps(ready, between_s=case.blocks_between * case.block_s if is_held_up else 0.0)
+
+
+def time_steps(ready: Ready, *, between_s: float = 0.0) -> list[Performed]:
+    """The actions of some steps, as a run times them."""
+    workload, clock = ready.workload, HostActionClock()
+    assert isinstance(workload, RunsStages)
+
+    @contextmanager
+    def mark(action: Action) -> Iterator[None]:
+        time.sleep(between_s)
+        with clock.mark(action):
+            yield
+
+    for _ in range(WARM_UP):
+        ready.step()
+    workload.mark_actions(mark)
+    performed = []
+    for step in range(STEPS):
+        dist.barrier()
+        begun_ns = clock.begin_step()
+        ready.step()
+        performed.append(
+            Performed(
+                trial=0,
+                time_ns=time.time_ns(),
+                step=step,
+                begun_ns=begun_ns,
+                clock=host_clock_name(),
+                actions=clock.end_step(),
+            )
+        )
+    return performed

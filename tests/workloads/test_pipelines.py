@@ -1,0 +1,178 @@
+"""What ranks of a pipeline send, hold and perform in a step is what its card and the laws of schedules say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from collectors.allocator import live_tensor_bytes
+from tests.ranks import OnRanks
+from tests.workloads.setups import SMALL, SmallSetup, small_setup
+from tests.workloads.training_runs import make_ready, train
+from tests.workloads.watched_steps import held_states, watch_step
+from workloads.cards.card import LIMITS, OptionValue
+from workloads.laws.schedules import Action, actions
+from workloads.laws.terms import States
+from workloads.parts.pipeline import PipelineTrainer
+from workloads.parts.shape import Shape
+from workloads.roster import card_of
+
+WORDY = replace(SMALL, layers=5, vocabulary=600)
+"""Five blocks, and a head that is worth more than one."""
+
+CASES: list[tuple[str, int, Shape, Mapping[str, OptionValue]]] = [
+    ("pipeline_naive", 2, SMALL, {}),
+    ("gpipe", 4, SMALL, {"microbatches": 8}),
+    ("gpipe", 3, WORDY, {"balance": "flops", "clip": 0.0}),
+    ("one_f_one_b", 4, SMALL, {"microbatches": 8}),
+    ("interleaved", 2, SMALL, {}),
+    ("zero_bubble", 2, SMALL, {}),
+    ("zero_bubble", 2, WORDY, {"variant": "zbv", "balance": "flops"}),
+]
+EACH_CASE = pytest.mark.parametrize(
+    "setup",
+    [small_setup(name, ranks=ranks, shape=shape, options=options) for name, ranks, shape, options in CASES],
+    ids=[f"{name} on {ranks} {dict(options)}" for name, ranks, _, options in CASES],
+)
+
+
+class RecordedActions:
+    """Writes down what is marked, where it begins and where it ends."""
+
+    def __init__(self) -> None:
+        self.begun: list[Action] = []
+        self.ended: list[Action] = []
+
+    @contextmanager
+    def mark(self, action: Action) -> Iterator[None]:
+        """Two marks are never inside of each other."""
+        assert self.begun == self.ended
+        self.begun.append(action)
+        yield
+        self.ended.append(action)
+
+
+def sent_and_held(setup: SmallSetup) -> tuple[dict[str, int], int, States, list[Action]]:
+    """Bytes by collective, calls that the Flight Recorder saw, states, and actions, of a third step."""
+    ready = make_ready(setup)
+    trainer = ready.workload
+    assert isinstance(trainer, PipelineTrainer)
+    for _ in range(2):
+        ready.step()
+    recorded = RecordedActions()
+    trainer.mark_actions(recorded.mark)
+    step = watch_step(ready)
+    trainer.mark_actions(None)
+    ready.step()
+    return {**step.payload_bytes, **trainer.payload_bytes()}, step.calls, held_states(trainer), recorded.ended
+
+
+@EACH_CASE
+def test_ranks_send_hold_and_perform_what_the_laws_say(setup: SmallSetup, on_ranks: OnRanks) -> None:
+    card = card_of(setup.strategy)
+    pipeline = card.pipeline(setup)
+    assert pipeline is not None
+    ranks = on_ranks(setup.ranks, sent_and_held, setup)
+    expected = {transfer.collective: transfer for transfer in card.transfers(setup)}
+    assert max(sent["send"] for sent, *_ in ranks) == expected["send"].payload_bytes
+    agreed = expected.get("all_reduce")
+    for rank, (sent, calls, states, performed) in enumerate(ranks):
+        assert sent.get("all_reduce", 0) == (agreed.payload_bytes if agreed else 0)
+        assert calls == (agreed.calls if agreed else 0)
+        assert states == card.states(setup, rank)
+        assert tuple(performed) == actions(pipeline)[rank]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
+def test_a_cut_of_unequal_stages_trains_as_one_rank_does(name: str, on_ranks: OnRanks) -> None:
+    goals: dict[str, OptionValue] = {"clip": 0.01}
+    setup = small_setup(name, ranks=2, shape=WORDY, options={**goals, "balance": "flops"})
+    ((expected,),) = on_ranks(1, train, small_setup(shape=WORDY, options=goals), 1)
+    for (record,) in on_ranks(2, train, setup, 1):
+        assert record.gradients.keys() == expected.gradients.keys()
+        for name_of, gradient in record.gradients.items():
+            truth = expected.gradients[name_of]
+            assert ((gradient - truth).norm() / truth.norm()).item() <= LIMITS["fp32"], name_of
+
+
+def losses(setup: SmallSetup) -> list[float | None]:
+    return [record.loss for record in train(setup, 1)]
+
+
+@pytest.mark.parametrize(("options", "place"), [({"variant": "interleaved"}, 1), ({"variant": "zbv"}, 0)])
+def test_the_rank_of_the_last_stage_alone_has_the_loss(
+    options: Mapping[str, OptionValue], place: int, on_ranks: OnRanks
+) -> None:
+    found = on_ranks(2, losses, small_setup("zero_bubble", ranks=2, options=options))
+    assert [rank for rank, (loss,) in enumerate(found) if loss is not None] == [place]
+
+
+def notes(setup: SmallSetup) -> list[str]:
+    trainer = make_ready(setup).workload
+    assert isinstance(trainer, PipelineTrainer)
+    return list(trainer.notes())
+
+
+def test_a_cut_that_is_not_of_equal_layers_is_told(on_ranks: OnRanks) -> None:
+    setup = small_setup("gpipe", ranks=2, shape=WORDY, options={"balance": "flops"})
+    told = ["balance=flops gave the stages, in the order of the model, 3 and 2 blocks"]
+    assert on_ranks(2, notes, setup) == [told, told]
+
+
+def test_a_measured_cut_is_told_alike_on_all_ranks(on_ranks: OnRanks) -> None:
+    setup = small_setup("one_f_one_b", ranks=2, options={"balance": "measured"})
+    first, second = on_ranks(2, notes, setup)
+    assert first == second
+    assert first[0].startswith("balance=measured gave the stages, in the order of the model, ")
+
+
+def overflow(module: nn.Module, tokens: object, x_bsd: Tensor) -> None:
+    """Make the gradient of what the module gave infinite."""
+    x_bsd.register_hook(lambda gradient_bsd: torch.full_like(gradient_bsd, torch.inf))  # type: ignore[no-untyped-call]
+
+
+def overflow_and_move(setup: SmallSetup) -> tuple[bool, bool]:
+    """Whether this rank's gradients overflowed, and whether its weights moved."""
+    ready = make_ready(setup)
+    model = ready.workload.model
+    if dist.get_rank() == 0:
+        model.get_submodule("0.embedding").register_forward_hook(overflow)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    ready.step()
+    overflowed = not all(
+        weight.grad is not None and bool(weight.grad.isfinite().all()) for weight in model.parameters()
+    )
+    moved = not all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
+    return overflowed, moved
+
+
+def test_all_ranks_skip_a_step_in_which_one_stage_overflows(on_ranks: OnRanks) -> None:
+    setup = small_setup("gpipe", ranks=2, precision="fp16", options={"clip": 0.0})
+    assert on_ranks(2, overflow_and_move, setup) == [(True, False), (False, False)]
+
+
+def live_bytes(setup: SmallSetup) -> dict[str, int]:
+    ready = make_ready(setup)
+    for _ in range(2):
+        ready.step()
+    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
+    return {sample.labels["category"]: int(sample.value) for sample in samples}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("interleaved", {}), ("zero_bubble", {"stages": 1}), ("zero_bubble", {"variant": "zbv"})]
+)
+def test_live_tensors_can_be_followed_where_stages_take_turns(
+    name: str, options: Mapping[str, OptionValue], on_ranks: OnRanks
+) -> None:
+    setup = small_setup(name, ranks=2, options=options)
+    for rank, live in enumerate(on_ranks(2, live_bytes, setup)):
+        states = card_of(name).states(setup, rank)
+        assert (live["parameters"], live["optimizer"]) == (states.parameters_bytes, states.optimizer_bytes)
+        assert live["activations"] > 0

@@ -1,0 +1,176 @@
+"""The card of a pipeline, made of what tells one schedule from another; and what all pipelines take and refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from workloads.cards.card import Card, Needs, Option, OptionValue, Parity, Setup
+from workloads.cards.pipeline_peak import peak_of_stages
+from workloads.cards.training_options import (
+    ACCUMULATE,
+    MICROBATCHES,
+    TRAINING_OPTIONS,
+    local_batch,
+    microbatch,
+    parts,
+    training_refusals,
+)
+from workloads.laws.activations import paper_activation_bytes
+from workloads.laws.balance import equal_layers, flops_balance
+from workloads.laws.live_microbatches import live_microbatches
+from workloads.laws.live_tensors import Prediction
+from workloads.laws.memory import paper_states
+from workloads.laws.pipeline import Pipeline, ScheduleName
+from workloads.laws.schedules import actions, why_not
+from workloads.laws.stages import boundary_bytes, boundary_transfers, stage_states, stage_weights
+from workloads.laws.terms import NotCovered, States, Transfer
+
+BALANCE = Option(
+    name="balance",
+    default="layers",
+    choices=("layers", "flops", "measured"),
+    help="what stages have alike: blocks, operations with the head's, or time as measured on this machine",
+)
+STAGES = Option(name="stages", default=2, minimum=1, help="stages of each rank")
+
+PIPELINE_OPTIONS = (*(option for option in TRAINING_OPTIONS if option is not ACCUMULATE), MICROBATCHES, BALANCE)
+
+Schedule = Callable[[Setup], ScheduleName]
+
+
+def counts(setup: Setup, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage, as far as they can be known without running; measured ones are taken to be as by flops."""
+    if setup.options[BALANCE.name] == "layers":
+        return equal_layers(setup.shape.layers, stages)
+    return flops_balance(setup.shape, stages)
+
+
+def numbers_agreed(setup: Setup) -> int:
+    """Scalars that the ranks of a pipeline agree on in a step: the gradient's norm, and in fp16 its overflow."""
+    return (float(setup.options["clip"]) > 0) + (setup.precision == "fp16")
+
+
+def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) -> list[str]:
+    """Why the model cannot be cut so, or the schedule cannot run it."""
+    sequences = setup.shape.batch // data_ranks
+    layers, stages = setup.shape.layers, pipeline.stages
+    reasons = []
+    if stages > layers:
+        reasons.append(
+            f"layers is {layers} and {pipeline.ranks} ranks x {pipeline.stages_per_rank} stages make {stages} stages of"
+            f" one block or more; take --layers {stages} or a multiple of it, or fewer ranks"
+        )
+    elif setup.options[BALANCE.name] == "layers" and layers % stages:
+        lower, upper = layers - layers % stages, layers - layers % stages + stages
+        reasons.append(
+            f"layers is {layers}, which {stages} stages do not divide; --layers {lower} or {upper} would fit, or"
+            " balance=flops, whose stages need not have equally many"
+        )
+    if setup.options[BALANCE.name] != "layers" and pipeline.stages_per_rank > 1:
+        reasons.append(
+            f"option balance is {setup.options[BALANCE.name]} with {pipeline.stages_per_rank} stages per rank, which"
+            " shortens the longest stage and may lengthen the longest rank; take balance=layers, or 1 stage per rank"
+        )
+    reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
+    return reasons if reason is None else [*reasons, f"{reason}{_fitting(pipeline, sequences)}"]
+
+
+def _fitting(pipeline: Pipeline, sequences: int) -> str:
+    """Which microbatches the schedule runs that also divide so many sequences."""
+    fitting = [
+        str(count)
+        for count in range(1, sequences + 1)
+        if sequences % count == 0
+        and why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, count) is None
+    ]
+    return f"; of {sequences} sequences that is microbatches={' or '.join(fitting)}" if fitting else ""
+
+
+def pipeline_of(setup: Setup, schedule: ScheduleName, *, ranks: int, data_ranks: int = 1) -> Pipeline:
+    """The pipeline of so many ranks, each of which holds as many stages as the setup's options say."""
+    return Pipeline(
+        schedule=schedule,
+        ranks=ranks,
+        stages_per_rank=int(setup.options.get(STAGES.name, 1)),
+        microbatches=parts(setup),
+        boundary_bytes=boundary_bytes(setup.shape, local_batch(setup, data_ranks)),
+    )
+
+
+def pipeline_card(
+    *,
+    name: str,
+    summary: str,
+    schedule: Schedule,
+    options: tuple[Option, ...] = PIPELINE_OPTIONS,
+    variants: tuple[Mapping[str, OptionValue], ...],
+    more_refusals: Callable[[Setup], list[str]] = lambda setup: [],
+) -> Card:
+    """The card of a pipeline over all ranks.
+
+    variants: of its parity.
+    """
+
+    def pipeline(setup: Setup) -> Pipeline:
+        return pipeline_of(setup, schedule(setup), ranks=setup.ranks)
+
+    def refusals(setup: Setup) -> list[str]:
+        return [
+            *training_refusals(setup, data_ranks=1),
+            *stages_refusals(setup, pipeline(setup)),
+            *more_refusals(setup),
+        ]
+
+    def states(setup: Setup, rank: int) -> States:
+        whole = pipeline(setup)
+        blocks = counts(setup, whole.stages)
+        held = (stage_weights(setup.shape, blocks, stage) for stage in whole.stages_of(rank))
+        return stage_states(weight for weights in held for weight in weights)
+
+    def transfers(setup: Setup) -> tuple[Transfer, ...]:
+        return boundary_transfers(pipeline(setup), numbers=numbers_agreed(setup))
+
+    def paper(setup: Setup) -> States:
+        return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
+
+    def paper_activations(setup: Setup) -> int:
+        # Blocks of all stages of a rank together are layers / ranks, whatever the schedule; see Narayanan et al. 2021.
+        size, whole = microbatch(setup, 1), pipeline(setup)
+        of_all = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
+        return max(live_microbatches(actions(whole))) * of_all // whole.stages
+
+    def peak(setup: Setup) -> Prediction | NotCovered:
+        whole = pipeline(setup)
+        return measured_stages(setup) or peak_of_stages(setup, whole, counts(setup, whole.stages))
+
+    return Card(
+        name=name,
+        kind="training",
+        summary=summary,
+        version=1,
+        options=options,
+        needs=Needs(minimum_ranks=2),
+        parity=Parity(kind="exact", variants=variants),
+        mesh=lambda setup: {"stage": setup.ranks},
+        refusals=refusals,
+        transfers=transfers,
+        states=states,
+        states_not_covered=measured_stages,
+        paper_states=paper,
+        paper_activations=paper_activations,
+        pipeline=pipeline,
+        peak=peak,
+    )
+
+
+def measured_stages(setup: Setup) -> NotCovered | None:
+    """Why states and peak of a stage are known in the run alone; None where they are not."""
+    if setup.options[BALANCE.name] != "measured":
+        return None
+    return NotCovered(reason="balance=measured cuts the model by what this machine measured, which only the run knows")
+
+
+def with_default(option: Option, default: OptionValue) -> Option:
+    """The option with another default."""
+    return replace(option, default=default)
