@@ -113,7 +113,8 @@ class LocalEngine:
 
 def _environment() -> dict[str, str]:
     """What the forkserver and so every rank inherits: torch's own settings, unless the user set them."""
-    ours = {"TORCH_FR_BUFFER_SIZE": "2000"}  # The flight recorder, which tells a hung rank from those that wait for it.
+    # The flight recorder, which tells a hung rank from those that wait for it, and holds what traced steps sent.
+    ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
     loopback = _loopback()
     if loopback is not None:
         ours["GLOO_SOCKET_IFNAME"] = loopback  # gloo would look up the host's own name, which laptops cannot resolve.

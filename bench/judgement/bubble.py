@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import cast
 
@@ -17,6 +17,8 @@ PARTS = ("schedule", "imbalance", "transfer", "unexplained")
 """Of the measured bubble, in the order in which they add up to it."""
 _DECIMALS = 12
 """What stands further behind is rounding's, and no difference between trials."""
+CLEARLY_LONGER = 0.05
+"""Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
 
 
 def bubble_parts(
@@ -58,8 +60,7 @@ def bubble_parts(
         yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
     if isinstance(whole.transfer_ratio, NotCovered):
         yield f"the transfer's part of the bubble is absent, and is in unexplained: {whole.transfer_ratio.reason}"
-    if whole.bottleneck_stage is not None:
-        yield _bottleneck(pipeline, whole.bottleneck_stage, times)
+    yield from _bottleneck(pipeline, times)
 
 
 def _parts(split: BubbleSplit) -> dict[str, float]:
@@ -73,9 +74,16 @@ def _rounded(ratio: float) -> float:
     return round(ratio, _DECIMALS) + 0.0  # Not -0.
 
 
-def _bottleneck(pipeline: Pipeline, slowest: int, times: dict[tuple[int, ActionKind], Estimate]) -> str:
-    totals_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
-    return (
-        f"the bottleneck is stage {slowest}, on pipeline rank {pipeline.rank_of(slowest)}: it computes"
-        f" {1e3 * totals_s[slowest]:,.4g} ms for a microbatch, a mean stage {1e3 * fmean(totals_s):,.4g} ms"
+def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estimate]) -> Iterator[str]:
+    """The rank that all others wait for, where one computes clearly longer than the mean rank."""
+    stages_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
+    ranks_s = [sum(stages_s[stage] for stage in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
+    slowest = max(range(pipeline.ranks), key=ranks_s.__getitem__)
+    if ranks_s[slowest] < (1 + CLEARLY_LONGER) * fmean(ranks_s):
+        return
+    stages = pipeline.stages_of(slowest)
+    held = f"stage {stages[0]}" if len(stages) == 1 else f"stages {' and '.join(map(str, stages))}"
+    yield (
+        f"the bottleneck is {held}, on pipeline rank {slowest}: it computes {1e3 * ranks_s[slowest]:,.4g} ms for a"
+        f" microbatch, a mean rank {1e3 * fmean(ranks_s):,.4g} ms"
     )

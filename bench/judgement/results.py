@@ -17,7 +17,7 @@ from workloads.cards.data_place import DATA_AXES
 from workloads.cards.pipeline_options import counts
 from workloads.cards.training_options import microbatch, peak_not_covered
 from workloads.laws.activations import paper_activation_bytes
-from workloads.laws.pipeline import Pipeline
+from workloads.laws.pipeline import HALVED_BACKWARD, Pipeline
 from workloads.laws.recorded import recorded_bytes
 from workloads.laws.stages import activations_by_rank
 from workloads.laws.terms import NotCovered
@@ -90,7 +90,9 @@ def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCov
     absent = peak_not_covered(case) or card.states_not_covered(case)
     if absent is not None:
         return absent
-    if others := card.mesh(case).keys() - {AXIS, *DATA_AXES}:
+    if pipeline.schedule in HALVED_BACKWARD:
+        return NotCovered(reason="what half of a backward keeps for the other half is autograd's choice")
+    if others := {axis for axis, size in card.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         return NotCovered(
             reason=f"no law says what the axis {' and '.join(sorted(others))} leaves of a stage's tensors"
         )

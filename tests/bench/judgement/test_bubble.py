@@ -55,7 +55,7 @@ def test_a_slower_stage_is_imbalance_and_is_named() -> None:
     assert found["imbalance"].median == pytest.approx(9 / 24 - 1 / 3)
     assert found["unexplained"].median == pytest.approx(0.4 - 9 / 24)
     assert notes == [
-        "the bottleneck is stage 1, on pipeline rank 1: it computes 4.5 ms for a microbatch, a mean stage 3.75 ms"
+        "the bottleneck is stage 1, on pipeline rank 1: it computes 4.5 ms for a microbatch, a mean rank 3.75 ms"
     ]
 
 
