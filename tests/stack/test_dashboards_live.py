@@ -22,13 +22,14 @@ from bench.store.history import History
 from collectors.catalogue import communication, memory, step
 from collectors.metric import Sample
 from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.recorded import RecordedNvml
+from collectors.nvml.recording import EIGHT_GPUS, load
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
 from collectors.sampler import open_node_log
 from dashboards import promql
 from dashboards.roster import DASHBOARDS
 from tests.bench.examples import SMALL, make_machine, small_case
 from tests.bench.fake_engine import FakeEngine
-from tests.collectors.recorded_nvml import RecordedLoad
 from tests.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
@@ -100,7 +101,7 @@ def _going_on(folder: Path, case: Case, machine: Machine) -> Iterator[None]:
 def _write_steps(run: runs.Run, over: threading.Event) -> None:
     ranks = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(run.case.ranks)]
     node = open_node_log(run.folder / "node0.jsonl", run=run.id, node=0)
-    gpus = NvmlCollector(RecordedLoad(names=("NVIDIA H200", "NVIDIA H200")))
+    gpus = NvmlCollector(RecordedNvml(load(EIGHT_GPUS)).nvml)
     for rank, log in enumerate(ranks):
         log.write(Opened(run=run.id, trial=0, rank=rank, time_ns=time.time_ns(), pid=1, host="node0"))
     number = 0
@@ -110,6 +111,7 @@ def _write_steps(run: runs.Run, over: threading.Event) -> None:
             for mark, samples in (("measured", _samples(number)), ("traced", _traced())):
                 log.write(Reading(trial=0, time_ns=time.time_ns(), mark=mark, step=number, samples=samples))  # type: ignore[arg-type]
         node.write(Polled(time_ns=time.time_ns(), samples=gpus.read()))
+    gpus.close()
 
 
 def _samples(number: int) -> list[Sample]:
