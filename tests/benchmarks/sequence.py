@@ -107,7 +107,7 @@ def _speeds(size: Size, *, grown: bool) -> Iterator[Case]:
 
 
 def _print_speeds(summaries: Sequence[Summary]) -> None:
-    print("| strategy | ranks | sequence | work: least, most | tokens/s of a rank | communication hidden |")
+    print("| strategy | ranks | sequence | work: least, most | tokens/s of a rank | overlap / communication |")
     print("|---|---|---|---|---|---|")
     for summary in summaries:
         case = summary.case

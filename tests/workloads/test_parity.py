@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from tests.ranks import OnRanks
 from tests.workloads.setups import SmallSetup, ranks_of, small_setup
 from tests.workloads.training_runs import StepRecord, train
-from workloads.cards.card import Card, OptionValue, Precision
-from workloads.roster import CARDS
+from workloads.cards.card import LIMITS, Card, OptionValue, Precision
+from workloads.roster import CARDS, card_of
 
 STEPS = 3
 GOALS = ("learning_rate", "clip")
@@ -88,3 +89,32 @@ def test_losses_and_gradients_are_those_of_single(
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_a_strategy_without_parity_says_why(card: Card) -> None:
     assert card.parity.reason or card.parity.kind != "none"
+
+
+COMPILED: tuple[tuple[str, int, dict[str, OptionValue]], ...] = (
+    ("gpipe", 2, {}),
+    ("interleaved", 2, {"checkpoint": "selective"}),
+    ("ulysses", 2, {"checkpoint": "full", "accumulate": 2}),
+    ("three_d", 4, {"tensor_ranks": 1, "data_axis": "fsdp"}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks", "options"), COMPILED, ids=lambda value: str(value))
+def test_compiled_blocks_compute_the_same(
+    name: str, ranks: int, options: Mapping[str, OptionValue], on_ranks: OnRanks, reference: Reference
+) -> None:
+    goals: dict[str, OptionValue] = {"learning_rate": LEARNING_RATE, "clip": 0.0}
+    setup = small_setup(name, ranks=ranks, options={**goals, **options, "compile": "default"})
+    assert not card_of(name).refusals(setup)
+    truth = reference(small_setup(options=goals))[0].gradients
+    for (step,) in on_ranks(ranks, train_compiled, setup):
+        for weight, gradient in step.gradients.items():
+            difference = ((gradient - truth[weight]).norm() / truth[weight].norm()).item()
+            assert difference <= LIMITS["fp32"], weight
+
+
+def train_compiled(setup: SmallSetup) -> list[StepRecord]:
+    """Compilation warns of torch's own code."""
+    warnings.simplefilter("ignore")
+    return train(setup, 1)
