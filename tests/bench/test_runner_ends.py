@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,19 +18,25 @@ pytestmark = pytest.mark.timeout(180)
 SMALL = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 
 
-def _start(home: Path, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that measures, and is killed if the test leaves it alive; what it started ends with it."""
     shape = [f"--{name}={size}" for name, size in SMALL.items()]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-P", "-m", "bench", "run", "ddp", "--ranks=2", "--device=cpu", *shape, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "XDG_DATA_HOME": str(home)},
-    )
+    ) as runner:
+        try:
+            yield runner
+        finally:
+            runner.kill()
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < until, "it never became so"
         time.sleep(0.05)
@@ -50,67 +57,67 @@ def _family(runner: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_runner(number: signal.Signals, tmp_path: Path) -> None:
-    runner = _start(tmp_path, "--steps", "1000000", "--trials", "1", "--option", "workers=1")
-    _wait_until(lambda: _is_measuring(tmp_path))
-    family = _family(runner)
-    assert len(family) >= 5, "agent, forkserver, two ranks and their loaders"
-    runner.send_signal(number)
-    _, errors = runner.communicate(timeout=60)
-    _, left = psutil.wait_procs(family, timeout=10)
-    assert left == []
-    if number == signal.SIGKILL:
-        assert runner.returncode == -signal.SIGKILL
-    else:
-        assert runner.returncode == 130
-        assert "Traceback" not in errors
+    with _running(tmp_path, "--steps", "1000000", "--trials", "1", "--option", "workers=1") as runner:
+        _wait_until(lambda: _is_measuring(tmp_path))
+        family = _family(runner)
+        assert len(family) >= 5, "agent, forkserver, two ranks and their loaders"
+        runner.send_signal(number)
+        _, errors = runner.communicate(timeout=60)
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert left == []
+        if number == signal.SIGKILL:
+            assert runner.returncode == -signal.SIGKILL
+        else:
+            assert runner.returncode == 130
+            assert "Traceback" not in errors
 
 
 def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
-    runner = _start(tmp_path, "--steps", "1000000", "--trials", "1")
-    _wait_until(lambda: _is_measuring(tmp_path))
-    family = _family(runner)
-    agent = next(process for process in family if process.ppid() == runner.pid)
-    agent.kill()
-    _, errors = runner.communicate(timeout=60)
-    _, left = psutil.wait_procs(family, timeout=10)
-    assert left == []
-    assert runner.returncode == 4
-    assert "the agent of this machine ended with code -9" in errors
+    with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
+        _wait_until(lambda: _is_measuring(tmp_path))
+        family = _family(runner)
+        agent = next(process for process in family if process.ppid() == runner.pid)
+        agent.kill()
+        _, errors = runner.communicate(timeout=60)
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert left == []
+        assert runner.returncode == 4
+        assert "the agent of this machine ended with code -9" in errors
 
 
 def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_path: Path) -> None:
-    runner = _start(tmp_path, "--steps", "1000000", "--trials", "1")
-    _wait_until(lambda: _is_measuring(tmp_path))
-    family = _family(runner)
-    agent = next(process for process in family if process.ppid() == runner.pid)
-    forkserver = next(process for process in agent.children() if "forkserver" in " ".join(process.cmdline()))
-    forkserver.kill()
-    _, errors = runner.communicate(timeout=60)
-    _, left = psutil.wait_procs(family, timeout=10)
-    assert left == []
-    assert runner.returncode == 4
-    assert "the forkserver, which all ranks are forked from, is gone" in errors
+    with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
+        _wait_until(lambda: _is_measuring(tmp_path))
+        family = _family(runner)
+        agent = next(process for process in family if process.ppid() == runner.pid)
+        forkserver = next(process for process in agent.children() if "forkserver" in " ".join(process.cmdline()))
+        forkserver.kill()
+        _, errors = runner.communicate(timeout=60)
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert left == []
+        assert runner.returncode == 4
+        assert "the forkserver, which all ranks are forked from, is gone" in errors
 
 
 def test_trials_that_were_complete_when_the_runner_was_killed_are_in_the_history(tmp_path: Path) -> None:
-    runner = _start(tmp_path, "--trials", "1000", "--steps", "2", "--warm-up", "0")
-    _wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))
-    family = _family(runner)
-    runner.kill()
-    runner.communicate(timeout=60)
-    psutil.wait_procs(family, timeout=10)
-    shown = subprocess.run(
-        [sys.executable, "-P", "-m", "bench", "show", "--format", "json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
-    )
-    (summary,) = json.loads(shown.stdout)
-    assert summary["outcome"] == "interrupted"
-    assert summary["trials_done"] >= 2
-    assert summary["cause"]["text"] == "the runner died before the run's end"
-    assert [len(estimate["trials"]) for estimate in summary["estimates"]] == [summary["trials_done"]] * len(
-        summary["estimates"]
-    )
+    with _running(tmp_path, "--trials", "1000", "--steps", "2", "--warm-up", "0") as runner:
+        _wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))
+        family = _family(runner)
+        runner.kill()
+        runner.communicate(timeout=60)
+        psutil.wait_procs(family, timeout=10)
+        shown = subprocess.run(
+            [sys.executable, "-P", "-m", "bench", "show", "--format", "json"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+        )
+        (summary,) = json.loads(shown.stdout)
+        assert summary["outcome"] == "interrupted"
+        assert summary["trials_done"] >= 2
+        assert summary["cause"]["text"] == "the runner died before the run's end"
+        assert [len(estimate["trials"]) for estimate in summary["estimates"]] == [summary["trials_done"]] * len(
+            summary["estimates"]
+        )
