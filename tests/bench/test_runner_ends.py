@@ -36,7 +36,7 @@ def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until, "it never became so"
         time.sleep(0.05)
