@@ -39,8 +39,8 @@ class TensorTrainer(Trainer):
             phase,
             after_backward=self._complete_norms,
             optimizer=AdamW(parameter_groups(model.parameters()), **adamw_settings(setup)),
-            clip=partial(clip_gradients, group=group),
-            scaler=AgreeingScaler(setup.device, group=group, enabled=setup.precision == "fp16"),
+            clip=partial(clip_gradients, groups=[group], tensor_ranks=group.size()),
+            scaler=AgreeingScaler(setup.device, groups=[group], enabled=setup.precision == "fp16"),
         )
         self._group = group
 

@@ -1,4 +1,4 @@
-"""Norm, overflow and sums of gradients of which the ranks of a group hold some in parts, and others whole.
+"""Norm, overflow and sums of gradients of which the ranks of some groups hold some in parts, and others whole.
 
 A part is a DTensor, what is whole a plain tensor; torch takes no list that has both.
 """
@@ -6,7 +6,7 @@ A part is a DTensor, what is whole a plain tensor; torch takes no list that has 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,16 +28,25 @@ def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def clip_gradients(weights: Iterable[nn.Parameter], largest_norm: float, *, group: dist.ProcessGroup) -> None:
-    """Scale gradients, divided over the group's ranks or whole on each, down to a norm; one all_reduce of a number."""
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-    wholes = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    # What is whole is there on each rank, and counts once.
-    square = nn.utils.get_total_norm(parts).square() + nn.utils.get_total_norm(wholes).square() / group.size()
-    dist.all_reduce(square, group=group)
+def clip_gradients(
+    weights: Iterable[nn.Parameter], largest_norm: float, *, groups: Sequence[dist.ProcessGroup], tensor_ranks: int = 1
+) -> None:
+    """Scale gradients down to a norm; for each group one all_reduce of a number.
+
+    groups: of the axes whose ranks hold different gradients, or parts of one.
+    tensor_ranks: of the axis `tensor`, which all hold what is not divided over it.
+    """
+    divided: list[Tensor] = []
+    whole: list[Tensor] = []
+    for weight in weights:
+        if weight.grad is not None:
+            (divided if _is_tensor_divided(weight) else whole).append(_local(weight.grad))
+    # What is whole on each tensor rank is there so often, and counts once.
+    square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
+    for group in groups:
+        dist.all_reduce(square, group=group)
     scale = (largest_norm / (square.sqrt() + NORM_EPSILON)).clamp(max=1.0)
-    torch._foreach_mul_([*parts, *wholes], scale)
+    torch._foreach_mul_([*divided, *whole], scale)
 
 
 @torch.no_grad()
@@ -55,15 +64,16 @@ def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 class AgreeingScaler(torch.amp.GradScaler):
-    """A GradScaler whose ranks all skip an update in which one of them sees an overflow; one all_reduce of a number.
+    """A GradScaler whose ranks all skip an update in which one of them sees an overflow.
 
-    Its hook is that of torch's ShardedGradScaler, which takes no list of parts and wholes.
+    For each group one all_reduce of a number. Its hook is that of torch's ShardedGradScaler, which takes no list of
+    parts and wholes.
     """
 
-    def __init__(self, device: str, *, group: dist.ProcessGroup, enabled: bool) -> None:
-        """group: the ranks that agree."""
+    def __init__(self, device: str, *, groups: Sequence[dist.ProcessGroup], enabled: bool) -> None:
+        """groups: along each axis, the ranks that agree."""
         super().__init__(device, enabled=enabled)
-        self._group = group
+        self._groups = groups
 
     @torch.no_grad()
     def _unscale_grads_(
@@ -72,8 +82,14 @@ class AgreeingScaler(torch.amp.GradScaler):
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
-        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=self._group)
+        for group in self._groups:
+            dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=group)
         return {found_inf.device: found_inf}
+
+
+def _is_tensor_divided(weight: nn.Parameter) -> bool:
+    names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
+    return names is not None and "tensor" in names
 
 
 def _local(gradient: Tensor) -> Tensor:

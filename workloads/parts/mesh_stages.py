@@ -7,24 +7,18 @@ kept to its last backward, since each microbatch would gather them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from workloads.cards.card import Backend, Device, OptionValue, Precision, Setup
 from workloads.parts.averaging import average_gradients
-from workloads.parts.divided_gradients import AgreeingScaler, add_up
+from workloads.parts.divided_gradients import AgreeingScaler, add_up, clip_gradients
 from workloads.parts.pipeline import PipelineTrainer
 from workloads.parts.shape import Shape
-from workloads.parts.sharding import NORM_EPSILON
 from workloads.parts.staged_model import make_trainer as make_pipeline_trainer
 from workloads.parts.stages import StageModel
 from workloads.parts.tensor_parallel import norm_weights, parallelize
@@ -58,8 +52,8 @@ def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTraine
         prepare=prepare,
         positions=setup.shape.sequence // (tensor_ranks if is_stream_divided else 1),
         after_backward=complete,
-        clip=partial(clip_over_axes, groups=holders, tensor_ranks=tensor_ranks),
-        scaler=ScalerOverAxes(setup.device, groups=holders, enabled=setup.precision == "fp16"),
+        clip=partial(clip_gradients, groups=holders, tensor_ranks=tensor_ranks),
+        scaler=AgreeingScaler(setup.device, groups=holders, enabled=setup.precision == "fp16"),
     )
 
 
@@ -73,44 +67,6 @@ def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True)
     fully_shard(stage, mesh=mesh, reshard_after_forward=not is_kept_gathered)
 
 
-@torch.no_grad()
-def clip_over_axes(
-    weights: Iterable[nn.Parameter], largest_norm: float, *, groups: Sequence[dist.ProcessGroup], tensor_ranks: int
-) -> None:
-    """Scale gradients, of which ranks hold parts, down to a norm; for each group one all_reduce of a number.
-
-    groups: of the axes whose ranks hold different gradients.
-    tensor_ranks: those that all hold what is not divided among them.
-    """
-    divided: list[Tensor] = []
-    whole: list[Tensor] = []
-    for weight in weights:
-        if weight.grad is not None:
-            (divided if _is_tensor_divided(weight) else whole).append(_local(weight.grad))
-    # What is whole on each tensor rank is there so often, and counts once.
-    square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
-    for group in groups:
-        dist.all_reduce(square, group=group)
-    scale = (largest_norm / (square.sqrt() + NORM_EPSILON)).clamp(max=1.0)
-    torch._foreach_mul_([*divided, *whole], scale)
-
-
-class ScalerOverAxes(AgreeingScaler):
-    """A GradScaler whose ranks, along several axes, all skip an update where one of them sees an overflow."""
-
-    def __init__(self, device: str, *, groups: Sequence[dist.ProcessGroup], enabled: bool) -> None:
-        first, *self._others = groups
-        super().__init__(device, group=first, enabled=enabled)
-
-    def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
-    ) -> dict[torch.device, Tensor]:
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        for group in self._others:
-            dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=group)
-        return found
-
-
 def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
     """The axes whose ranks hold different gradients when the step is through."""
     yield "stage"
@@ -118,15 +74,6 @@ def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
         yield "tensor"
     if is_sharded:
         yield "data"
-
-
-def _is_tensor_divided(weight: nn.Parameter) -> bool:
-    names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
-    return names is not None and "tensor" in names
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

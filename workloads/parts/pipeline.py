@@ -5,7 +5,7 @@ Dimensions: b sequences of the rank, or of a microbatch where a stage says so; s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from torch.optim import AdamW
 from workloads.cards.card import Setup
 from workloads.laws.pipeline import Pipeline, ScheduleName
 from workloads.laws.schedules import Action, ActionKind
-from workloads.parts.divided_gradients import AgreeingScaler, parameter_groups
+from workloads.parts.divided_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.parts.stages import StageModel
 from workloads.parts.training import AUTOCAST_TYPES, Clip, Trainer, adamw_settings, whole_gradients
 from workloads.workload import MarkAction, Phase
@@ -158,8 +158,8 @@ class PipelineTrainer(Trainer):
             phase,
             optimizer=AdamW(parameter_groups(model.parameters()), **adamw_settings(setup)),
             after_backward=after_backward,
-            clip=clip or partial(clip_over_ranks, group=group),
-            scaler=scaler or AgreeingScaler(setup.device, group=group, enabled=setup.precision == "fp16"),
+            clip=clip or partial(clip_gradients, groups=[group]),
+            scaler=scaler or AgreeingScaler(setup.device, groups=[group], enabled=setup.precision == "fp16"),
         )
         self._stages = [
             Stage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
@@ -222,11 +222,3 @@ class PipelineTrainer(Trainer):
         self._losses.append(loss.detach())
         scaled: Tensor = self._scaler.scale(loss / self._parts)
         return scaled
-
-
-def clip_over_ranks(weights: Iterable[nn.Parameter], largest_norm: float, *, group: dist.ProcessGroup) -> None:
-    """Scale gradients, of which each rank of the group holds some, down to a norm; one all_reduce of a number."""
-    own = [weight for weight in weights if weight.grad is not None]
-    square = nn.utils.get_total_norm([weight.grad for weight in own if weight.grad is not None]).square()
-    dist.all_reduce(square, group=group)
-    nn.utils.clip_grads_with_norm_(own, largest_norm, square.sqrt())

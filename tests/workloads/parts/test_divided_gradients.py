@@ -41,7 +41,7 @@ def world() -> dist.ProcessGroup:
 
 def clipped(largest_norm: float) -> Tensor:
     weights = make_weights()
-    clip_gradients(weights, largest_norm, group=world())
+    clip_gradients(weights, largest_norm, groups=[world()], tensor_ranks=RANKS)
     return gradients_of(weights)
 
 
@@ -83,7 +83,7 @@ def unscale(overflowing_rank: int | None) -> tuple[Tensor, bool, float]:
     """The gradients without their scale, whether the update was made, and the next scale."""
     weights = make_weights(float("inf") if overflowing_rank == dist.get_rank() else 5.0)
     optimizer = SGD(parameter_groups(weights), lr=1.0)
-    scaler = AgreeingScaler("cpu", group=world(), enabled=True)
+    scaler = AgreeingScaler("cpu", groups=[world()], enabled=True)
     scaler.scale(torch.zeros(()))  # It makes its scale with the first loss.
     scaler.update(SCALE)
     scaler.unscale_(optimizer)
