@@ -9,7 +9,8 @@ import importlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,18 +22,19 @@ from bench.joining import join, take_device, wait_for_all
 from bench.position import Position
 from collectors import allocator, flight_recorder
 from collectors.action_clock import host_clock_name, make_action_clock
-from collectors.catalogue.communication import PAYLOAD_BYTES
+from collectors.catalogue.communication import ATTENTION_PAIRS, PAYLOAD_BYTES
 from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.group_axes import OTHER_AXIS, axes_of_groups
 from collectors.metric import Sample
 from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
+from collectors.stage_memory import StageMemory
 from collectors.state_bytes import state_bytes
 from collectors.step_clock import StepClock, StepTimes, make_clock
 from collectors.traces.breakdown import breakdowns, why_no_communication
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import CountsPayload, HoldsTensors, KnowsNotes, RunsStages, Workload
+from workloads.workload import CountsPairs, CountsPayload, HoldsTensors, KnowsNotes, RunsStages, Workload
 
 
 def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
@@ -87,6 +89,7 @@ class _Rank:
         self._token_share = card.data_ranks(order.case) / card.training_ranks(order.case)
         self._logged = 0
         self._is_loss_finite = True
+        self._stages: StageMemory | None = None
 
     def run(self) -> None:
         """Warm up and measure; then trace, time the actions of stages and look at memory, in steps of their own."""
@@ -177,8 +180,11 @@ class _Rank:
         if (reason := why_no_communication(timeline)) is not None:
             self._note(f"communication is absent: {reason}")
         payloads = self._payloads(before, after, told)
+        pairs = (
+            [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
+        )
         for breakdown in breakdowns(timeline):
-            self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads))
+            self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads + pairs))
             self._logged += 1
 
     def _payloads(self, before: bytes, after: bytes, told: Mapping[str, int]) -> list[Sample]:
@@ -221,7 +227,7 @@ class _Rank:
 
     def _measure_memory(self) -> None:
         """The peak of live tensors, on the CPU; then the states that the last step left behind."""
-        live = self._live_tensors() if self._device.type == "cpu" else []
+        live = self._live_tensors() if self._device.type == "cpu" else self._allocations_of_stages()
         held = self._workload.held_tensors() if isinstance(self._workload, HoldsTensors) else None
         states = state_bytes(self._workload.model, self._workload.optimizer, held)
         self._log.write(self._reading("memory", self._logged, [*live, *states]))
@@ -231,12 +237,36 @@ class _Rank:
             self._note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
             return []
         try:
-            samples = allocator.live_tensor_bytes(self._step, self._workload.model, self._workload.optimizer)
+            samples = allocator.live_tensor_bytes(
+                self._step, self._workload.model, self._workload.optimizer, on_tracking=self._follow_stages
+            )
         except allocator.CannotTrack as error:
             self._note(f"live tensor bytes are absent: {error}")
             return []
         self._position.step += 1
-        return samples
+        return samples + self._leave_stages()
+
+    def _allocations_of_stages(self) -> list[Sample]:
+        """Allocations are made while the host queues work, so that the device need not be waited for."""
+        if not isinstance(self._workload, RunsStages):
+            return []
+        self._follow_stages(partial(torch.cuda.memory_allocated, self._device))
+        self._step()
+        self._position.step += 1
+        return self._leave_stages()
+
+    def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
+        """From here on, in a workload of stages, see what each of them holds."""
+        if isinstance(self._workload, RunsStages):
+            self._stages = StageMemory(held_bytes)
+            self._workload.mark_actions(self._stages.mark)
+
+    def _leave_stages(self) -> list[Sample]:
+        """What was seen of them."""
+        if self._stages is None or not isinstance(self._workload, RunsStages):
+            return []
+        self._workload.mark_actions(None)
+        return self._stages.samples()
 
     def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:
         return Reading(trial=self._order.trial, time_ns=time.time_ns(), mark=mark, step=step, samples=samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,12 +81,19 @@ class _StepTracker(MemTracker):  # type: ignore[no-untyped-call]  # Its own base
     def _post_bw_hook(self, module: nn.Module, args: object) -> None: ...
 
 
-def live_tensor_bytes(run_step: Callable[[], object], model: nn.Module, optimizer: Optimizer) -> list[Sample]:
+def live_tensor_bytes(
+    run_step: Callable[[], object],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    on_tracking: Callable[[Callable[[], int]], None] = lambda held_bytes: None,
+) -> list[Sample]:
     """The bytes of live tensors at their peak in one step, by category and in total.
 
     For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
     not.
     model: the outermost module that the step calls, or a list of several.
+    on_tracking: is handed, before the step begins, what gives the bytes of live activations at any time in it.
 
     Raises:
         CannotTrack: the model is compiled, or MemTracker does not know what the step does.
@@ -106,6 +114,7 @@ def live_tensor_bytes(run_step: Callable[[], object], model: nn.Module, optimize
     handle = nn.modules.module.register_module_forward_pre_hook(forget_last_forward)
     try:
         with tracker:
+            on_tracking(partial(_activation_bytes, tracker))
             run_step()
     except NotImplementedError as error:
         raise CannotTrack(str(error)) from error
@@ -113,3 +122,7 @@ def live_tensor_bytes(run_step: Callable[[], object], model: nn.Module, optimize
         handle.remove()
     (peak_bytes,) = tracker.get_tracker_snapshot("peak").values()
     return [LIVE_TENSOR_BYTES.at(peak_bytes[theirs], category=ours) for theirs, ours in CATEGORIES.items()]
+
+
+def _activation_bytes(tracker: MemTracker) -> int:
+    return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())

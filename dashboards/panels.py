@@ -21,6 +21,7 @@ GRAFANA_UNITS = {
     "per_second": "count:/s",
     "nats": "short",
     "microbatches": "short",
+    "pairs": "short",
     "watts": "watt",
     "joules": "joule",
     "celsius": "celsius",

@@ -60,7 +60,7 @@ DASHBOARD = Dashboard(
         Panel(title="Bubble, measured and expected", queries=_result(RUN_BUBBLE_RATIO), worst="highest"),
         Panel(title="Parts of the bubble", queries=_result(RUN_BUBBLE_PART_RATIO), worst="highest"),
         Panel(title="Time of a stage for one microbatch", queries=_result(RUN_STAGE_SECONDS), worst="highest"),
-        Panel(title="Microbatches that a rank holds", queries=_exact(RUN_LIVE_MICROBATCHES), worst="highest"),
-        Panel(title="Activations of a rank's stages", queries=_exact(RUN_STAGE_ACTIVATION_BYTES), worst="highest"),
+        Panel(title="Microbatches that a stage holds", queries=_exact(RUN_LIVE_MICROBATCHES), worst="highest"),
+        Panel(title="Activations that a stage holds", queries=_exact(RUN_STAGE_ACTIVATION_BYTES), worst="highest"),
     ),
 )

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from workloads.cards.card import Setup
 from workloads.laws.ring_attention import Layout
 from workloads.parts.attention_kernels import kernel_of
+from workloads.parts.attention_pairs import PairCount
 from workloads.parts.ring import Ring
 from workloads.parts.ring_attention import RingAttention
 from workloads.parts.sequence import SequenceTrainer
@@ -20,25 +21,31 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 
 
 class RingTrainer(SequenceTrainer):
-    """Trains on its own positions, and counts what it sends on the ring."""
+    """Trains on its own positions, and counts what it sends on the ring and how much it attends."""
 
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
         layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The card allows no other word.
         self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
-        self._before_bytes = 0
+        self._pairs = PairCount()
+        self._before_bytes = self._before_pairs = 0
         attention = RingAttention(
             ring=self._ring,
             layout=layout,
             is_causal=bool(setup.options["causal"]),
             kernel=kernel_of(setup.device, setup.precision),
+            count=self._pairs,
         )
-        super().__init__(setup, mesh, phase, attend=attention, layout=layout)
+        super().__init__(setup, mesh, self._pairs.watch(phase), attend=attention, layout=layout)
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
         """See `Workload.step`."""
-        self._before_bytes = self._ring.sent_bytes
+        self._before_bytes, self._before_pairs = self._ring.sent_bytes, self._pairs.pairs
         return super().step(tokens_bs)
 
     def payload_bytes(self) -> dict[str, int]:
         """What was sent on the ring in the last step."""
         return {"send": self._ring.sent_bytes - self._before_bytes}
+
+    def attention_pairs(self) -> int:
+        """See `CountsPairs`."""
+        return self._pairs.pairs - self._before_pairs

@@ -53,6 +53,14 @@ class CountsPayload(Protocol):
 
 
 @runtime_checkable
+class CountsPairs(Protocol):
+    """A workload whose ranks may have unequal shares of attention."""
+
+    def attention_pairs(self) -> int:
+        """Pairs of query and key that this rank attended in its last step's forward, of all heads and layers."""
+
+
+@runtime_checkable
 class RunsStages(Protocol):
     """A workload whose steps are made of actions of pipeline stages."""
 

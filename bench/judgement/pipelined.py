@@ -14,7 +14,7 @@ from collectors.catalogue.pipeline import (
     RUN_STAGE_ACTIVATION_BYTES,
     RUN_STAGE_SECONDS,
 )
-from workloads.laws.live_microbatches import live_microbatches
+from workloads.laws.live_microbatches import live_microbatches_of_stages
 from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import actions
 from workloads.laws.terms import NotCovered
@@ -26,7 +26,7 @@ class TimedTrial(Protocol):
     @property
     def timed_steps(self) -> tuple[TimedStep, ...]: ...
     @property
-    def activation_bytes_by_rank(self) -> Mapping[int, float]: ...
+    def stage_activation_bytes(self) -> Mapping[int, float]: ...
 
 
 def pipeline_estimates(
@@ -38,7 +38,7 @@ def pipeline_estimates(
     """What was measured of a pipeline, what it should hold, and what is absent with its reason.
 
     axes: of the mesh, one of which is the pipeline's; see `bench.judgement.stages.pipelines`.
-    activations: bytes that each pipeline rank's live microbatches should leave, or why no law tells them.
+    activations: bytes that forwards of each stage's live microbatches should leave, or why no law tells them.
     """
     if not all(trial.timed_steps for trial in trials):
         return (), (
@@ -51,8 +51,8 @@ def pipeline_estimates(
     found = [
         estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured"),
         *_stage_times(trials),
-        *_live(pipeline, groups, trials),
-        *_activations(groups, trials, activations),
+        *_live(pipeline, trials),
+        *_activations(trials, activations),
     ]
     return tuple(found), tuple(_notes(trials, activations))
 
@@ -65,30 +65,24 @@ def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
             yield estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind)
 
 
-def _live(pipeline: Pipeline, groups: Sequence[Sequence[int]], trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
-    for place, expected in enumerate(live_microbatches(actions(pipeline))):
-        values = [
-            max(most_live(step.works, ranks[place]) for step in trial.timed_steps for ranks in groups)
-            for trial in trials
-        ]
+def _live(pipeline: Pipeline, trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
+    for stage, expected in live_microbatches_of_stages(actions(pipeline)).items():
+        values = [max(most_live(step.works, stage) for step in trial.timed_steps) for trial in trials]
         if all(values):
-            yield estimate(RUN_LIVE_MICROBATCHES, values, pipeline_rank=str(place), account="measured")
-        yield estimate(RUN_LIVE_MICROBATCHES, [expected] * len(trials), pipeline_rank=str(place), account="expected")
+            yield estimate(RUN_LIVE_MICROBATCHES, values, stage=str(stage), account="measured")
+        yield estimate(RUN_LIVE_MICROBATCHES, [expected] * len(trials), stage=str(stage), account="expected")
 
 
-def _activations(
-    groups: Sequence[Sequence[int]], trials: Sequence[TimedTrial], expected: Sequence[int] | NotCovered
-) -> Iterator[Estimate]:
-    for place in range(len(groups[0])):
-        values = [
-            max((trial.activation_bytes_by_rank.get(ranks[place], 0.0) for ranks in groups), default=0.0)
-            for trial in trials
-        ]
+def _activations(trials: Sequence[TimedTrial], expected: Sequence[int] | NotCovered) -> Iterator[Estimate]:
+    known = set.intersection(*(set(trial.stage_activation_bytes) for trial in trials))
+    stages = sorted(known) if isinstance(expected, NotCovered) else range(len(expected))
+    for stage in stages:
+        values = [trial.stage_activation_bytes.get(stage, 0.0) for trial in trials]
         if all(values):
-            yield estimate(RUN_STAGE_ACTIVATION_BYTES, values, pipeline_rank=str(place), account="measured")
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, values, stage=str(stage), account="measured")
         if not isinstance(expected, NotCovered):
-            sizes = [expected[place]] * len(trials)
-            yield estimate(RUN_STAGE_ACTIVATION_BYTES, sizes, pipeline_rank=str(place), account="expected")
+            sizes = [expected[stage]] * len(trials)
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, sizes, stage=str(stage), account="expected")
 
 
 def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered) -> Iterator[str]:

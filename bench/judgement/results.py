@@ -10,6 +10,7 @@ from bench.judgement.estimate import Estimate, estimate, estimate_share
 from bench.judgement.memory import memory_estimates
 from bench.judgement.pipelined import pipeline_estimates
 from bench.judgement.stages import AXIS
+from bench.judgement.traced import Traced
 from bench.judgement.trials import Trial
 from bench.peaks import Absent, Peak
 from collectors.catalogue import results
@@ -17,9 +18,9 @@ from workloads.cards.data_place import DATA_AXES
 from workloads.cards.pipeline_options import counts
 from workloads.cards.training_options import microbatch, peak_not_covered
 from workloads.laws.activations import paper_activation_bytes
-from workloads.laws.pipeline import HALVED_BACKWARD, Pipeline
+from workloads.laws.pipeline import Pipeline
 from workloads.laws.recorded import recorded_bytes
-from workloads.laws.stages import activations_by_rank
+from workloads.laws.stages import activations_by_stage
 from workloads.laws.terms import NotCovered
 
 
@@ -67,6 +68,7 @@ def results_of(
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
     found += _traced(trials)
+    found += _attention_pairs(case, trials)
     found += _traffic(case, trials)
     losses = [trial.loss for trial in trials if trial.loss is not None]
     if len(losses) == len(trials) and min(losses) > 0:
@@ -85,18 +87,16 @@ def _paper_activations(case: Case) -> int | NotCovered:
 
 
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
-    """Of each pipeline rank, where no other axis cuts the tensors of a stage."""
+    """Of each stage, where no other axis cuts its tensors."""
     card = case.card()
     absent = peak_not_covered(case) or card.states_not_covered(case)
     if absent is not None:
         return absent
-    if pipeline.schedule in HALVED_BACKWARD:
-        return NotCovered(reason="what half of a backward keeps for the other half is autograd's choice")
     if others := {axis for axis, size in card.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         return NotCovered(
             reason=f"no law says what the axis {' and '.join(sorted(others))} leaves of a stage's tensors"
         )
-    return activations_by_rank(pipeline, microbatch(case, card.data_ranks(case)), counts(case, pipeline.stages))
+    return activations_by_stage(pipeline, microbatch(case, card.data_ranks(case)), counts(case, pipeline.stages))
 
 
 def _phases(trials: Sequence[Trial]) -> list[Estimate]:
@@ -128,10 +128,36 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
     overlaps = [one.overlap_ratio for one in traced if one.overlap_ratio is not None]
     if len(overlaps) == len(traced):
         found.append(estimate_share(results.RUN_OVERLAP_RATIO, overlaps))
+    found += _collective_overlaps(traced)
     communications_s = [one.communication_s for one in traced if one.communication_s is not None]
     if len(communications_s) == len(traced) and min(communications_s) > 0:
         found.append(estimate(results.RUN_COMMUNICATION_SECONDS, communications_s, account="traced"))
     return found
+
+
+def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
+    """By collective, where there are several: of one alone it is that of all communication."""
+    names = [
+        name
+        for name in traced[0].collective_overlap_ratios
+        if all(name in one.collective_overlap_ratios for one in traced)
+    ]
+    for name in names if len(names) > 1 else ():
+        ratios = [one.collective_overlap_ratios[name] for one in traced]
+        yield estimate_share(results.RUN_COLLECTIVE_OVERLAP_RATIO, ratios, collective=name)
+
+
+def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
+    """Of the ranks that attend least and most, beside what the layout gives them."""
+    counted = [one.traced.attention_pairs for one in trials if one.traced is not None and one.traced.attention_pairs]
+    expected = case.card().attention_pairs(case)
+    for place, extreme in enumerate(("least", "most")):
+        if len(counted) == len(trials):
+            values = [pairs[place] for pairs in counted]
+            yield estimate(results.RUN_ATTENTION_PAIRS, values, extreme=extreme, account="counted")
+        if expected:
+            law = (min(expected), max(expected))[place]
+            yield estimate(results.RUN_ATTENTION_PAIRS, [law] * len(trials), extreme=extreme, account="expected")
 
 
 def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:

@@ -121,20 +121,23 @@ def _by_stage(place: tuple[int, ActionKind]) -> tuple[int, int]:
     return stage, get_args(ActionKind).index(kind)
 
 
-def most_live(works: Iterable[Work], rank: int) -> int:
-    """Most microbatches that a rank held at once, by the order of its actions, those of its stages added.
+def most_live(works: Iterable[Work], stage: int) -> int:
+    """Most microbatches that a stage held at once, by the order of its actions; of several pipelines the most.
 
     One is held from its forward to the end of its backward, of both halves where these are parted.
     """
-    live = most = 0
+    live: Counter[int] = Counter()
+    most = 0
     halves: Counter[tuple[int, int]] = Counter()
-    for action in (work.action for work in works if work.rank == rank):
-        if action.kind == "forward":
-            live += 1
-            most = max(most, live)
+    for work in works:
+        if work.action.stage != stage:
             continue
-        place = (action.stage, action.microbatch)
-        halves[place] += 2 if action.kind == "backward" else 1
+        if work.action.kind == "forward":
+            live[work.rank] += 1
+            most = max(most, live[work.rank])
+            continue
+        place = (work.rank, work.action.microbatch)
+        halves[place] += 2 if work.action.kind == "backward" else 1
         if halves[place] == 2:
-            live -= 1
+            live[work.rank] -= 1
     return most

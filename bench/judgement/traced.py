@@ -28,6 +28,9 @@ class Traced:
     shares: per part of the step, its share of the traced step, the median over all ranks' steps.
     communication_s: time in which collectives ran, likewise; None where there was no communication.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
+    collective_overlap_ratios: per collective, its overlap over its own time, likewise.
+    attention_pairs: of the rank that attended least in a step, and of the one that attended most; None where ranks do
+        not count.
     payload_bytes: per collective and mesh axis, what the rank that handed over most did in a step.
     """
 
@@ -35,6 +38,8 @@ class Traced:
     shares: dict[str, float]
     communication_s: float | None
     overlap_ratio: float | None
+    collective_overlap_ratios: dict[str, float]
+    attention_pairs: tuple[float, float] | None
     payload_bytes: dict[tuple[str, str], float]
 
 
@@ -45,6 +50,8 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     communications_s: list[float] = []
     steps_s: list[float] = []
     payload_bytes: dict[tuple[str, str], float] = {}
+    of_collectives: dict[str, list[float]] = defaultdict(list)
+    pairs: list[float] = []
     for reading in (reading for readings in readings_by_rank for reading in readings):
         values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
         steps_s.append(values[metrics.TRACED_STEP_SECONDS.name])
@@ -55,7 +62,11 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
             communications_s.append(values[metrics.COMMUNICATION_SECONDS.name])
         if metrics.OVERLAP_RATIO.name in values:
             overlaps.append(values[metrics.OVERLAP_RATIO.name])
+        if metrics.ATTENTION_PAIRS.name in values:
+            pairs.append(values[metrics.ATTENTION_PAIRS.name])
         for sample in reading.samples:
+            if sample.metric == metrics.COLLECTIVE_OVERLAP_RATIO.name:
+                of_collectives[sample.labels["collective"]].append(sample.value)
             if sample.metric == metrics.PAYLOAD_BYTES.name:
                 place = (sample.labels["collective"], sample.labels["axis"])
                 payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
@@ -66,5 +77,7 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
         shares={part: median(values) for part, values in shares.items()},
         communication_s=median(communications_s) if communications_s else None,
         overlap_ratio=median(overlaps) if overlaps else None,
+        collective_overlap_ratios={name: median(values) for name, values in of_collectives.items()},
+        attention_pairs=(min(pairs), max(pairs)) if pairs else None,
         payload_bytes=payload_bytes,
     )

@@ -11,7 +11,13 @@ from bench.judgement.estimate import spread
 from bench.judgement.rank_logs import RankTrial, by_labels, read_rank_logs, samples_of, values_of
 from bench.judgement.stages import TimedStep, join_steps
 from bench.judgement.traced import Traced, join_traced
-from collectors.catalogue.memory import LIVE_TENSOR_BYTES, PEAK_BYTES, RESIDENT_BYTES, STATE_BYTES
+from collectors.catalogue.memory import (
+    LIVE_TENSOR_BYTES,
+    PEAK_BYTES,
+    RESIDENT_BYTES,
+    STAGE_ACTIVATION_BYTES,
+    STATE_BYTES,
+)
 from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, PHASES, STEP_SECONDS
 from collectors.metric import Metric
 
@@ -28,7 +34,7 @@ class Trial:
     phases_s: per phase, the mean over the steps of the rank that spent most in it.
     peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
     activation_bytes: those alive at the peak of live tensors, the most of any rank; None where nobody tracked them.
-    activation_bytes_by_rank: the same of each rank that tracked them.
+    stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
     loss: mean over ranks of the last measured step's; None where a rank that computes one has none there that is
     finite.
     observer_ratio: the largest share of any rank's measured steps that its own collectors took.
@@ -44,7 +50,7 @@ class Trial:
     peak_bytes: dict[str, float]
     state_bytes: dict[str, float]
     activation_bytes: float | None
-    activation_bytes_by_rank: dict[int, float]
+    stage_activation_bytes: dict[int, float]
     loss: float | None
     observer_ratio: float
     traced: Traced | None
@@ -72,11 +78,6 @@ def read_trials(folder: Path, ranks: int) -> Logs:
 def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
     steps_by_rank = [list(values_of(part.of("measured"), STEP_SECONDS)) for part in parts]
     slowest = max(steps_by_rank, key=median)
-    activation_bytes = {
-        rank: value
-        for rank, part in enumerate(parts)
-        if (value := by_labels([part], "memory", LIVE_TENSOR_BYTES, max).get(("activations",))) is not None
-    }
     return Trial(
         number=number,
         step_s=median(slowest),
@@ -89,8 +90,10 @@ def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
             if (values := [value for part in parts for value in _peak_values(part, metric)])
         },
         state_bytes={part: most for (part,), most in by_labels(parts, "memory", STATE_BYTES, max).items()},
-        activation_bytes=max(activation_bytes.values(), default=None),
-        activation_bytes_by_rank=activation_bytes,
+        activation_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
+        stage_activation_bytes={
+            int(stage): most for (stage,), most in by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
+        },
         loss=_loss(parts),
         observer_ratio=max(
             sum(values_of(part.of("measured"), OBSERVER_SECONDS)) / sum(steps)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.judgement.estimate import Estimate
-from collectors.catalogue import ceilings, pipeline, results
+from collectors.catalogue import ceilings, results
+from collectors.catalogue.every import METRICS
 
 
 def figure(estimate: Estimate) -> str:
@@ -32,7 +33,9 @@ def _scaled(estimate: Estimate) -> tuple[float, str, int]:
 
 
 def _seconds(value: float) -> tuple[float, str]:
-    return (1.0, " s") if value >= 1 else (1e3, " ms")
+    if value >= 1:
+        return 1.0, " s"
+    return (1e3, " ms") if value >= 1e-3 else (1e6, " us")
 
 
 def _flops(value: float) -> tuple[float, str]:
@@ -53,28 +56,12 @@ def _bytes_per_second(value: float) -> tuple[float, str]:
     return (1e-9, " GB/s") if value >= 1e8 else (1e-6, " MB/s")
 
 
-_UNITS: dict[str, Callable[[float], tuple[float, str]]] = {
-    results.RUN_STEP_SECONDS.name: _seconds,
-    results.RUN_MEAN_STEP_SECONDS.name: _seconds,
-    results.RUN_PHASE_SECONDS.name: _seconds,
-    results.RUN_TRACED_STEP_SECONDS.name: _seconds,
-    results.RUN_FLOPS.name: _flops,
-    results.RUN_MFU.name: _percent,
-    results.RUN_PEAK_MEMORY_BYTES.name: _bytes,
-    results.RUN_OBSERVER_RATIO.name: _percent,
-    results.RUN_TRACED_RATIO.name: _percent,
-    results.RUN_OVERLAP_RATIO.name: _percent,
-    results.RUN_PAYLOAD_BYTES.name: _bytes,
-    results.RUN_MEASURED_MFU.name: _percent,
-    results.RUN_MEMORY_ACCOUNT_BYTES.name: _bytes,
-    results.RUN_COMMUNICATION_SECONDS.name: _seconds,
-    pipeline.RUN_BUBBLE_RATIO.name: _percent,
-    pipeline.RUN_BUBBLE_PART_RATIO.name: _percent,
-    pipeline.RUN_STAGE_SECONDS.name: _seconds,
-    pipeline.RUN_STAGE_ACTIVATION_BYTES.name: _bytes,
-    ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH.name: _bytes_per_second,
-    ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH.name: _bytes_per_second,
-    ceilings.RUN_LINK_BANDWIDTH.name: _bytes_per_second,
-    ceilings.RUN_MATMUL_FLOPS.name: _flops,
-    ceilings.RUN_COPY_BANDWIDTH.name: _bytes_per_second,
+_BY_UNIT: dict[str, Callable[[float], tuple[float, str]]] = {
+    "seconds": _seconds,
+    "bytes": _bytes,
+    "bytes_per_second": _bytes_per_second,
+    "ratio": _percent,
+}
+_UNITS = {metric.name: _BY_UNIT[metric.unit] for metric in METRICS if metric.unit in _BY_UNIT} | {
+    metric.name: _flops for metric in (results.RUN_FLOPS, ceilings.RUN_MATMUL_FLOPS)
 }

@@ -1,4 +1,4 @@
-"""A pipeline's bubble and its parts, and what its stages take and hold, as tables on a terminal."""
+"""A pipeline's bubble and its parts, and what its stages take and hold, as two tables on a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workloads.laws.schedules import ActionKind
 
 def print_pipeline(summary: Summary, console: Console) -> None:
     """Print what is known of the run's pipeline; nothing of a run that has none."""
-    for table in (_bubble(summary), _stages(summary), _ranks(summary)):
+    for table in (_bubble(summary), _stages(summary)):
         if table.row_count:
             console.print()
             print_figures(console, table)
@@ -49,26 +49,22 @@ def _bubble(summary: Summary) -> Table:
 def _stages(summary: Summary) -> Table:
     found = _by_labels(summary, RUN_STAGE_SECONDS)
     kinds = [kind for kind in get_args(ActionKind) if any(action == kind for _, action in found)]
-    table = _table("stage", "pipeline rank", *(kind.replace("_", " ") for kind in kinds))
-    pipeline = summary.case.card().pipeline(summary.case) if found else None
-    for stage in dict.fromkeys(stage for stage, _ in found):
-        rank = "-" if pipeline is None else str(pipeline.rank_of(int(stage)))
-        table.add_row(stage, rank, *(_cell(found, stage, kind) for kind in kinds))
-    return table
-
-
-def _ranks(summary: Summary) -> Table:
-    table = _table("pipeline rank", "live microbatches", "activations")
     live = _by_labels(summary, RUN_LIVE_MICROBATCHES)
     activations = _by_labels(summary, RUN_STAGE_ACTIVATION_BYTES)
-    for rank in dict.fromkeys(rank for rank, _ in (*live, *activations)):
-        table.add_row(rank, _beside_law(live, rank), _beside_law(activations, rank))
+    names = [kind.replace("_", " ") for kind in kinds]
+    table = _table("stage", "pipeline rank", *names, "live microbatches", "activations")
+    stages = dict.fromkeys(stage for stage, _ in (*found, *live, *activations))
+    pipeline = summary.case.card().pipeline(summary.case) if stages else None
+    for stage in stages:
+        rank = "-" if pipeline is None else str(pipeline.rank_of(int(stage)))
+        times = [_cell(found, stage, kind) for kind in kinds]
+        table.add_row(stage, rank, *times, _beside_law(live, stage), _beside_law(activations, stage))
     return table
 
 
-def _beside_law(found: Mapping[tuple[str, ...], Estimate], rank: str) -> str:
+def _beside_law(found: Mapping[tuple[str, ...], Estimate], stage: str) -> str:
     """What was measured, and what the law says behind it."""
-    measured, expected = found.get((rank, "measured")), found.get((rank, "expected"))
+    measured, expected = found.get((stage, "measured")), found.get((stage, "expected"))
     words = [] if measured is None else [_figure(measured)]
     if expected is not None:
         words.append(f"law {_figure(expected)}")

@@ -40,6 +40,8 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("traced step", results.RUN_TRACED_STEP_SECONDS),
     ("traced", results.RUN_TRACED_RATIO),
     ("overlap / communication", results.RUN_OVERLAP_RATIO),
+    ("overlap /", results.RUN_COLLECTIVE_OVERLAP_RATIO),
+    ("attention pairs of a rank:", results.RUN_ATTENTION_PAIRS),
     ("payload", results.RUN_PAYLOAD_BYTES),
     ("communication", results.RUN_COMMUNICATION_SECONDS),
 )

@@ -67,6 +67,30 @@ EXPOSED_COMMUNICATION_RATIO = Metric(
     scope="rank",
     help="Exposed communication of one traced step, divided by the traced step's time.",
 )
+COLLECTIVE_SECONDS = Metric(
+    name="observatory_traced_collective_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("collective",),
+    help="Time of one traced step in which a collective ran, by its events' name; NCCL sends messages and runs"
+    " all_to_all by one kernel, which is called send. Spans that overlap count once.",
+)
+COLLECTIVE_OVERLAP_RATIO = Metric(
+    name="observatory_traced_collective_overlap_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="rank",
+    labels=("collective",),
+    help="Time of one traced step in which a collective and computation both ran, divided by the collective's.",
+)
+ATTENTION_PAIRS = Metric(
+    name="observatory_traced_attention_pairs",
+    kind="gauge",
+    unit="pairs",
+    scope="rank",
+    help="Pairs of query and key that the rank attended in the forward of a traced step, of all heads and layers.",
+)
 PAYLOAD_BYTES = Metric(
     name="observatory_traced_payload_bytes",
     kind="gauge",
@@ -87,5 +111,8 @@ METRICS = (
     IDLE_SECONDS,
     OVERLAP_RATIO,
     EXPOSED_COMMUNICATION_RATIO,
+    COLLECTIVE_SECONDS,
+    COLLECTIVE_OVERLAP_RATIO,
+    ATTENTION_PAIRS,
     PAYLOAD_BYTES,
 )

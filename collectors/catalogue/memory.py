@@ -47,6 +47,15 @@ LIVE_TENSOR_BYTES = Metric(
     labels=("category",),
     help="Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
 )
+STAGE_ACTIVATION_BYTES = Metric(
+    name="observatory_memory_stage_activation_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("stage",),
+    help="Most bytes that forwards of a pipeline stage's live microbatches have left for backward, in one unmeasured"
+    " step; on CUDA by the caching allocator's account, without the buffers that messages come in.",
+)
 STATE_BYTES = Metric(
     name="observatory_memory_state_bytes",
     kind="gauge",
@@ -71,6 +80,7 @@ METRICS = (
     ALLOCATION_RETRIES,
     OUT_OF_MEMORY,
     LIVE_TENSOR_BYTES,
+    STAGE_ACTIVATION_BYTES,
     STATE_BYTES,
     RESIDENT_BYTES,
 )

@@ -38,18 +38,18 @@ RUN_LIVE_MICROBATCHES = Metric(
     kind="gauge",
     unit="microbatches",
     scope="run",
-    labels=("pipeline_rank", "account"),
-    help="Most microbatches that the stages of a pipeline rank hold at once, forward begun and backward not ended,"
-    " those of several stages added: measured (the most of any timed step), or expected by the schedule.",
+    labels=("stage", "account"),
+    help="Most microbatches that a pipeline stage holds at once, forward begun and backward not ended: measured (the"
+    " most of any pipeline and timed step), or expected by the schedule.",
 )
 RUN_STAGE_ACTIVATION_BYTES = Metric(
     name="observatory_run_stage_activation_bytes",
     kind="gauge",
     unit="bytes",
     scope="run",
-    labels=("pipeline_rank", "account"),
-    help="Bytes of activations that a pipeline rank's stages hold: measured (those alive at its peak of live tensors,"
-    " the most of any pipeline), or expected (what the forwards of its live microbatches leave for backward).",
+    labels=("stage", "account"),
+    help="Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most"
+    " of any pipeline, in one unmeasured step), or expected by the schedule and the law of activations.",
 )
 
 METRICS = (

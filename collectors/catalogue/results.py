@@ -137,6 +137,24 @@ RUN_OVERLAP_RATIO = Metric(
     help="Overlap of communication with computation, divided by communication time: the median over a trial's ranks and"
     " traced steps, and the median over trials.",
 )
+RUN_COLLECTIVE_OVERLAP_RATIO = Metric(
+    name="observatory_run_collective_overlap_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="run",
+    labels=("collective",),
+    help="Overlap of one collective with computation, divided by the collective's time, in a run that uses several: the"
+    " median over a trial's ranks and traced steps, and the median over trials.",
+)
+RUN_ATTENTION_PAIRS = Metric(
+    name="observatory_run_attention_pairs",
+    kind="gauge",
+    unit="pairs",
+    scope="run",
+    labels=("extreme", "account"),
+    help="Pairs of query and key that a rank attends in a step's forward, of all heads and layers: of the rank that has"
+    " least and of the one that has most; counted in traced steps, or expected by the layout.",
+)
 RUN_PAYLOAD_BYTES = Metric(
     name="observatory_run_payload_bytes",
     kind="gauge",
@@ -175,6 +193,8 @@ METRICS = (
     RUN_TRACED_STEP_SECONDS,
     RUN_TRACED_RATIO,
     RUN_OVERLAP_RATIO,
+    RUN_COLLECTIVE_OVERLAP_RATIO,
+    RUN_ATTENTION_PAIRS,
     RUN_PAYLOAD_BYTES,
     RUN_COMMUNICATION_SECONDS,
 )

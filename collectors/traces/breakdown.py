@@ -6,13 +6,15 @@ Source: HolisticTraceAnalysis, temporal breakdown and communication-computation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from collectors.catalogue import communication as metrics
 from collectors.metric import Sample
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union
+from collectors.traces.names import collective_of
 from collectors.traces.spans import KINDS, Timeline
 
 NAMES_SHOWN = 5
@@ -25,6 +27,7 @@ class Breakdown:
     communication_ns, overlap_ns, exposed_communication_ns: None where the step holds no communication.
     exposed_copy_ns: None on the host, where a copy is an operator like others.
     idle_ns: nothing of all this ran.
+    collectives_ns: of communication, by collective: the time in which it ran, and that in which computation did too.
     """
 
     step: int
@@ -35,6 +38,7 @@ class Breakdown:
     exposed_communication_ns: int | None
     exposed_copy_ns: int | None
     idle_ns: int
+    collectives_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def samples(self) -> list[Sample]:
         """The figures that are known, in seconds and as ratios of what their definitions name."""
@@ -51,12 +55,16 @@ class Breakdown:
         if self.communication_ns and self.overlap_ns is not None and self.exposed_communication_ns is not None:
             samples.append(metrics.OVERLAP_RATIO.at(self.overlap_ns / self.communication_ns))
             samples.append(metrics.EXPOSED_COMMUNICATION_RATIO.at(self.exposed_communication_ns / self.step_ns))
+        for name, (run_ns, overlap_ns) in self.collectives_ns.items():
+            samples.append(metrics.COLLECTIVE_SECONDS.at(run_ns / 1e9, collective=name))
+            samples.append(metrics.COLLECTIVE_OVERLAP_RATIO.at(overlap_ns / run_ns, collective=name))
         return samples
 
 
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
     """One for each step that the trace holds whole."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
+    collectives = _intervals_of_collectives(timeline)
     return [
         _breakdown(
             number,
@@ -64,6 +72,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
             clip(compute, start_ns, end_ns),
             _absent_if_empty(clip(communication, start_ns, end_ns)),
             clip(copies, start_ns, end_ns) if timeline.is_device else None,
+            {name: clip(intervals, start_ns, end_ns) for name, intervals in collectives.items()},
         )
         for number, (start_ns, end_ns) in enumerate(timeline.steps())
     ]
@@ -80,8 +89,27 @@ def why_no_communication(timeline: Timeline) -> str | None:
     return f"no communication kernels found; names seen: {seen}"
 
 
+def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
+    """When each collective ran, in the order of their names."""
+    is_communication = timeline.kind == KINDS.index("communication")
+    called = {
+        int(number): collective_of(timeline.names[number]) for number in np.unique(timeline.name[is_communication])
+    }
+    intervals = {}
+    for collective in sorted(set(called.values())):
+        numbers = [number for number, name in called.items() if name == collective]
+        chosen = is_communication & np.isin(timeline.name, numbers)
+        intervals[collective] = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
+    return intervals
+
+
 def _breakdown(
-    number: int, step_ns: int, compute: Times, communication: Times | None, copies: Times | None
+    number: int,
+    step_ns: int,
+    compute: Times,
+    communication: Times | None,
+    copies: Times | None,
+    collectives: Mapping[str, Times],
 ) -> Breakdown:
     busy = compute if communication is None else _together(compute, communication)
     everything = busy if copies is None else _together(busy, copies)
@@ -98,6 +126,11 @@ def _breakdown(
         else communication_ns - overlap_ns,
         exposed_copy_ns=None if copies is None else length_ns(everything) - length_ns(busy),
         idle_ns=step_ns - length_ns(everything),
+        collectives_ns={
+            name: (length_ns(intervals), length_ns(intersection(compute, intervals)))
+            for name, intervals in collectives.items()
+            if intervals.size
+        },
     )
 
 

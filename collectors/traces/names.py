@@ -22,6 +22,21 @@ COMMUNICATION_KERNELS = re.compile(
 GLOO = "gloo:"
 """What gloo's threads, and the caller of its send and receive, call their events."""
 
+_GLOO_NAMES = {"send": "send", "recv": "send"}
+"""Those of gloo that are not called as what they do; both ends of a message are a send."""
+
+_KERNEL_NAMES: tuple[tuple[str, str], ...] = (
+    ("AllReduce|all_reduce|cross_device_reduce", "all_reduce"),
+    ("AllGather|all_gather", "all_gather"),
+    ("ReduceScatter|reduce_scatter", "reduce_scatter"),
+    ("Broadcast", "broadcast"),
+    ("Reduce", "reduce"),  # After those whose names hold it.
+    ("SendRecv", "send"),
+)
+"""In kernels of NCCL and its kin, the first that is found."""
+
+OTHER = "other"
+
 # What computes on the host: operators, and regions that torch.compile made, whose kernels have no events of their own.
 HOST_COMPUTE = re.compile(r"^aten::|^mkldnn|^## Call CompiledFxGraph|^graph_\d+_cpp_fused|^cpp_fused")
 
@@ -29,3 +44,11 @@ HOST_COMPUTE = re.compile(r"^aten::|^mkldnn|^## Call CompiledFxGraph|^graph_\d+_
 def is_communication_kernel(name: str, metadata: str) -> bool:
     """Whether a kernel of the device communicates. metadata: kineto's, as JSON text."""
     return '"Collective name"' in metadata or COMMUNICATION_KERNELS.search(name) is not None
+
+
+def collective_of(name: str) -> str:
+    """The collective that an event of communication belongs to, by the event's name; `OTHER` where no rule knows."""
+    if name.startswith(GLOO):
+        called = name.removeprefix(GLOO)
+        return _GLOO_NAMES.get(called, called)
+    return next((collective for rule, collective in _KERNEL_NAMES if re.search(rule, name)), OTHER)

@@ -10,7 +10,7 @@ from typing import get_args
 from bench.engines.messages import Cause, Progress, TrialEnded, TrialOrder
 from bench.machine import Machine
 from collectors.catalogue.communication import PAYLOAD_BYTES
-from collectors.catalogue.memory import LIVE_TENSOR_BYTES, RESIDENT_BYTES
+from collectors.catalogue.memory import LIVE_TENSOR_BYTES, RESIDENT_BYTES, STAGE_ACTIVATION_BYTES
 from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
 from collectors.metric import Sample
 from collectors.sample_log import Ended, Opened, Performed, Reading, SampleLog, TimedAction
@@ -142,6 +142,9 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
     if pipeline is not None:
         log.write(_performed(order, pipeline)[rank])
         activations = [LIVE_TENSOR_BYTES.at(1e6 * (rank + 1), category="activations")]
+        activations += [
+            STAGE_ACTIVATION_BYTES.at(1e6 * (stage + 1), stage=str(stage)) for stage in pipeline.stages_of(rank)
+        ]
         log.write(Reading(trial=trial, time_ns=0, mark="memory", step=len(steps_s) + 2, samples=activations))
     error = None if is_good else "it broke"
     log.write(Ended(trial=trial, time_ns=0, step=len(steps_s), error_type=error and "RuntimeError", error=error))

@@ -119,8 +119,8 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
     assert value(RUN_BUBBLE_RATIO, 'account="measured"') == pytest.approx(0.2)
     assert value(RUN_BUBBLE_PART_RATIO, 'part="schedule"') == pytest.approx(0.2)
     assert value(RUN_STAGE_SECONDS, 'stage="1"', 'action="backward"') == pytest.approx(2e-3)
-    assert value(RUN_LIVE_MICROBATCHES, 'pipeline_rank="1"', 'account="expected"') == 4
-    assert value(RUN_STAGE_ACTIVATION_BYTES, 'pipeline_rank="1"', 'account="measured"') == 2e6
+    assert value(RUN_LIVE_MICROBATCHES, 'stage="1"', 'account="expected"') == 4
+    assert value(RUN_STAGE_ACTIVATION_BYTES, 'stage="1"', 'account="measured"') == 2e6
 
 
 @pytest.mark.parametrize(

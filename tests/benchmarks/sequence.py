@@ -107,14 +107,16 @@ def _speeds(size: Size, *, grown: bool) -> Iterator[Case]:
 
 
 def _print_speeds(summaries: Sequence[Summary]) -> None:
-    print("| strategy | ranks | sequence | work: least, most | tokens/s of a rank | overlap / communication |")
-    print("|---|---|---|---|---|---|")
+    print("| strategy | ranks | sequence | work: least, most | tokens/s of a rank | hidden, of all | of the ring |")
+    print("|---|---|---|---|---|---|---|")
     for summary in summaries:
         case = summary.case
         speed = _figure(summary, results.RUN_TOKENS_PER_SECOND_PER_DEVICE)
         # A rank that is alone averages its gradients with nobody, and the trace shows that too.
         hidden = "-" if case.ranks == 1 else _figure(summary, results.RUN_OVERLAP_RATIO)
-        print(f"| {_name(case)} | {case.ranks} | {case.shape.sequence} | {_work(case)} | {speed} | {hidden} |")
+        ring = "-" if case.ranks == 1 else _figure(summary, results.RUN_COLLECTIVE_OVERLAP_RATIO, collective="send")
+        cells = (_name(case), case.ranks, case.shape.sequence, _work(case), speed, hidden, ring)
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 def _print_activations(size: Size, sequences: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ BASE_UNITS |= {
     "rounds",
     "bytes_per_second",
     "microbatches",
+    "pairs",
 }
 
 

@@ -14,6 +14,7 @@ from tests.workloads.watched_steps import watch_step
 from workloads.cards.card import LIMITS, OptionValue, Precision
 from workloads.cards.ring_attention import CARD
 from workloads.ring_attention import RingTrainer
+from workloads.workload import CountsPairs
 
 
 def sent_in_a_step(setup: SmallSetup) -> dict[str, int]:
@@ -48,6 +49,32 @@ def test_ranks_send_the_bytes_that_the_card_declares(
     for transfer in CARD.transfers(setup):
         declared[transfer.collective] += transfer.payload_bytes
     assert on_ranks(2, sent_in_a_step, setup) == [declared, declared]
+
+
+def attended_in_a_step(setup: SmallSetup) -> int:
+    """Pairs by the workload's own count."""
+    ready = make_ready(setup)
+    for _ in range(2):
+        ready.step()
+    assert isinstance(ready.workload, CountsPairs)
+    return ready.workload.attention_pairs()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layout": "plain"},
+        {"causal": False},
+        {"accumulate": 2},
+        {"checkpoint": "full"},
+        {"checkpoint": "selective"},
+    ],
+    ids=str,
+)
+def test_ranks_attend_the_pairs_that_the_card_declares(options: Mapping[str, OptionValue], on_ranks: OnRanks) -> None:
+    setup = small_setup("ring_attention", ranks=2, options=options)
+    assert tuple(on_ranks(2, attended_in_a_step, setup)) == CARD.attention_pairs(setup)
 
 
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])

@@ -163,6 +163,10 @@ def _all_covered(setup: Setup) -> None:
     return None
 
 
+def _no_pairs(setup: Setup) -> tuple[int, ...]:
+    return ()
+
+
 def _no_pipeline(setup: Setup) -> None:
     return None
 
@@ -198,6 +202,8 @@ class Card:
     states_not_covered: why the law of states is none of this setup's, where it is only an estimate.
     paper_activations: of training, bytes of activations of the rank that holds most, by the papers' account; those of a
         whole model's microbatch where it is left out.
+    attention_pairs: pairs of query and key that each rank attends in a step's forward, of all heads and layers; empty
+        where the workload does not count them.
     pipeline: how stages follow each other, None where the strategy has none.
     has_second_communicator: of training, whether a thread uses a communicator of its own while backward runs, beside
         which backward must use no other on NCCL.
@@ -221,6 +227,7 @@ class Card:
     peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
     states_not_covered: Callable[[Setup], NotCovered | None] = _all_covered
     paper_activations: Callable[[Setup], int | NotCovered] | None = None
+    attention_pairs: Callable[[Setup], tuple[int, ...]] = _no_pairs
     pipeline: Callable[[Setup], Pipeline | None] = _no_pipeline
     has_second_communicator: Callable[[Setup], bool] = _never
     notes: Callable[[Setup], list[str]] = _no_notes

@@ -17,7 +17,7 @@ from workloads.cards.sequence_options import (
 )
 from workloads.cards.training_options import local_batch, parts
 from workloads.laws.live_tensors import Prediction
-from workloads.laws.ring_attention import RingTraffic
+from workloads.laws.ring_attention import Layout, RingTraffic, pairs
 from workloads.laws.terms import NotCovered, Transfer
 
 HEAD_MULTIPLE = 8
@@ -27,7 +27,7 @@ WIDEST_HEAD = 256
 
 def chunks(setup: Setup) -> int:
     """Equal parts that the layout cuts the sequence into."""
-    return 2 * setup.ranks if setup.options["layout"] == "zigzag" else setup.ranks
+    return 2 * setup.ranks if _layout(setup) == "zigzag" else setup.ranks
 
 
 def _refusals(setup: Setup) -> list[str]:
@@ -70,6 +70,22 @@ def _transfers(setup: Setup) -> tuple[Transfer, ...]:
         is_overlapped=bool(setup.options["overlap"]),
     )
     return (*traffic.transfers, *gradient_average(setup))
+
+
+def _attention_pairs(setup: Setup) -> tuple[int, ...]:
+    shape, layout, is_causal = setup.shape, _layout(setup), bool(setup.options["causal"])
+    sequences = parts(setup) * local_batch(setup, data_ranks=1)
+    return tuple(
+        sequences
+        * shape.layers
+        * shape.heads
+        * pairs(layout, is_causal=is_causal, sequence=shape.sequence, rank=rank, ranks=setup.ranks)
+        for rank in range(setup.ranks)
+    )
+
+
+def _layout(setup: Setup) -> Layout:
+    return "zigzag" if setup.options["layout"] == "zigzag" else "plain"
 
 
 def _peak(setup: Setup) -> Prediction | NotCovered:
@@ -126,5 +142,6 @@ CARD = Card(
     paper_states=sequence_paper_states,
     peak=_peak,
     paper_activations=sequence_paper_activations,
+    attention_pairs=_attention_pairs,
     notes=_notes,
 )

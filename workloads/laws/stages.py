@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from workloads.laws.activations import Microbatch
-from workloads.laws.live_microbatches import held_microbatches
+from workloads.laws.live_microbatches import live_microbatches_of_stages
 from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import actions
 from workloads.laws.terms import States, Transfer
@@ -13,6 +13,8 @@ from workloads.laws.weights import Dimensions, block_weights, elements, outer_we
 from workloads.parts.shape import Shape
 
 ELEMENT_BYTES = 4
+LOSS_BYTES = 4
+"""What the last stage hands on, in fp32."""
 STEP_BYTES = 4
 """AdamW counts steps for each weight by itself, in fp32."""
 
@@ -61,23 +63,29 @@ def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> i
 
     Tokens are not counted: they are there through the whole step.
     """
-    out_bytes = microbatch.head_bytes if stage == len(counts) - 1 else microbatch.stream_bytes
+    out_bytes = microbatch.head_bytes + LOSS_BYTES if stage == len(counts) - 1 else microbatch.stream_bytes
     return counts[stage] * microbatch.stored_block_bytes + out_bytes
 
 
-def activations_by_rank(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
-    """The most that forwards of each rank's live microbatches have left at once, with the step's tokens, in bytes.
+def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
+    """The most that forwards of each stage's live microbatches have left at once, in bytes, tokens not counted.
+
+    What a stage hands on to one of the same rank is that stage's input too, and is counted of the one that made it.
 
     Raises:
         ValueError: the schedule cannot run this pipeline.
     """
-    each = [stored_bytes(microbatch, counts, stage) for stage in range(pipeline.stages)]
-    tokens_bytes = pipeline.microbatches * microbatch.tokens_bytes
+    live = live_microbatches_of_stages(actions(pipeline))
     return tuple(
-        tokens_bytes
-        + max(sum(each[stage] * held for stage, held in during.items()) for during in held_microbatches(order))
-        for order in actions(pipeline)
+        live[stage] * (stored_bytes(microbatch, counts, stage) - _handed_bytes(pipeline, microbatch, stage))
+        for stage in range(pipeline.stages)
     )
+
+
+def _handed_bytes(pipeline: Pipeline, microbatch: Microbatch, stage: int) -> int:
+    """A stage's input, where the stage before it is on the same rank."""
+    is_handed = stage > 0 and pipeline.rank_of(stage - 1) == pipeline.rank_of(stage)
+    return microbatch.stream_bytes if is_handed else 0
 
 
 def _messages(pipeline: Pipeline, rank: int) -> int:

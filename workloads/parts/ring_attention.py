@@ -7,7 +7,7 @@ Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from workloads.laws.ring_attention import Layout
 from workloads.parts.attention_kernels import Kernel
+from workloads.parts.attention_pairs import PairCount
 from workloads.parts.ring import Ring
 from workloads.parts.ring_blocks import Block, block_with
 
@@ -32,6 +33,7 @@ class RingAttention:
     layout: Layout
     is_causal: bool
     kernel: Kernel
+    count: PairCount = field(default_factory=PairCount)
 
     def __call__(self, q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
         """The output of each query, (b, h, s, e)."""
@@ -54,11 +56,10 @@ class _Attend(torch.autograd.Function):
             block = attention.block(hop, q_bhse.shape[2])
             if block is None:
                 continue
+            q_bhqe, k_bkte = q_bhse[:, :, block.queries], k_held_bkse[:, :, block.keys]
+            attention.count.add(q_bhqe, k_bkte, is_causal=block.is_causal)
             out_bhqe, lse_bhq = attention.kernel.forward(
-                q_bhse[:, :, block.queries],
-                k_held_bkse[:, :, block.keys],
-                v_held_bkse[:, :, block.keys],
-                is_causal=block.is_causal,
+                q_bhqe, k_bkte, v_held_bkse[:, :, block.keys], is_causal=block.is_causal
             )
             if merged is None:  # Its own keys come first, and every query sees one of them.
                 merged = _Merged(out_bhqe, lse_bhq)

@@ -28,7 +28,7 @@ EXPECTED_BYTES = (64, 32)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeTrial:
     timed_steps: tuple[TimedStep, ...] = (timed_step(GPIPE),)
-    activation_bytes_by_rank: dict[int, float] = field(default_factory=dict)
+    stage_activation_bytes: dict[int, float] = field(default_factory=dict)
 
 
 def _judge(*trials: FakeTrial, axes: dict[str, int] | None = None) -> tuple[Estimate, ...]:
@@ -82,16 +82,14 @@ def test_live_microbatches_stand_beside_the_schedules() -> None:
     assert _values(estimates, RUN_LIVE_MICROBATCHES, account="expected") == {("0",): 2, ("1",): 2}
 
 
-def test_ranks_of_several_pipelines_are_joined_by_their_place() -> None:
+def test_a_stage_of_several_pipelines_holds_what_it_holds_in_the_one_where_it_holds_most() -> None:
     rows = [GPIPE[0], ONE_F_ONE_B[0], GPIPE[1], ONE_F_ONE_B[1]]
-    trial = FakeTrial(timed_steps=(timed_step(rows),), activation_bytes_by_rank={0: 5.0, 1: 7.0, 2: 3.0, 3: 2.0})
-    estimates = _judge(trial, axes={"stage": 2, "tensor": 2})
+    estimates = _judge(FakeTrial(timed_steps=(timed_step(rows),)), axes={"stage": 2, "tensor": 2})
     assert _values(estimates, RUN_LIVE_MICROBATCHES, account="measured") == {("0",): 2, ("1",): 2}
-    assert _values(estimates, RUN_STAGE_ACTIVATION_BYTES, account="measured") == {("0",): 7, ("1",): 3}
 
 
 def test_activations_stand_beside_those_expected() -> None:
-    estimates = _judge(FakeTrial(activation_bytes_by_rank={0: 65.0, 1: 30.0}))
+    estimates = _judge(FakeTrial(stage_activation_bytes={0: 65.0, 1: 30.0}))
     assert _values(estimates, RUN_STAGE_ACTIVATION_BYTES, account="measured") == {("0",): 65, ("1",): 30}
     assert _values(estimates, RUN_STAGE_ACTIVATION_BYTES, account="expected") == {("0",): 64, ("1",): 32}
 

@@ -61,14 +61,14 @@ def test_a_stages_time_is_the_median_over_its_microbatches() -> None:
     assert stage_seconds(timed_step([uneven]).works) == {(0, "forward"): 2e-3, (0, "backward"): 4e-3}
 
 
-def test_gpipe_holds_all_microbatches_on_each_rank() -> None:
+def test_gpipe_holds_all_microbatches_in_each_stage() -> None:
     works = timed_step(GPIPE).works
-    assert [most_live(works, rank) for rank in (0, 1)] == [2, 2]
+    assert [most_live(works, stage) for stage in (0, 1)] == [2, 2]
 
 
-def test_one_f_one_b_holds_fewer_on_later_ranks() -> None:
+def test_one_f_one_b_holds_fewer_in_later_stages() -> None:
     works = timed_step(ONE_F_ONE_B).works
-    assert [most_live(works, rank) for rank in (0, 1)] == [2, 1]
+    assert [most_live(works, stage) for stage in (0, 1)] == [2, 1]
 
 
 def test_a_microbatch_is_held_until_both_halves_of_its_backward_are_done() -> None:
@@ -81,8 +81,13 @@ def test_a_microbatch_is_held_until_both_halves_of_its_backward_are_done() -> No
     assert most_live(timed_step([again]).works, 0) == 2
 
 
-def test_microbatches_of_a_ranks_stages_are_added() -> None:
-    assert most_live(timed_step(PARTED).works, 0) == 2
+def test_the_stages_of_a_rank_are_told_apart() -> None:
+    assert [most_live(timed_step(PARTED).works, stage) for stage in range(4)] == [1, 1, 1, 1]
+
+
+def test_of_several_pipelines_that_counts_which_holds_most() -> None:
+    rows = [GPIPE[0], ONE_F_ONE_B[0], ONE_F_ONE_B[1], GPIPE[1]]
+    assert [most_live(timed_step(rows).works, stage) for stage in (0, 1)] == [2, 2]
 
 
 def test_pipelines_lie_along_the_axis_of_stages() -> None:

@@ -37,6 +37,7 @@ def test_each_share_of_a_step_is_what_it_is_by_hand() -> None:
             exposed_communication_ns=20,
             exposed_copy_ns=10,
             idle_ns=30,
+            collectives_ns={"other": (25, 5)},
         )
     ]
 
@@ -86,3 +87,30 @@ def test_samples_are_seconds_and_ratios_of_what_they_say() -> None:
     assert values[metrics.OVERLAP_RATIO.name] == pytest.approx(0.5)
     assert values[metrics.EXPOSED_COMMUNICATION_RATIO.name] == pytest.approx(0.1)
     assert values[metrics.IDLE_SECONDS.name] == 0.5
+
+
+def test_each_collective_has_its_own_overlap() -> None:
+    spans: tuple[tuple[str, Kind, int, int], ...] = (
+        ("observatory step", "step", 0, 100),
+        ("aten::mm", "compute", 0, 40),
+        ("gloo:send", "communication", 30, 50),
+        ("gloo:recv", "communication", 45, 60),  # Of the same message: the overlap counts once.
+        ("gloo:all_reduce", "communication", 60, 80),
+    )
+    timeline = timeline_of(
+        [Span(name=name, kind=kind, start_ns=start, end_ns=end, stream=0) for name, kind, start, end in spans],
+        rank=0,
+        is_device=False,
+    )
+    (found,) = breakdowns(timeline)
+    assert found.collectives_ns == {"all_reduce": (20, 0), "send": (30, 10)}
+    ratios = [sample for sample in found.samples() if sample.metric == metrics.COLLECTIVE_OVERLAP_RATIO.name]
+    assert ratios == [
+        metrics.COLLECTIVE_OVERLAP_RATIO.at(0, collective="all_reduce"),
+        metrics.COLLECTIVE_OVERLAP_RATIO.at(10 / 30, collective="send"),
+    ]
+
+
+def test_a_collective_that_a_step_holds_none_of_is_absent_there() -> None:
+    timeline = _timeline(("step", 0, 10), ("step", 10, 20), ("communication", 12, 14))
+    assert [found.collectives_ns for found in breakdowns(timeline)] == [{}, {"other": (2, 0)}]

@@ -9,7 +9,7 @@ import pytest
 from workloads.laws.activations import Microbatch, activation_bytes
 from workloads.laws.pipeline import Pipeline, ScheduleName
 from workloads.laws.stages import (
-    activations_by_rank,
+    activations_by_stage,
     boundary_bytes,
     boundary_transfers,
     stage_states,
@@ -84,16 +84,15 @@ def test_what_stages_store_is_what_the_model_stores_and_a_stream_at_each_cut() -
     size, counts = microbatch(), (1, 2, 1)
     whole = activation_bytes(TINY, size.sequences, "fp32", "none") - size.tokens_bytes
     cut = sum(stored_bytes(size, counts, stage) for stage in range(3))
-    assert cut == whole + 2 * size.stream_bytes
+    assert cut == whole + 2 * size.stream_bytes + 4
 
 
 def test_gpipe_keeps_all_microbatches_and_one_f_one_b_those_on_the_way() -> None:
     size, counts = microbatch(), (1, 1, 1, 1)
     each = [stored_bytes(size, counts, stage) for stage in range(4)]
-    tokens = 8 * size.tokens_bytes
-    assert activations_by_rank(pipeline(), size, counts) == tuple(tokens + 8 * one for one in each)
-    kept = activations_by_rank(pipeline("one_f_one_b"), size, counts)
-    assert kept == tuple(tokens + (4 - stage) * one for stage, one in enumerate(each))
+    assert activations_by_stage(pipeline(), size, counts) == tuple(8 * one for one in each)
+    kept = activations_by_stage(pipeline("one_f_one_b"), size, counts)
+    assert kept == tuple((4 - stage) * one for stage, one in enumerate(each))
 
 
 def test_checkpointing_leaves_a_stream_for_each_block() -> None:
