@@ -14,7 +14,7 @@ from bench import cli
 
 ROOT = Path(__file__).parents[1]
 # Smaller than what people run, so that it ends in seconds.
-SMALLER = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
+SMALLER = ["--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
 SMALLER_PROBES = {
     "collectives": ["--option=max_bytes=4096"],
     "all_reduce": ["--option=max_bytes=4096"],

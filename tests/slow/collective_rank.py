@@ -21,6 +21,7 @@ from workloads.laws.terms import Collective
 ELEMENTS = 12 * 25_000  # Divisible by 2, 3 and 4 ranks.
 PAYLOAD_BYTES = 4 * ELEMENTS
 SETTLING_S = 0.1  # The last acknowledgements are on their way when a collective returns.
+REPEATS = 5
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +40,13 @@ def passed() -> Passed:
     )
 
 
-def count_bytes(run: Callable[[], object]) -> Passed:
-    """Bytes that pass the interface during a call, once connections stand."""
+def count_bytes(run: Callable[[], object]) -> list[Passed]:
+    """Bytes that pass the interface during each of several calls, once connections stand."""
     run()
+    return [_count_once(run) for _ in range(REPEATS)]
+
+
+def _count_once(run: Callable[[], object]) -> Passed:
     dist.barrier()
     time.sleep(SETTLING_S)
     before = passed()

@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from collectors.profiler import Window, warm
 from collectors.traces.breakdown import breakdowns
 from tests.slow.boxed_ranks import Order, serve_rank
+from tests.slow.priority import go_first
 from workloads.parts.ring import Ring
 from workloads.parts.ring_attention import RingAttention
 
@@ -145,6 +146,7 @@ def main() -> None:
     """Measure for the order on the command line."""
     order = msgspec.json.decode(sys.argv[1], type=RingOrder)
     warm()
+    go_first()
     serve_rank(order, lambda: measure(order))
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from collectors.sample_log import Performed
-from tests.slow.sleeping_stages import go_first, put_to_sleep, time_steps
+from tests.slow.priority import go_first
+from tests.slow.sleeping_stages import Bed, put_to_sleep, time_steps
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import Ready, no_phase
 from workloads.cards.card import OptionValue
@@ -23,7 +24,7 @@ from workloads.parts.training import make_model
 from workloads.roster import card_of
 
 RANKS = 2
-BLOCK_S = 0.008
+BLOCK_S = 0.02
 HEAD_BLOCKS = 6
 SHAPE = Shape(layers=8, width=8, heads=2, kv_heads=1, mlp_width=8, vocabulary=8, sequence=4, batch=4)
 
@@ -71,8 +72,8 @@ def _perform(balance: str) -> Balanced:
     mesh = make_mesh(card.mesh(setup), setup.device)
     model = make_model(setup)
     for block in model.blocks:
-        put_to_sleep(block, BLOCK_S)
-    put_to_sleep(model.head, HEAD_BLOCKS * BLOCK_S)
+        put_to_sleep(block, Bed(BLOCK_S))
+    put_to_sleep(model.head, Bed(HEAD_BLOCKS * BLOCK_S))
     blocks = divide(setup, model, pipeline, sequences=1)
     parts = cut(SHAPE.layers, blocks)
     stages = {stage: StageModel(model, parts[stage]) for stage in pipeline.stages_of(dist.get_rank())}
@@ -84,5 +85,6 @@ def _perform(balance: str) -> Balanced:
         stream=(1, SHAPE.sequence, SHAPE.width),
         group=mesh.get_group("stage"),
     )
-    batches = make_batches(setup, card.place_of(setup, dist.get_rank()))
-    return Balanced(blocks=blocks, performed=time_steps(Ready(workload=trainer, batches=batches)))
+    ready = Ready(workload=trainer, batches=make_batches(setup, card.place_of(setup, dist.get_rank())))
+    ready.step()
+    return Balanced(blocks=blocks, performed=time_steps(ready))

@@ -23,6 +23,7 @@ from collectors.profiler import Window, warm
 from collectors.step_clock import HostClock, StepTimes
 from collectors.traces.breakdown import breakdowns
 from tests.slow.boxed_ranks import Order, serve_rank
+from tests.slow.priority import go_first
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import Ready, make_ready
 from workloads import single
@@ -201,6 +202,7 @@ def main() -> None:
     """Measure for the order on the command line."""
     order = msgspec.json.decode(sys.argv[1], type=SleepingOrder)
     warm()
+    go_first()
     serve_rank(order, lambda: measure(order))
 
 

@@ -7,12 +7,10 @@ backward parts the sleep as well.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 from collectors.action_clock import HostActionClock, host_clock_name
 from collectors.sample_log import Performed
+from tests.slow.priority import go_first
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import Ready, make_ready
 from workloads.cards.card import OptionValue
@@ -63,9 +62,10 @@ class Case:
     def block_s(self) -> float:
         """A block's forward, and each half of its backward.
 
-        torch takes about half a millisecond from one action to the next, to which each action is long.
+        torch takes about half a millisecond from one action to the next, and on a busy machine several times that, to
+        which each action is long.
         """
-        return 0.025 if self.schedule in PARTED else 0.013
+        return 0.05 if self.schedule in PARTED else 0.03
 
     def setup(self) -> SmallSetup:
         """As the strategy is built."""
@@ -137,23 +137,23 @@ class SleepOfWeight(torch.autograd.Function):
         return gradients[0], None
 
 
-def put_to_sleep(module: nn.Module, sleep_s: float) -> None:
+@dataclass(slots=True)
+class Bed:
+    """How long blocks sleep from now on."""
+
+    sleep_s: float = 0.0
+
+
+def put_to_sleep(module: nn.Module, bed: Bed) -> None:
     """Have it sleep in forward, in the half of backward that makes gradients of inputs, and in the other."""
 
     def then_sleep(awake: nn.Module, inputs: object, out: Tensor) -> Any:
-        slept = SleepOfActivations.apply(out, sleep_s)  # type: ignore[no-untyped-call]
-        return slept + SleepOfWeight.apply(awake.pillow, sleep_s)  # type: ignore[no-untyped-call]
+        slept = SleepOfActivations.apply(out, bed.sleep_s)  # type: ignore[no-untyped-call]
+        return slept + SleepOfWeight.apply(awake.pillow, bed.sleep_s)  # type: ignore[no-untyped-call]
 
     # Of the sleep alone: a weight that the module reads too would have its gradient made in two halves.
     module.register_parameter("pillow", nn.Parameter(torch.zeros(())))
     module.register_forward_hook(then_sleep)
-
-
-def go_first() -> None:
-    """Have this process woken up before others, where the system lets it: on a busy machine sleepers wake up late."""
-    with suppress(PermissionError):
-        for thread in Path("/proc/self/task").iterdir():
-            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
 
 
 def perform(cases: list[Case]) -> list[list[Performed]]:
@@ -163,15 +163,18 @@ def perform(cases: list[Case]) -> list[list[Performed]]:
 
 
 def _perform(case: Case) -> list[Performed]:
-    ready = make_ready(case.setup())
+    ready, bed = make_ready(case.setup()), Bed()
     for block in [part for part in ready.workload.model.modules() if isinstance(part, Block)]:
-        put_to_sleep(block, case.block_s)
+        put_to_sleep(block, bed)
+    for _ in range(WARM_UP):
+        ready.step()
+    bed.sleep_s = case.block_s
     is_held_up = dist.get_rank() == 0
     return time_steps(ready, between_s=case.blocks_between * case.block_s if is_held_up else 0.0)
 
 
 def time_steps(ready: Ready, *, between_s: float = 0.0) -> list[Performed]:
-    """The actions of some steps, as a run times them."""
+    """The actions of some steps after the first, as a run times them."""
     workload, clock = ready.workload, HostActionClock()
     assert isinstance(workload, RunsStages)
 
@@ -181,8 +184,6 @@ def time_steps(ready: Ready, *, between_s: float = 0.0) -> list[Performed]:
         with clock.mark(action):
             yield
 
-    for _ in range(WARM_UP):
-        ready.step()
     workload.mark_actions(mark)
     performed = []
     for step in range(STEPS):

@@ -13,16 +13,16 @@ from bench.judgement.stages import TimedStep, bubble_ratio, join_steps, most_liv
 from tests.ranks import run_on_ranks
 from tests.slow.sleeping_stages import Case, perform
 from workloads.laws.bubble import BubbleSplit, split_bubble
-from workloads.laws.live_microbatches import live_microbatches
+from workloads.laws.live_microbatches import live_microbatches_of_stages
 from workloads.laws.pipeline import ScheduleName
 from workloads.laws.schedules import actions
 from workloads.laws.simulator import simulate
 from workloads.laws.terms import NotCovered
 
-LIMIT_S = 250.0
+LIMIT_S = 500.0
 TOLERANCE_RATIO = 0.03
 BUSY_PERCENT = 50.0
-"""Of all cores, above which others are at work: the ranks themselves take a tenth."""
+"""Of all cores, above which others are at work: four ranks take a tenth of two cores."""
 MEASURED_ANEW = 2
 NO_LINK = NotCovered(reason="the few bytes of a boundary stay within the machine")
 
@@ -108,10 +108,11 @@ def test_hardly_any_of_it_is_unexplained(case: Case, steps_of: StepsOf) -> None:
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_ranks_do_and_hold_what_the_law_says(case: Case, steps_of: StepsOf) -> None:
     order = actions(case.pipeline())
+    live = live_microbatches_of_stages(order)
     for step in steps_of(case):
         performed = [[work.action for work in step.works if work.rank == rank] for rank in range(case.ranks)]
         assert performed == [list(own) for own in order]
-        assert tuple(most_live(step.works, rank) for rank in range(case.ranks)) == live_microbatches(order)
+        assert {stage: most_live(step.works, stage) for stage in live} == live
 
 
 def test_what_holds_a_rank_up_between_its_actions_is_unexplained(steps_of: StepsOf) -> None:

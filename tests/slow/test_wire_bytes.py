@@ -20,18 +20,22 @@ CHATTER_BYTES = 4096  # Barriers, and acknowledgements of what is received.
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Collective, Passed]]:
-    """What passed by collective, for each rank."""
+def counted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[Collective, list[Passed]]]:
+    """What passed by collective, call by call, for each rank."""
     with netbox(nodes=request.param, rate_mbit=None) as box:
         answers = run_ranks(box, "tests.slow.collective_rank", tmp_path_factory.mktemp("ranks"), lambda order: order)
-    return [msgspec.json.decode(answer, type=dict[Collective, Passed]) for answer in answers]
+    return [msgspec.json.decode(answer, type=dict[Collective, list[Passed]]) for answer in answers]
 
 
 @pytest.mark.parametrize("collective", get_args(Collective))
 def test_the_busiest_rank_sends_or_receives_the_bytes_of_the_law(
-    collective: Collective, counted: list[dict[Collective, Passed]]
+    collective: Collective, counted: list[dict[Collective, list[Passed]]]
 ) -> None:
     transfer = Transfer(collective=collective, axis="data", payload_bytes=PAYLOAD_BYTES)
     expected_bytes = wire_bytes(transfer, len(counted), "gloo")
-    busiest_bytes = max(max(rank[collective].sent_bytes, rank[collective].received_bytes) for rank in counted)
+    calls = zip(*(rank[collective] for rank in counted), strict=True)
+    # Where an acknowledgement is late, as on a busy machine, the kernel sends again what has arrived: not in each call.
+    busiest_bytes = min(max(max(rank.sent_bytes, rank.received_bytes) for rank in call) for call in calls)
     assert expected_bytes <= busiest_bytes <= expected_bytes * (1 + HEADERS_RATIO) + CHATTER_BYTES
