@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(500)
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 
@@ -36,7 +36,7 @@ def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not is_so():
         assert time.monotonic() < until, "it never became so"
         time.sleep(0.05)
