@@ -18,6 +18,11 @@ pytestmark = pytest.mark.timeout(500)
 SMALL = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 
 
+def _hear_interrupts() -> None:
+    """Whoever started the tests may have had them ignore Ctrl-C, as a shell does in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A run that measures, and is killed if the test leaves it alive; what it started ends with it."""
@@ -28,6 +33,7 @@ def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "XDG_DATA_HOME": str(home)},
+        preexec_fn=_hear_interrupts,
     ) as runner:
         try:
             yield runner
