@@ -1,0 +1,86 @@
+"""What the node's host is doing, part by part: CPU, memory, disks, network, InfiniBand.
+
+Imports no torch and knows no process of ours. Linux only.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from collectors.host.kernel_files import KernelFiles
+from collectors.host.part import Absent, Part
+from collectors.host.roster import parts
+from collectors.metric import Sample
+
+_FOR_GOOD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP})
+"""What a kernel answers that has no such figure, or not for us; anything else may pass."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watched:
+    part: Part
+    samples: list[Sample] = field(default_factory=list)
+    read_ns: int | None = None
+    is_given_up: bool = False
+
+
+class HostCollector:
+    """The host as its kernel counts it; a part that the kernel withholds is absent, and asked for no more.
+
+    clock_ns: never set back.
+    """
+
+    name = "host"
+
+    def __init__(self, files: KernelFiles | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._files = KernelFiles() if files is None else files
+        self._clock_ns = clock_ns
+        self._reasons: dict[str, None] = {}
+        self._watched: list[_Watched] = []
+        if (self._files.root / "proc").is_dir():
+            self._watched = [_Watched(part=part) for part in parts()]
+        else:
+            self._say(f"there is no /proc ({sys.platform}); its samples are left out")
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Parts that the kernel withholds, each with its reason."""
+        return tuple(self._reasons)
+
+    def read(self) -> list[Sample]:
+        """The counters and levels of this moment; of parts that may pause, those of a moment ago."""
+        now_ns = self._clock_ns()
+        for watched in self._watched:
+            is_due = watched.read_ns is None or now_ns - watched.read_ns >= watched.part.pause_s * 1e9
+            if is_due and not watched.is_given_up:
+                watched.read_ns = now_ns
+                watched.samples = self._ask(watched)
+        return [sample for watched in self._watched for sample in watched.samples]
+
+    def close(self) -> None:
+        """Nothing is held between two reads."""
+
+    def _ask(self, watched: _Watched) -> list[Sample]:
+        name = watched.part.name
+        try:
+            found = list(watched.part.read(self._files))
+        except OSError as error:
+            watched.is_given_up = error.errno in _FOR_GOOD
+            until = "left out from here on" if watched.is_given_up else "left out at times"
+            self._say(f"{name}: {error.filename}: {error.strerror}; {until}")
+            return []
+        except (LookupError, ValueError) as error:
+            watched.is_given_up = True
+            self._say(f"{name}: not written as is known ({type(error).__name__}: {error}); left out from here on")
+            return []
+        for one in found:
+            if isinstance(one, Absent):
+                self._say(one.reason)
+        return [one for one in found if isinstance(one, Sample)]
+
+    def _say(self, reason: str) -> None:
+        self._reasons.setdefault(f"host: {reason}")

@@ -1,0 +1,36 @@
+"""What the host's disks read and write, and how long it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectors.catalogue import host
+from collectors.host.kernel_files import KernelFiles
+from collectors.metric import Sample
+
+_SECTOR_BYTES = 512
+"""In /proc/diskstats, whatever the disk's own sectors are."""
+_VIRTUAL = "/virtual/"
+_DIRECTIONS = {"read": 3, "written": 7}
+"""Where a direction's columns begin: requests, merged ones, sectors, milliseconds."""
+_BUSY_MS = 12
+
+
+def read(files: KernelFiles) -> Iterator[Sample]:
+    """Bytes, requests and seconds of each disk that is a device of its own.
+
+    What is made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
+    """
+    disks = {name for name in files.names("sys/block") if _VIRTUAL not in files.target(f"sys/block/{name}")}
+    for line in files.text("proc/diskstats").splitlines():
+        columns = line.split()
+        device = columns[2]
+        if device.replace("/", "!") not in disks:  # As a name with a slash is written in /sys.
+            continue
+        for direction, first in _DIRECTIONS.items():
+            requests, _, sectors, spent_ms = map(int, columns[first : first + 4])
+            labels = {"device": device, "direction": direction}
+            yield host.HOST_DISK_BYTES.at(sectors * _SECTOR_BYTES, **labels)
+            yield host.HOST_DISK_REQUESTS.at(requests, **labels)
+            yield host.HOST_DISK_REQUEST_SECONDS.at(spent_ms / 1e3, **labels)
+        yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
