@@ -97,7 +97,7 @@ GPU_INSTANCE_MEMORY_USED_BYTES = Metric(
     kind="gauge",
     unit="bytes",
     scope="node",
-    labels=("gpu", "instance"),
+    labels=("gpu", "slice"),
     help="Device memory in use in a MIG instance.",
 )
 GPU_INSTANCE_MEMORY_BYTES = Metric(
@@ -105,7 +105,7 @@ GPU_INSTANCE_MEMORY_BYTES = Metric(
     kind="gauge",
     unit="bytes",
     scope="node",
-    labels=("gpu", "instance"),
+    labels=("gpu", "slice"),
     help="Device memory that a MIG instance has to itself.",
 )
 GPU_INSTANCE_TASKS = Metric(
@@ -113,7 +113,7 @@ GPU_INSTANCE_TASKS = Metric(
     kind="gauge",
     unit="tasks",
     scope="node",
-    labels=("gpu", "instance"),
+    labels=("gpu", "slice"),
     help="Processes that have a compute context in a MIG instance.",
 )
 

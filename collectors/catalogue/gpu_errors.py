@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collectors.metric import Metric
 
-GPU_ECC_ERRORS = Metric(
-    name="observatory_gpu_ecc_errors_total",
+GPU_ECC_VOLATILE_ERRORS = Metric(
+    name="observatory_gpu_ecc_volatile_errors_total",
     kind="counter",
     unit="errors",
     scope="node",
-    labels=("gpu", "kind", "since"),
+    labels=("gpu", "kind"),
+    help="Memory errors that ECC found since the driver was loaded: corrected or uncorrected.",
+)
+GPU_ECC_AGGREGATE_ERRORS = Metric(
+    name="observatory_gpu_ecc_aggregate_errors_total",
+    kind="counter",
+    unit="errors",
+    scope="node",
+    labels=("gpu", "kind"),
     help=(
-        "Memory errors that ECC found: corrected or uncorrected; since the driver was loaded (load) or in the "
-        "GPU's life (life)."
+        "Memory errors that ECC found in the GPU's life, those since the driver was loaded among them: corrected or "
+        "uncorrected."
     ),
 )
 GPU_REMAPPED_ROWS = Metric(
     name="observatory_gpu_remapped_rows_total",
     kind="counter",
-    unit="errors",
+    unit="rows",
     scope="node",
     labels=("gpu", "kind"),
     help=(
@@ -29,7 +37,7 @@ GPU_REMAPPED_ROWS = Metric(
 GPU_RETIRED_PAGES = Metric(
     name="observatory_gpu_retired_pages_total",
     kind="counter",
-    unit="errors",
+    unit="pages",
     scope="node",
     labels=("gpu", "kind"),
     help="Pages of device memory that were taken out of use after errors: corrected or uncorrected; before Ampere.",
@@ -61,7 +69,7 @@ GPU_EVENTS = Metric(
     labels=("gpu", "event"),
     help=(
         "Errors that the driver reported of the GPU since the agent began to listen, by kind; xid are those of "
-        "NVIDIA's list of XIDs."
+        "NVIDIA's list of XIDs. Those of the slices of a GPU that MIG split are counted together."
     ),
 )
 GPU_EVENT_TIME = Metric(
@@ -78,7 +86,10 @@ GPU_XIDS = Metric(
     unit="errors",
     scope="node",
     labels=("gpu", "xid"),
-    help="XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains.",
+    help=(
+        "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; those of "
+        "the slices of a GPU that MIG split are counted together."
+    ),
 )
 GPU_XID_TIME = Metric(
     name="observatory_gpu_xid_timestamp_seconds",
@@ -90,7 +101,8 @@ GPU_XID_TIME = Metric(
 )
 
 METRICS = (
-    GPU_ECC_ERRORS,
+    GPU_ECC_VOLATILE_ERRORS,
+    GPU_ECC_AGGREGATE_ERRORS,
     GPU_REMAPPED_ROWS,
     GPU_RETIRED_PAGES,
     GPU_MEMORY_REPAIR,

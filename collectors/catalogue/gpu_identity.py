@@ -36,8 +36,9 @@ GPU_STATE = Metric(
     scope="node",
     labels=("gpu", "state"),
     help=(
-        "Whether the GPU answers: answering, late (what is shown has the age that is told beside it), or lost "
-        "until a reset; the value is always 1."
+        "Whether the GPU answers: answering, late (no whole answer by the deadline; what is shown has the age that is "
+        "told beside it), lost until it is found again after a reset or a new start of the driver, or failed by a "
+        "mistake of the agent's own, which its log names; the value is always 1."
     ),
 )
 GPU_INSTANCE = Metric(
@@ -45,7 +46,7 @@ GPU_INSTANCE = Metric(
     kind="info",
     unit="info",
     scope="node",
-    labels=("gpu", "instance", "uuid", "name"),
+    labels=("gpu", "slice", "uuid", "name"),
     help="A slice of a GPU that MIG split, by GPU instance and compute instance; the value is always 1.",
 )
 GPU_FABRIC = Metric(
@@ -78,6 +79,22 @@ GPU_CLOCK_LIMIT_HERTZ = Metric(
     labels=("gpu", "clock"),
     help="How fast a clock of the GPU may run at most: sm, memory or video.",
 )
+GPU_PCIE_GENERATION = Metric(
+    name="observatory_gpu_pcie_link_generation",
+    kind="gauge",
+    unit="generation",
+    scope="node",
+    labels=("gpu", "link"),
+    help="Generation of the GPU's PCIe link: now (idle GPUs lower it) and maximum, of what GPU and slot allow.",
+)
+GPU_PCIE_LANES = Metric(
+    name="observatory_gpu_pcie_link_lanes",
+    kind="gauge",
+    unit="lanes",
+    scope="node",
+    labels=("gpu", "link"),
+    help="Width of the GPU's PCIe link: now and maximum, of what GPU and slot allow.",
+)
 GPU_PCIE_LINK = Metric(
     name="observatory_gpu_pcie_link_bytes_per_second",
     kind="gauge",
@@ -97,5 +114,7 @@ METRICS = (
     GPU_FABRIC,
     GPU_POWER_LIMIT_WATTS,
     GPU_CLOCK_LIMIT_HERTZ,
+    GPU_PCIE_GENERATION,
+    GPU_PCIE_LANES,
     GPU_PCIE_LINK,
 )

@@ -11,8 +11,9 @@ GPU_PCIE_BYTES = Metric(
     scope="node",
     labels=("gpu", "direction"),
     help=(
-        "Bytes sent and received by the GPU over PCIe since the agent first read it; NVML's counter wraps every 4 "
-        "GiB, and where GPM's rate cannot tell how often, as before Hopper, a busy link counts too little."
+        "Bytes sent and received by the GPU over PCIe since the agent could count them without a gap. NVML's counter "
+        "wraps every 4 GiB: left out where the link can carry more than that between two readings and GPM's rate does "
+        "not tell how often it wrapped, as before Hopper at a beat of 1 s."
     ),
 )
 GPU_PCIE_RETRIES = Metric(
@@ -72,7 +73,11 @@ GPU_NVLINK_ERRORS = Metric(
     unit="errors",
     scope="node",
     labels=("gpu", "kind"),
-    help="Errors on all of the GPU's NVLinks: crc_flit, crc_data, replay, recovery or ecc.",
+    help=(
+        "Errors on all of the GPU's NVLinks: crc_flit, crc_data, replay, recovery or ecc; on Blackwell and later "
+        "malformed_packet, buffer_overrun, received, received_remote, received_general, link_integrity, discarded, "
+        "link_recovery, link_recovery_failed or effective. One fault may count in several kinds."
+    ),
 )
 
 METRICS = (

@@ -10,7 +10,10 @@ GPU_AGE_SECONDS = Metric(
     unit="seconds",
     scope="node",
     labels=("gpu",),
-    help="Age of what is shown of the GPU; more than a beat where its driver keeps it waiting.",
+    help=(
+        "Age of what is shown of the GPU, at the agent's last beat: up to a beat older at the scrape; more than a beat "
+        "where its driver keeps it waiting."
+    ),
 )
 GPU_MISSED = Metric(
     name="observatory_gpu_missed_readings_total",
@@ -18,7 +21,10 @@ GPU_MISSED = Metric(
     unit="errors",
     scope="node",
     labels=("gpu",),
-    help="Beats at which the GPU had not answered by the deadline; what is shown is then what it answered last.",
+    help=(
+        "Beats at which the GPU had not answered by the deadline, or had no whole answer; what is shown is then what "
+        "it answered last."
+    ),
 )
 GPU_FIELD_SECONDS = Metric(
     name="observatory_gpu_field_seconds",
@@ -37,7 +43,17 @@ GPU_CALL_SECONDS = Metric(
     unit="seconds",
     scope="node",
     labels=("function",),
-    help="Time that our calls to a function of NVML took, all of the node's GPUs together.",
+    help=(
+        "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events."
+    ),
+)
+GPU_CALLS = Metric(
+    name="observatory_gpu_calls_total",
+    kind="counter",
+    unit="requests",
+    scope="node",
+    labels=("function",),
+    help="Our calls to a function of NVML, answered or refused, all of the node's GPUs together.",
 )
 
 METRICS = (
@@ -45,4 +61,5 @@ METRICS = (
     GPU_MISSED,
     GPU_FIELD_SECONDS,
     GPU_CALL_SECONDS,
+    GPU_CALLS,
 )

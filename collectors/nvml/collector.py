@@ -7,20 +7,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from collectors.catalogue import gpu_identity as identity
 from collectors.catalogue import gpu_reading as reading
 from collectors.metric import Sample
 from collectors.nvml.answering import Answerer
 from collectors.nvml.events import EventWatch
-from collectors.nvml.gpu import Gpu, Reading
+from collectors.nvml.gpu import Gpu
 from collectors.nvml.identity import cuda_version
-from collectors.nvml.library import Nvml, NVMLError, Timed, installed_nvml, missing_driver
+from collectors.nvml.library import RETRY_S, Nvml, NVMLError, Timed, installed_nvml, missing_driver
 from collectors.nvml.processes import GpuProcess
 from collectors.nvml.refusals import refusals
 from collectors.nvml.standing import Standing
+from collectors.nvml.watched import WatchedGpu
 
 OPEN_S = 5.0
-"""How long NVML may take to start before the node is watched without it; it is taken in when it has started."""
+"""How long NVML may take to start, and to find its GPUs, before the node is watched without what is not there yet."""
 DEADLINE_S = 0.5
 """How long the GPUs may take to answer at one beat, all of them together."""
 HOLD_S = 60.0
@@ -28,35 +28,26 @@ HOLD_S = 60.0
 _CLOSE_S = 1.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Watched:
-    """A GPU and the thread that asks it. missed: beats at whose deadline it had not answered."""
-
-    gpu: Gpu
-    answerer: Answerer[Reading]
-    missed: int = 0
-    is_late: bool = False
-    lost: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What the start of NVML found. reasons: what it did not."""
+    """What the start of NVML found. at_ns: when. reasons: what it did not."""
 
-    driver: str = ""
-    watched: list[_Watched] = field(default_factory=list)
-    events: EventWatch | None = None
+    at_ns: int
+    watched: list[WatchedGpu] = field(default_factory=list)
+    events: list[EventWatch] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
 
 class NvmlCollector:
     """Opens NVML for as long as the process lives. A node without a driver has no samples and one reason.
 
-    Each GPU is asked in a thread of its own: one that fails is lost alone, and one that hangs is late alone, with the
-    age of what is shown. (A driver that holds a lock over all its GPUs makes them all late.) A GPU that is late is
-    not waited for again until it has answered. A GPU that is lost stays so until the next start.
+    Each GPU is found, asked and listened to in threads of its own: one that fails is lost alone, and one that hangs is
+    late alone, with the age of what is shown. (A driver that holds a lock over all its GPUs makes them all late.)
+    What is gone is looked for again every RETRY_S: a GPU that is lost, or, while there is none that is not, NVML with
+    all its GPUs, so that a driver that is loaded later, or anew, is taken in.
 
-    per_link: also the bytes of each NVLink. deadline_s: see DEADLINE_S; below the beat. clock_ns: never set back.
+    per_link: also the bytes of each NVLink. deadline_s: see DEADLINE_S; below the beat. hold_s: see HOLD_S; some beats.
+    clock_ns: never set back.
     """
 
     name = "nvml"
@@ -67,164 +58,177 @@ class NvmlCollector:
         *,
         per_link: bool = False,
         deadline_s: float = DEADLINE_S,
+        hold_s: float = HOLD_S,
         open_s: float = OPEN_S,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._nvml = installed_nvml() if nvml is None else nvml
         self._per_link = per_link
-        self._deadline_s = deadline_s
+        self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
-        self._reasons: dict[str, None] = {}
-        self._opening = Answerer("nvml-open", self._open)
+        self._timed = Timed(self._nvml, clock_ns=clock_ns)
+        self._is_begun = False
+        self._driver = self._cuda = ""
+        self._opening: Answerer[_Opened] = Answerer("nvml-open", self._open)
         self._opening.ask()
-        if not self._opening.wait(open_s):
-            self._say(f"NVML does not start: no answer within {open_s:g} s; samples of GPUs are left out until then")
+        self._await_opened()
 
     @property
     def absent(self) -> tuple[str, ...]:
         """GPUs and fields that do not answer, each with its reason."""
         opened = self._opening.latest
         if opened is None:
-            return tuple(self._reasons)
-        events = [] if opened.events is None else opened.events.absent
-        refused = refusals(self.standings(), driver=opened.driver)
+            return (
+                f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until then",
+            )
+        events = [one.reason for one in opened.events if one.reason is not None]
         split = [
-            f"GPU {one.gpu.label}: split by MIG; NVML tells utilization neither of the whole nor of an instance"
+            f"GPU {one.label}: split by MIG; NVML tells utilization neither of the whole nor of an instance"
             for one in opened.watched
-            if one.gpu.is_split
+            if one.gpu is not None and one.gpu.is_split
         ]
-        return tuple(dict.fromkeys([*opened.reasons, *events, *split, *refused, *self._reasons]))
+        refused = refusals(self.standings(), driver=self._driver)
+        own = [reason for one in opened.watched for reason in one.reasons]
+        return tuple(dict.fromkeys([*opened.reasons, *events, *split, *refused, *own]))
 
     def read(self) -> list[Sample]:
         """What each GPU answers now, or answered last, with what is known of the reading itself."""
+        before = self._opening.latest
+        if before is not None and self._is_to_be_opened_again(before):
+            self._opening.ask()
+        is_open = self._opening.wait(0.0)
         opened = self._opening.latest
-        if opened is None:
+        if opened is None or not opened.watched:
             return []
-        self._ask_all(opened.watched)
-        samples = [sample for watched in opened.watched for sample in self._shown(watched)]
-        if opened.events is not None:
-            samples += opened.events.samples()
-        return samples + self._costs(opened.watched)
+        if is_open:
+            self._ask_all(opened.watched)
+        return [
+            *(sample for watched in opened.watched for sample in watched.samples()),
+            *(sample for events in opened.events for sample in events.samples()),
+            *self._costs(opened),
+        ]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
         """The GPUs, or instances of them, that each process computes on, by its pid, as last read."""
         found: dict[int, tuple[GpuProcess, ...]] = {}
         for watched in self._watched():
-            answer = watched.answerer.latest
+            answer = watched.reading
             for process in () if answer is None else answer.processes:
                 found[process.pid] = (*found.get(process.pid, ()), process)
         return found
 
     def standings(self) -> tuple[Standing, ...]:
         """How each GPU stands to each question that it was asked: a table of questions by GPUs."""
-        return tuple(one for watched in self._watched() for one in watched.gpu.standings.all())
+        gpus = [watched.gpu for watched in self._watched()]
+        return tuple(one for gpu in gpus if gpu is not None for one in gpu.standings.all())
 
     def close(self) -> None:
         """End the threads and give NVML back; what hangs is left behind, and NVML with it."""
         opened = self._opening.latest
-        are_ended = self._opening.close(_CLOSE_S)
-        if opened is None:
-            return
-        if opened.events is not None:
-            opened.events.close()
-        for watched in opened.watched:
-            if watched.answerer.close(_CLOSE_S):
-                with suppress(NVMLError):  # Of a GPU that is lost.
-                    watched.gpu.close()
-            else:
-                are_ended = False
-        if are_ended and opened.driver:
+        are_ended = [self._opening.close(_CLOSE_S)]
+        if opened is not None:
+            are_ended += _ended(opened.events)
+            are_ended += [watched.close(_CLOSE_S) for watched in opened.watched]
+        if all(are_ended) and self._is_begun:
             with suppress(NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _watched(self) -> list[_Watched]:
+    def _watched(self) -> list[WatchedGpu]:
         return [] if self._opening.latest is None else self._opening.latest.watched
 
+    def _await_opened(self) -> None:
+        until_ns = self._clock_ns() + round(self._open_s * 1e9)
+        self._opening.wait(self._open_s)
+        opened = self._opening.latest
+        if opened is None:
+            return
+        for watched in opened.watched:
+            watched.ask()
+        for watched, events in zip(opened.watched, opened.events, strict=True):
+            watched.await_found((until_ns - self._clock_ns()) / 1e9)
+            events.await_begun((until_ns - self._clock_ns()) / 1e9)
+
+    def _is_to_be_opened_again(self, opened: _Opened) -> bool:
+        is_due = self._clock_ns() - opened.at_ns >= round(RETRY_S * 1e9)
+        return is_due and all(watched.is_gone for watched in opened.watched)
+
     def _open(self) -> _Opened:
-        opened = _Opened()
+        before = self._opening.latest or _Opened(at_ns=0)
+        count, reasons = 0, list[str]()
         try:
-            self._nvml.nvmlInit()
-            opened.driver = self._nvml.nvmlSystemGetDriverVersion()
-            count = self._nvml.nvmlDeviceGetCount()
+            count = self._begin(before)
+            if count == 0:
+                reasons = [f"NVML: driver {self._driver} shows no GPU; samples of GPUs are left out of this run"]
         except NVMLError as error:
-            opened.reasons.append(_no_nvml(error))
-            return opened
-        if count == 0:
-            opened.reasons.append(
-                f"NVML: driver {opened.driver} shows no GPU; samples of GPUs are left out of this run"
-            )
-            return opened
-        gpus = [gpu for index in range(count) if (gpu := self._find(index, opened)) is not None]
-        opened.events = EventWatch(Timed(self._nvml).nvml, {gpu.label: gpu.handle for gpu in gpus})
-        opened.watched = [_Watched(gpu=gpu, answerer=Answerer(f"nvml-gpu{gpu.label}", gpu.read)) for gpu in gpus]
-        return opened
+            reasons = [_no_nvml(error)]
+        places = range(len(before.watched), count)
+        events = [*before.events, *(EventWatch(self._nvml, index, clock_ns=self._clock_ns) for index in places)]
+        for one in events:
+            one.start()
+        return _Opened(
+            at_ns=self._clock_ns(),
+            watched=[*before.watched, *(self._watch(index) for index in places)],
+            events=events,
+            reasons=reasons,
+        )
 
-    def _find(self, index: int, opened: _Opened) -> Gpu | None:
-        try:
-            return Gpu(
-                self._nvml,
-                index,
-                driver=opened.driver,
-                cuda=cuda_version(Timed(self._nvml).nvml),
-                per_link=self._per_link,
-                clock_ns=self._clock_ns,
-            )
-        except NVMLError as error:
-            opened.reasons.append(f"GPU {index}: {error}; its samples are left out of this run")
-            return None
+    def _begin(self, before: _Opened) -> int:
+        """Start NVML, after its end where it was started before and nothing of it hangs; how many GPUs it has."""
+        nvml = self._timed.nvml
+        if self._is_begun and all(_ended(before.events)):
+            with suppress(NVMLError):
+                nvml.nvmlShutdown()
+            self._is_begun = False
+        if not self._is_begun:
+            nvml.nvmlInit()
+            self._is_begun = True
+        self._driver, self._cuda = nvml.nvmlSystemGetDriverVersion(), cuda_version(nvml)
+        return nvml.nvmlDeviceGetCount()
 
-    def _ask_all(self, watched: list[_Watched]) -> None:
-        asked = [one for one in watched if one.lost is None]
-        for one in asked:
-            one.answerer.ask()
-        until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
-        for one in asked:
-            left_s = 0.0 if one.is_late else (until_ns - self._clock_ns()) / 1e9
-            try:
-                one.is_late = not one.answerer.wait(left_s)
-            except Exception as error:  # noqa: BLE001  # Whatever ails one GPU, the others are read.
-                one.lost = f"{type(error).__name__}: {error}"
-            answer = one.answerer.latest
-            if one.is_late:
-                one.missed += 1
-                self._say(
-                    f"GPU {one.gpu.label}: no answer within {self._deadline_s:g} s at times; what is shown then is old"
-                )
-            elif answer is not None and answer.lost is not None:
-                one.lost = answer.lost
-            if one.lost is not None:
-                self._say(f"GPU {one.gpu.label}: {one.lost}; its samples end here")
+    def _watch(self, index: int) -> WatchedGpu:
+        return WatchedGpu(index, self._find, hold_s=self._hold_s, clock_ns=self._clock_ns)
 
-    def _shown(self, one: _Watched) -> list[Sample]:
-        label = one.gpu.label
-        state = "lost" if one.lost is not None else "late" if one.is_late else "answering"
-        samples = [
-            identity.GPU_STATE.at(1, gpu=label, state=state),
-            reading.GPU_MISSED.at(one.missed, gpu=label),
-        ]
-        answer = one.answerer.latest
-        if answer is None or one.lost is not None:
-            return samples
-        age_s = (self._clock_ns() - answer.at_ns) / 1e9
-        samples.append(reading.GPU_AGE_SECONDS.at(age_s, gpu=label))
-        return samples + answer.samples if age_s <= HOLD_S else samples
+    def _find(self, index: int) -> Gpu:
+        return Gpu(
+            self._nvml,
+            index,
+            driver=self._driver,
+            cuda=self._cuda,
+            per_link=self._per_link,
+            clock_ns=self._clock_ns,
+        )
 
-    def _costs(self, watched: list[_Watched]) -> list[Sample]:
-        seconds: dict[str, float] = {}
+    def _ask_all(self, watched: list[WatchedGpu]) -> None:
         for one in watched:
-            for function, spent_s in dict(one.gpu.timed.seconds).items():
+            one.ask()
+        until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
+        for one in watched:
+            one.settle((until_ns - self._clock_ns()) / 1e9)
+
+    def _costs(self, opened: _Opened) -> list[Sample]:
+        seconds: dict[str, float] = {}
+        calls: dict[str, int] = {}
+        of_gpus = [one.gpu.timed for one in opened.watched if one.gpu is not None]
+        for timed in (self._timed, *of_gpus, *(one.timed for one in opened.events)):
+            for function, spent_s in dict(timed.seconds).items():
                 seconds[function] = seconds.get(function, 0.0) + spent_s
+                calls[function] = calls.get(function, 0) + timed.calls[function]
         slowest: dict[str, float] = {}
         for standing in self.standings():
             if standing.cost_s is not None:
                 slowest[standing.question] = max(slowest.get(standing.question, 0.0), standing.cost_s)
         return [
             *(reading.GPU_CALL_SECONDS.at(spent_s, function=function) for function, spent_s in seconds.items()),
+            *(reading.GPU_CALLS.at(count, function=function) for function, count in calls.items()),
             *(reading.GPU_FIELD_SECONDS.at(cost_s, field=name) for name, cost_s in slowest.items()),
         ]
 
-    def _say(self, reason: str) -> None:
-        self._reasons.setdefault(reason)
+
+def _ended(events: list[EventWatch]) -> list[bool]:
+    """Whether each ended, all of them told before one is waited for."""
+    for one in events:
+        one.end()
+    return [one.close() for one in events]
 
 
 def _no_nvml(error: Exception) -> str:

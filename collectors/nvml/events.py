@@ -1,15 +1,25 @@
-"""Errors that the driver reports by itself (XIDs, ECC and their like), counted by a thread that does nothing else."""
+"""Errors that a GPU's driver reports by itself (XIDs, ECC and their like), counted by a thread of their own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from collectors.catalogue import gpu_errors as errors
 from collectors.metric import Sample
-from collectors.nvml.library import Nvml, NVMLError, key_of, says_lost, says_nothing_yet
+from collectors.nvml.library import (
+    RETRY_S,
+    Nvml,
+    NVMLError,
+    Timed,
+    says_forbidden,
+    says_lost,
+    says_nothing_yet,
+    says_unsupported,
+)
 
 XID = 0x8
 _KINDS = {
@@ -28,106 +38,135 @@ _KINDS = {
 _WAIT_MS = 500
 """How long one wait lasts, and so how long the end of the thread may take; an event ends it at once."""
 _PAUSE_S = 1.0
-"""Between waits that fail at once, so that a broken driver costs no CPU."""
+"""After a wait that failed at once, so that a broken driver costs no CPU."""
 
 
 class EventWatch:
-    """Listens from its making until `close`, so that what happens between two polls is counted.
+    """Listens to one GPU from `start` until `close`, so that what happens between two polls is counted.
 
-    gpus: handles by label. absent: GPUs that report nothing, with the reason.
+    The GPU has a thread and a set of events of its own: if its driver hangs, or it is lost, no other's events are.
+    Counts outlive a loss; a GPU that is found again is listened to again.
+    Not covered: an XID of an instance, of a GPU that MIG split, is counted with the whole GPU's.
+
+    index: NVML's. reason: why nothing is counted, None where all is well. timed: what its calls cost, but for waiting.
     now_s: the time that a sample bears, in seconds since 1970. pause: waits, unless told to end.
     """
 
     def __init__(
         self,
         nvml: Nvml,
-        gpus: Mapping[str, Any],
+        index: int,
         *,
         now_s: Callable[[], float] = time.time,
         pause: Callable[[threading.Event, float], object] = threading.Event.wait,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.absent: list[str] = []
-        self._nvml = nvml
+        self.reason: str | None = None
+        self.timed = Timed(nvml, clock_ns=clock_ns)
+        self._index, self._label = index, str(index)
+        self._untimed = nvml
         self._now_s, self._pause = now_s, pause
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str], int] = {}
-        self._times: dict[tuple[str, str], float] = {}
-        self._xid_counts: dict[tuple[str, str], int] = {}
-        self._xid_times: dict[tuple[str, str], float] = {}
-        self._labels: dict[Hashable, str] = {}
+        self._counts: dict[str, int] = {}
+        self._times: dict[str, float] = {}
+        self._xid_counts: dict[str, int] = {}
+        self._xid_times: dict[str, float] = {}
+        self._has_tried = threading.Event()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._gpus = gpus
-        self._events = self._register()
-        if self._labels:
-            self._thread = threading.Thread(target=self._listen, name="nvml-events", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen, in a thread of its own, or go on in the one that there is."""
+        self._ending.clear()
+        if self._thread is None or not self._thread.is_alive():
+            self._has_tried.clear()
+            self._thread = threading.Thread(target=self._run, name=f"nvml-events{self._label}", daemon=True)
             self._thread.start()
 
+    def await_begun(self, timeout_s: float) -> None:
+        """Wait until it listens, or cannot; without a verdict if that takes longer."""
+        self._has_tried.wait(max(0.0, timeout_s))
+
     def samples(self) -> list[Sample]:
-        """Counts since the making, and last times; a kind that a GPU can report begins at 0."""
+        """Counts since the making, and last times; a kind that the GPU can report begins at 0."""
+        gpu = self._label
         with self._lock:
             return [
-                *(errors.GPU_EVENTS.at(count, gpu=gpu, event=kind) for (gpu, kind), count in self._counts.items()),
-                *(errors.GPU_EVENT_TIME.at(at_s, gpu=gpu, event=kind) for (gpu, kind), at_s in self._times.items()),
-                *(errors.GPU_XIDS.at(count, gpu=gpu, xid=xid) for (gpu, xid), count in self._xid_counts.items()),
-                *(errors.GPU_XID_TIME.at(at_s, gpu=gpu, xid=xid) for (gpu, xid), at_s in self._xid_times.items()),
+                *(errors.GPU_EVENTS.at(count, gpu=gpu, event=kind) for kind, count in self._counts.items()),
+                *(errors.GPU_EVENT_TIME.at(at_s, gpu=gpu, event=kind) for kind, at_s in self._times.items()),
+                *(errors.GPU_XIDS.at(count, gpu=gpu, xid=xid) for xid, count in self._xid_counts.items()),
+                *(errors.GPU_XID_TIME.at(at_s, gpu=gpu, xid=xid) for xid, at_s in self._xid_times.items()),
             ]
 
-    def close(self) -> None:
-        """Stop listening; a driver that holds the thread longer than two waits is left behind."""
+    def end(self) -> None:
+        """Tell the thread to end, without waiting for it."""
         self._ending.set()
-        if self._thread is not None:
-            self._thread.join(2 * _WAIT_MS / 1e3)
 
-    def _register(self) -> Any:
-        try:
-            events = self._nvml.nvmlEventSetCreate()
-        except NVMLError as error:
-            self._say(f"NVML reports no events ({error}); XIDs are counted on no GPU of this node")
-            return None
-        for gpu, handle in self._gpus.items():
-            try:
-                kinds = self._nvml.nvmlDeviceGetSupportedEventTypes(handle) & sum(_KINDS)
-                self._nvml.nvmlDeviceRegisterEvents(handle, kinds, events)
-            except NVMLError as error:
-                self._say(f"GPU {gpu}: its driver reports no events ({error}); its XIDs are not counted")
-                continue
-            self._labels[key_of(handle)] = gpu
-            with self._lock:
-                for kind in (name for bit, name in _KINDS.items() if kinds & bit):
-                    self._counts.setdefault((gpu, kind), 0)
-        return events
+    def close(self) -> bool:
+        """Stop listening; whether the thread ended: a driver that holds it longer than two waits is left behind."""
+        self.end()
+        if self._thread is None:
+            return True
+        self._thread.join(2 * _WAIT_MS / 1e3)
+        return not self._thread.is_alive()
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                event = self._nvml.nvmlEventSetWait_v2(self._events, _WAIT_MS)
+                events = self._register()
+            except NVMLError as error:
+                self.reason = f"GPU {self._label}: its driver reports no events ({error}); its XIDs are not counted"
+                self._has_tried.set()
+                if says_unsupported(error) or says_forbidden(error):
+                    return
+                self._pause(self._ending, RETRY_S)
+                continue
+            self.reason = None
+            self._has_tried.set()
+            self._listen(events)
+            self._free(events)
+
+    def _register(self) -> Any:
+        nvml = self.timed.nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
+        events = nvml.nvmlEventSetCreate()
+        try:
+            kinds = nvml.nvmlDeviceGetSupportedEventTypes(handle) & sum(_KINDS)
+            nvml.nvmlDeviceRegisterEvents(handle, kinds, events)
+        except NVMLError:
+            self._free(events)
+            raise
+        with self._lock:
+            for kind in (name for bit, name in _KINDS.items() if kinds & bit):
+                self._counts.setdefault(kind, 0)
+        return events
+
+    def _listen(self, events: Any) -> None:
+        """Until told to end, or the GPU is lost and its set of events spoilt."""
+        while not self._ending.is_set():
+            try:
+                event = self._untimed.nvmlEventSetWait_v2(events, _WAIT_MS)
             except NVMLError as error:
                 if not says_nothing_yet(error):
                     self._pause(self._ending, _PAUSE_S)
-                if says_lost(error):  # One GPU that is gone spoils the set of all.
-                    self._nvml.nvmlEventSetFree(self._events)
-                    self._events = self._register()
-                if self._events is None:
+                if says_lost(error):
                     return
-                continue
-            self._count(event)
-        self._nvml.nvmlEventSetFree(self._events)
+            else:
+                self._count(event)
 
-    def _say(self, reason: str) -> None:
-        if reason not in self.absent:
-            self.absent.append(reason)
+    def _free(self, events: Any) -> None:
+        with suppress(NVMLError):  # Of a GPU that is lost.
+            self.timed.nvml.nvmlEventSetFree(events)
 
     def _count(self, event: Any) -> None:
-        gpu = self._labels.get(key_of(event.device))
         kind = _KINDS.get(event.eventType)
-        if gpu is None or kind is None:
+        if kind is None:
             return
         at_s = self._now_s()
         with self._lock:
-            self._counts[gpu, kind] = self._counts.get((gpu, kind), 0) + 1
-            self._times[gpu, kind] = at_s
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._times[kind] = at_s
             if event.eventType == XID:
                 xid = str(event.eventData)
-                self._xid_counts[gpu, xid] = self._xid_counts.get((gpu, xid), 0) + 1
-                self._xid_times[gpu, xid] = at_s
+                self._xid_counts[xid] = self._xid_counts.get(xid, 0) + 1
+                self._xid_times[xid] = at_s

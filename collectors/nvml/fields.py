@@ -139,16 +139,32 @@ _NVLINK_ERRORS = {
     "recovery": pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
     "ecc": pynvml.NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 }
+_NVLINK_5_ERRORS = {
+    "malformed_packet": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
+    "buffer_overrun": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+    "received": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
+    "received_remote": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
+    "received_general": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
+    "link_integrity": pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+    "discarded": pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS,
+    "link_recovery": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
+    "link_recovery_failed": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    "effective": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
+}
+"""Of Blackwell and later. Not the errors of symbols: a sound link has them, and corrects them.
+
+Asked for all links together. Source: DCGM, NvmlFieldRequiresNvLinkAggregate.
+"""
 _PCIE_ERRORS = {
     "correctable": pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS,
     "non_fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
     "fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
 }
 _ECC_ERRORS = (
-    ("corrected", "load", pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
-    ("uncorrected", "load", pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
-    ("corrected", "life", pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
-    ("uncorrected", "life", pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
+    ("corrected", "volatile", errors.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
+    ("uncorrected", "volatile", errors.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
+    ("corrected", "aggregate", errors.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
+    ("uncorrected", "aggregate", errors.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
 )
 _POWER_LIMITS = {
     "minimum": pynvml.NVML_FI_DEV_POWER_MIN_LIMIT,
@@ -175,14 +191,25 @@ _FIELDS = (
         for direction, number in _NVLINK_BYTES.items()
     ),
     *(
-        _quick(number, f"{kind} ECC errors since {since}", errors.GPU_ECC_ERRORS, kind=kind, since=since)
-        for kind, since, number in _ECC_ERRORS
+        _quick(number, f"{kind} ECC errors, {account}", metric, kind=kind)
+        for kind, account, metric, number in _ECC_ERRORS
     ),
     _slow(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, "PCIe replays", links.GPU_PCIE_RETRIES),
     *(_slow(number, f"{kind} PCIe errors", links.GPU_PCIE_ERRORS, kind=kind) for kind, number in _PCIE_ERRORS.items()),
     *(
         _slow(number, f"NVLink {kind} errors", links.GPU_NVLINK_ERRORS, kind=kind)
         for kind, number in _NVLINK_ERRORS.items()
+    ),
+    *(
+        Field(
+            number=number,
+            scope=ALL_LINKS,
+            name=f"NVLink {kind} errors",
+            metric=links.GPU_NVLINK_ERRORS,
+            labels={"kind": kind},
+            is_slow=True,
+        )
+        for kind, number in _NVLINK_5_ERRORS.items()
     ),
     *(
         _slow(number, f"{limit} power limit", identity.GPU_POWER_LIMIT_WATTS, 1e-3, limit=limit)

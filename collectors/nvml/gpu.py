@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from collectors.catalogue import gpu as use
+from collectors.catalogue.gpu_identity import GPU_PCIE_LINK
 from collectors.metric import Sample
 from collectors.nvml.batch import FieldBatch
 from collectors.nvml.fields import fields_of
-from collectors.nvml.identity import identify, nvlinks
+from collectors.nvml.identity import Identity, nvlinks
 from collectors.nvml.instances import Instance, find_instances, read_instance
 from collectors.nvml.library import Nvml, NVMLError, Timed, says_lost
 from collectors.nvml.processes import GpuProcess, processes_on
 from collectors.nvml.profile import Profile
-from collectors.nvml.questions import QUESTIONS, Question
+from collectors.nvml.questions import QUESTIONS
 from collectors.nvml.standing import GpuLost, Standings
 
 SLOW_S = 10.0
@@ -40,6 +42,7 @@ class Gpu:
 
     Raises:
         NVMLError: the GPU cannot be found, or is gone.
+        GpuLost: it went as its links were counted.
     """
 
     def __init__(
@@ -54,20 +57,22 @@ class Gpu:
     ) -> None:
         self.label = str(index)
         self.timed = Timed(nvml, clock_ns=clock_ns)
-        self.standings = Standings(self.label)
+        self.standings = Standings(self.label, clock_ns=clock_ns)
         self._nvml = self.timed.nvml
         self.handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid = self._nvml.nvmlDeviceGetUUID(self.handle)
-        self._driver, self._cuda = driver, cuda
         self._clock_ns = clock_ns
-        links = len(nvlinks(self._nvml, self.handle)) if per_link else 0
-        fields = fields_of(driver, per_link=links)
-        self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.standings)
+        self._identity = Identity(
+            self._nvml, self.handle, self.standings, gpu=self.label, uuid=self.uuid, driver=driver, cuda=cuda
+        )
+        links = self.standings.ask("NVLinks", partial(nvlinks, self._nvml, self.handle)) if per_link else None
+        fields = fields_of(driver, per_link=len(links or ()))
+        self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.standings, clock_ns=clock_ns)
         self._profile = Profile(self._nvml, self.handle, self.label, self.standings, clock_ns=clock_ns)
         self._instances: tuple[Instance, ...] = ()
         self._slow: list[Sample] = []
         self._slow_due_ns = clock_ns()
-        self._read_ns: int | None = None
+        self._link: float | None = None
 
     def read(self) -> Reading:
         """All that the GPU answers now, or that it is lost; never a half."""
@@ -94,15 +99,13 @@ class Gpu:
         now_ns = self._clock_ns()
         is_slow = now_ns >= self._slow_due_ns
         quick, slow = self._questions(is_slow)
+        self._link = _link_at_most(slow) or self._link
         seen = self._profile.read()
-        elapsed_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / 1e9
-        expected = {direction: rate * elapsed_s for direction, rate in seen.pcie_bytes_per_second.items()}
-        quick_fields, slow_fields = self._batch.read(is_slow=is_slow, expected=expected)
-        self._read_ns = now_ns
+        quick_fields, slow_fields = self._batch.read(is_slow=is_slow, rates=seen.pcie_bytes_per_second, link=self._link)
         if is_slow:
-            info = identify(self._nvml, self.handle, gpu=self.label, driver=self._driver, cuda=self._cuda)
-            self._instances = find_instances(self._nvml, self.handle)
-            self._slow = [info, *slow, *slow_fields]
+            found = self.standings.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
+            self._instances = self._instances if found is None else found
+            self._slow = [self._identity.read(), *slow, *slow_fields]
             self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
         tasks, processes = self._processes()
         return [*self._slow, *quick, *quick_fields, *seen.samples, *tasks], processes
@@ -112,38 +115,28 @@ class Gpu:
         slow: list[Sample] = []
         for question in QUESTIONS:
             if is_slow or not question.is_slow:
-                (slow if question.is_slow else quick).extend(self._ask(question))
+                ask = partial(question.read, self._nvml, self.handle, self.label)
+                (slow if question.is_slow else quick).extend(self.standings.ask(question.name, ask) or ())
         return quick, slow
 
-    def _ask(self, question: Question) -> list[Sample]:
-        if not self.standings.is_asked(question.name):
-            return []
-        begun_ns = self._clock_ns()
-        try:
-            samples = question.read(self._nvml, self.handle, self.label)
-        except NVMLError as error:
-            self.standings.refused(question.name, error)
-            return []
-        self.standings.answered(question.name, (self._clock_ns() - begun_ns) / 1e9)
-        return samples
-
     def _processes(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
-        """Counts, and who they are; of a GPU that MIG split, those of its instances."""
+        """Counts, and who they are; of a GPU that MIG split, those of its instances, and no sum if one is not told."""
         samples: list[Sample] = []
-        found: tuple[GpuProcess, ...] = ()
+        lists: list[tuple[GpuProcess, ...] | None] = []
         for instance in self._instances:
-            of_instance, processes = read_instance(self._nvml, instance, gpu=self.label)
+            of_instance, processes = read_instance(self._nvml, instance, self.standings, gpu=self.label)
             samples += of_instance
-            found += processes
-        name = "list of processes"
-        if not self._instances and self.standings.is_asked(name):
-            begun_ns = self._clock_ns()
-            try:
-                found = processes_on(self._nvml, self.handle, gpu=self.label, uuid=self.uuid)
-            except NVMLError as error:
-                self.standings.refused(name, error)
-                return samples, ()
-            self.standings.answered(name, (self._clock_ns() - begun_ns) / 1e9)
-        if self._instances or self.standings.is_asked(name):
+            lists.append(processes)
+        if not self._instances:
+            ask = partial(processes_on, self._nvml, self.handle, gpu=self.label, uuid=self.uuid)
+            lists.append(self.standings.ask("list of processes", ask))
+        found = tuple(process for processes in lists for process in processes or ())
+        if None not in lists:
             samples.append(use.GPU_TASKS.at(len({process.pid for process in found}), gpu=self.label))
         return samples, found
+
+
+def _link_at_most(samples: list[Sample]) -> float | None:
+    """What the PCIe link can carry in one direction, in bytes per second."""
+    of_link = (one for one in samples if one.metric == GPU_PCIE_LINK.name and one.labels["link"] == "maximum")
+    return next((one.value for one in of_link), None)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pynvml import nvmlMemory_v2
+from pynvml import NVML_ERROR_NOT_FOUND, nvmlMemory_v2
 
 from collectors.catalogue import gpu as use
 from collectors.catalogue import gpu_identity as identity
 from collectors.metric import Sample
-from collectors.nvml.library import Nvml, NVMLError, says_lost
+from collectors.nvml.library import Nvml, NVMLError, code_of, says_unsupported
 from collectors.nvml.processes import GpuProcess, processes_on
+from collectors.nvml.standing import Standings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,58 +29,59 @@ class Instance:
 
 
 def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
-    """The instances there are now; they come and go while the GPU stays. None where MIG is off or unknown.
+    """The instances there are now; they come and go while the GPU stays. None where MIG is off.
 
     Raises:
-        NVMLError: the GPU is gone.
+        NVMLError: the GPU has no MIG, does not tell, or is gone.
     """
-    try:
-        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
-            return ()
-        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except NVMLError as error:
-        _unless_lost(error)
+    if not nvml.nvmlDeviceGetMigMode(handle)[0]:
         return ()
+    places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
     return tuple(found for place in places if (found := _find(nvml, handle, place)) is not None)
 
 
-def read_instance(nvml: Nvml, instance: Instance, *, gpu: str) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
-    """Samples and processes of one instance; nothing where it is gone.
+def read_instance(
+    nvml: Nvml, instance: Instance, standings: Standings, *, gpu: str
+) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
+    """Samples and processes of one instance; processes are None where they are not told.
+
+    Memory and processes are questions of their own: a process that is not root may be told the one and not the other.
 
     Raises:
-        NVMLError: the GPU is gone.
+        GpuLost: the GPU is gone.
     """
-    labels = {"gpu": gpu, "instance": instance.label}
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(instance.handle, version=nvmlMemory_v2)
-        processes = processes_on(nvml, instance.handle, gpu=gpu, uuid=instance.uuid, instance=instance.label)
-    except NVMLError as error:
-        _unless_lost(error)
-        return [], ()
-    return [
-        identity.GPU_INSTANCE.at(1, **labels, uuid=instance.uuid, name=instance.name),
-        use.GPU_INSTANCE_MEMORY_USED_BYTES.at(memory.total - memory.free - memory.reserved, **labels),
-        use.GPU_INSTANCE_MEMORY_BYTES.at(memory.total, **labels),
-        use.GPU_INSTANCE_TASKS.at(len({process.pid for process in processes}), **labels),
-    ], processes
+    labels = {"gpu": gpu, "slice": instance.label}
+    samples = [identity.GPU_INSTANCE.at(1, **labels, uuid=instance.uuid, name=instance.name)]
+    memory = standings.ask(
+        f"memory of slice {instance.label}",
+        lambda: nvml.nvmlDeviceGetMemoryInfo(instance.handle, version=nvmlMemory_v2),
+    )
+    if memory is not None:
+        samples += [
+            use.GPU_INSTANCE_MEMORY_USED_BYTES.at(memory.total - memory.free - memory.reserved, **labels),
+            use.GPU_INSTANCE_MEMORY_BYTES.at(memory.total, **labels),
+        ]
+    processes = standings.ask(
+        f"processes of slice {instance.label}",
+        lambda: processes_on(nvml, instance.handle, gpu=gpu, uuid=instance.uuid, instance=instance.label),
+    )
+    if processes is not None:
+        samples.append(use.GPU_INSTANCE_TASKS.at(len({process.pid for process in processes}), **labels))
+    return samples, processes
 
 
 def _find(nvml: Nvml, handle: Any, place: int) -> Instance | None:
     try:
         found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-        gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(found)
-        compute_instance = nvml.nvmlDeviceGetComputeInstanceId(found)
-        return Instance(
-            label=f"{gpu_instance}/{compute_instance}",
-            handle=found,
-            uuid=nvml.nvmlDeviceGetUUID(found),
-            name=nvml.nvmlDeviceGetName(found),
-        )
     except NVMLError as error:
-        _unless_lost(error)
-        return None  # A place that no instance fills.
-
-
-def _unless_lost(error: Exception) -> None:
-    if says_lost(error):
-        raise error
+        if code_of(error) == NVML_ERROR_NOT_FOUND or says_unsupported(error):
+            return None  # A place that no instance fills.
+        raise
+    gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(found)
+    compute_instance = nvml.nvmlDeviceGetComputeInstanceId(found)
+    return Instance(
+        label=f"{gpu_instance}/{compute_instance}",
+        handle=found,
+        uuid=nvml.nvmlDeviceGetUUID(found),
+        name=nvml.nvmlDeviceGetName(found),
+    )

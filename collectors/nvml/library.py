@@ -14,18 +14,22 @@ from pynvml import (
     NVML_ERROR_DRIVER_NOT_LOADED,
     NVML_ERROR_FUNCTION_NOT_FOUND,
     NVML_ERROR_GPU_IS_LOST,
+    NVML_ERROR_GPU_NOT_FOUND,
     NVML_ERROR_INVALID_ARGUMENT,
     NVML_ERROR_LIBRARY_NOT_FOUND,
     NVML_ERROR_NO_PERMISSION,
     NVML_ERROR_NOT_SUPPORTED,
     NVML_ERROR_RESET_REQUIRED,
     NVML_ERROR_TIMEOUT,
+    NVML_ERROR_UNINITIALIZED,
     NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
 )
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
 """NVML's refusal, whatever the reason."""
 
+RETRY_S = 30.0
+"""How long a driver or a GPU that is gone is left alone before it is looked for again."""
 _NO_DRIVER = {
     NVML_ERROR_LIBRARY_NOT_FOUND: "NVML library not found",
     NVML_ERROR_DRIVER_NOT_LOADED: "its kernel module is not loaded",
@@ -38,6 +42,15 @@ _NEVER = frozenset(
         NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
         NVML_ERROR_DEPRECATED,
         NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+    }
+)
+_LOST = frozenset(
+    {
+        NVML_ERROR_GPU_IS_LOST,
+        NVML_ERROR_GPU_NOT_FOUND,
+        NVML_ERROR_RESET_REQUIRED,
+        NVML_ERROR_DRIVER_NOT_LOADED,  # It was unloaded under us.
+        NVML_ERROR_UNINITIALIZED,
     }
 )
 
@@ -104,13 +117,14 @@ def installed_nvml() -> Nvml:
 
 
 class Timed:
-    """NVML, with the time that each of its functions took in `seconds`; for one thread.
+    """NVML, with the time that each of its functions took in `seconds`, and their calls in `calls`; for one thread.
 
     A function that this `pynvml` or this driver does not have refuses like one that is not supported, as NVML has it.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
         self._nvml = nvml
         self._clock_ns = clock_ns
 
@@ -118,6 +132,12 @@ class Timed:
     def nvml(self) -> Nvml:
         """Itself: it has whatever functions NVML has."""
         return cast(Nvml, self)
+
+    def go_on_from(self, before: Timed) -> None:
+        """Add what another, which is asked no more, has counted."""
+        for function, spent_s in before.seconds.items():
+            self.seconds[function] = self.seconds.get(function, 0.0) + spent_s
+            self.calls[function] = self.calls.get(function, 0) + before.calls[function]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name, None)
@@ -129,6 +149,7 @@ class Timed:
             try:
                 return function(*arguments, **named)
             finally:
+                self.calls[name] = self.calls.get(name, 0) + 1
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
         setattr(self, name, timed)  # The next call finds it without coming here.
@@ -161,8 +182,8 @@ def says_forbidden(error: Exception) -> bool:
 
 
 def says_lost(error: Exception) -> bool:
-    """The GPU is gone until it is reset or the node is restarted."""
-    return bool(code_of(error) in {NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED})
+    """The GPU is gone until it is reset, its driver is loaded again, or the node is restarted."""
+    return code_of(error) in _LOST
 
 
 def says_nothing_yet(error: Exception) -> bool:

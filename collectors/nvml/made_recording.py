@@ -3,8 +3,10 @@
     python -m collectors.nvml.made_recording
 
 The load is that of an H200 (driver 590.48.01, nvidia-smi under gpu_burn); the course of events is made up. All GPUs
-train; GPU 2 runs into its power limit, GPU 3 grows hot and slows down, GPU 5 has an uncorrected memory error and waits
-for a reset, GPU 6 falls off the bus, GPU 7 is split by MIG.
+train; GPU 2 runs into its power limit, GPU 3 grows hot and slows down, the driver of GPU 4 hangs, GPU 5 has an
+uncorrected memory error and waits for a reset, GPU 6 falls off the bus, GPU 7 is split by MIG.
+
+Alerts on the agent itself (a collector that is late or has failed, an agent that is gone) find nothing here.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collectors.nvml.fields import ALL_LINKS
 from collectors.nvml.recording import (
     EIGHT_GPUS,
     Event,
+    Hang,
     RecordedGpu,
     Recording,
     Track,
@@ -34,6 +37,8 @@ _EVENT_KINDS = 0x1 | 0x2 | 0x8
 _POWER_MW = (76_250, 627_400)
 _POWER_LIMIT_MW = 700_000
 _HOT_S, _COOL_S, _BROKEN_S, _LOST_S = 240.0, 360.0, 300.0, 420.0
+_HANG_S = (125.0, 515.0)
+"""So long that an alert that is held for five minutes is seen, with a scrape and an evaluation before it."""
 
 
 def eight_gpus() -> Recording:
@@ -56,7 +61,7 @@ def _gpu(index: int) -> RecordedGpu:
         latencies_us=_latencies(),
         event_kinds=_EVENT_KINDS,
     )
-    story = {2: _capped, 3: _hot, 5: _broken, 6: _lost, 7: _split}.get(index)
+    story = {2: _capped, 3: _hot, 4: _hanging, 5: _broken, 6: _lost, 7: _split}.get(index)
     return gpu if story is None else story(gpu)
 
 
@@ -185,6 +190,12 @@ def _hot(gpu: RecordedGpu) -> RecordedGpu:
         field_question(270, 0): at((0, 0), (_HOT_S, 0), (_COOL_S, held_ns // 2), is_line=True, is_counter=True),
     }
     return _with(gpu, tracks=hot)
+
+
+def _hanging(gpu: RecordedGpu) -> RecordedGpu:
+    """Its driver keeps whoever asks it waiting, and recovers."""
+    from_s, until_s = _HANG_S
+    return _with(gpu, hang=Hang(from_s=from_s, until_s=until_s))
 
 
 def _broken(gpu: RecordedGpu) -> RecordedGpu:

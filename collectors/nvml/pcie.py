@@ -20,11 +20,13 @@ def link_bytes_per_second(generation: int, lanes: int) -> float | None:
 class WholeCounter:
     """A counter of 32 bits that wraps, made one that grows; it begins at 0.
 
-    A link of 63 GB/s wraps it 15 times a second. How often it did between two readings is told by an expected growth
-    that is right to within half a wrap; without one, a wrap is seen once.
+    It counts bytes, so that a link of 63 GB/s wraps it 15 times a second, and one of 16 GB/s 4 times. How often it did
+    between two readings is told by an expected growth that is right to within half a wrap. Without one it is known
+    only where the link cannot have carried as much as wraps it; elsewhere the growth is unknown, and what is counted
+    after it begins anew.
     A value above 32 bits shows that this driver's counter does not wrap.
-    Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("Value can be wrapped"); the driver's own counter is an NvU32
-    (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
+    Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("PCIe transmit bytes. Value can be wrapped"); the driver's own
+    counter is an NvU32 (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
     """
 
     def __init__(self) -> None:
@@ -32,18 +34,21 @@ class WholeCounter:
         self._is_wide = False
         self._whole = 0
 
-    def advance(self, raw: int, expected: float | None) -> int:
-        """Its growth since the first reading, after one more. expected: the growth since the last, None if unknown."""
-        self._is_wide = self._is_wide or raw >= _WRAP
-        if self._raw is not None:
-            self._whole += self._growth(self._raw, raw, expected)
-        self._raw = raw
-        return self._whole
+    def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
+        """Its growth since the first reading, or since the last that was unknown; None where this one is unknown.
 
-    def _growth(self, before: int, raw: int, expected: float | None) -> int:
+        expected: the growth since the last reading. most: what it can be. Each None where that is not known.
+        """
+        self._is_wide = self._is_wide or raw >= _WRAP
+        growth = 0 if self._raw is None else self._growth(self._raw, raw, expected, most)
+        self._raw = raw
+        self._whole = 0 if growth is None else self._whole + growth
+        return None if growth is None else self._whole
+
+    def _growth(self, before: int, raw: int, expected: float | None, most: float | None) -> int | None:
         if self._is_wide:
             return raw - before if raw >= before else raw  # Smaller: the driver was loaded anew.
         growth = (raw - before) % _WRAP
-        if expected is None:
-            return growth
-        return growth + _WRAP * max(0, round((expected - growth) / _WRAP))
+        if expected is not None:
+            return growth + _WRAP * max(0, round((expected - growth) / _WRAP))
+        return growth if most is not None and most < _WRAP else None

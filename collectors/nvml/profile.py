@@ -20,7 +20,8 @@ from collectors.nvml.standing import Standings
 _APART_NS = 150_000_000
 """Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
 _MIB = 1 << 20
-_WHOLE = "GPM"
+MONITORS = "GPM"
+"""The question that is asked for all metrics together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class _Monitored:
     metric: Metric
     labels: dict[str, str]
     scale: float
+
+
+def pcie_rate(direction: str) -> str:
+    """How the question for the rate in one direction of PCIe is called."""
+    return f"{MONITORS} PCIe {direction}"
 
 
 def _percent(number: int, name: str, metric: Metric, **labels: str) -> _Monitored:
@@ -105,12 +111,12 @@ class Profile:
         """
         now_ns = self._clock_ns()
         is_too_soon = self._sampled_ns is not None and now_ns - self._sampled_ns < _APART_NS
-        if is_too_soon or not self._standings.is_asked(_WHOLE):
+        if is_too_soon or not self._standings.is_asked(MONITORS):
             return self._seen
         try:
             self._seen = self._look(now_ns)
         except NVMLError as error:
-            self._standings.refused(_WHOLE, error)
+            self._standings.refused(MONITORS, error)
             self._filled = 0
             self._seen = Seen(samples=[], pcie_bytes_per_second={})
         return self._seen
@@ -142,7 +148,7 @@ class Profile:
             wanted.metrics[place].metricId = monitored.number
         begun_ns = self._clock_ns()
         self._nvml.nvmlGpmMetricsGet(wanted)
-        self._standings.answered(_WHOLE, (self._clock_ns() - begun_ns) / 1e9)
+        self._standings.answered(MONITORS, (self._clock_ns() - begun_ns) / 1e9)
         samples: list[Sample] = []
         rates: dict[str, float] = {}
         for place, monitored in enumerate(tuple(self._monitored)):

@@ -126,17 +126,22 @@ def _reasons(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     return [power.GPU_CLOCK_HELD_RATIO.at(float(bool(mask & bit)), gpu=gpu, reason=name) for name, bit in _REASONS]
 
 
-def _pcie_link(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    now = link_bytes_per_second(
-        nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    )
-    most = link_bytes_per_second(
-        nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
-    )
+def _pcie_now(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    generation = nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
+    return _pcie_link(generation, nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), gpu=gpu, link="now")
+
+
+def _pcie_most(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    generation = nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+    return _pcie_link(generation, nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), gpu=gpu, link="maximum")
+
+
+def _pcie_link(generation: int, lanes: int, **labels: str) -> list[Sample]:
+    rate = link_bytes_per_second(generation, lanes)
     return [
-        identity.GPU_PCIE_LINK.at(rate, gpu=gpu, link=link)
-        for link, rate in (("now", now), ("maximum", most))
-        if rate is not None
+        identity.GPU_PCIE_GENERATION.at(generation, **labels),
+        identity.GPU_PCIE_LANES.at(lanes, **labels),
+        *([] if rate is None else [identity.GPU_PCIE_LINK.at(rate, **labels)]),
     ]
 
 
@@ -152,6 +157,7 @@ QUESTIONS = (
     *(Question(name=f"{name} clock", read=_clock(name, clock)) for name, clock in _CLOCKS),
     *(Question(name=f"{name} clock limit", read=_clock_limit(name, clock), is_slow=True) for name, clock in _CLOCKS),
     Question(name="clock event reasons", read=_reasons),
-    Question(name="PCIe link", read=_pcie_link, is_slow=True),
+    Question(name="PCIe link now", read=_pcie_now, is_slow=True),
+    Question(name="PCIe link at most", read=_pcie_most, is_slow=True),
     Question(name="NVLink fabric", read=fabric, is_slow=True),
 )

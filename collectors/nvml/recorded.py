@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from pynvml import (
     NVML_ERROR_NOT_FOUND,
     NVML_ERROR_NOT_SUPPORTED,
     NVML_ERROR_TIMEOUT,
+    NVML_ERROR_UNINITIALIZED,
     NVML_SUCCESS,
     NVML_VALUE_TYPE_DOUBLE,
     NVML_VALUE_TYPE_SIGNED_LONG_LONG,
@@ -24,6 +25,9 @@ from pynvml import (
 
 from collectors.nvml.library import Nvml, NVMLError, code_of
 from collectors.nvml.recording import RecordedGpu, Recording, field_question, question_of
+
+_LOOK_S = 0.1
+"""Between looks at the clock of a question that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +39,17 @@ class RecordedHandle:
     whole: RecordedGpu
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class RecordedEvents:
+    """A set of events. told: how many of the recording's, lap after lap, it has passed."""
+
+    told: int
+    listening: list[RecordedHandle] = field(default_factory=list)
+
+
 class RecordedNvml:
-    """Replays from `nvmlInit` on, lap after lap: counters grow on, events come again, and what is lost stays lost.
+    """Replays from the first `nvmlInit` on, lap after lap: counters grow on, events come again, and what is lost stays
+    lost.
 
     clock_s: what time it is; handed in, it may run as fast as one likes. wait: until told, or for so many seconds.
     """
@@ -50,7 +63,8 @@ class RecordedNvml:
     ) -> None:
         self._recording = recording
         self._clock_s, self._wait = clock_s, wait
-        self._begun_s = clock_s()
+        self._begun_s: float | None = None
+        self._is_open = False
         self._handles = [RecordedHandle(index=place, gpu=gpu, whole=gpu) for place, gpu in enumerate(recording.gpus)]
         self._parts = {
             (handle.index, place): RecordedHandle(index=handle.index, gpu=part, whole=handle.gpu)
@@ -58,11 +72,9 @@ class RecordedNvml:
             for place, part in handle.gpu.instances.items()
         }
         self._sampled: dict[int, tuple[RecordedHandle, Any]] = {}
-        self._listening: list[RecordedHandle] = []
         self._events = sorted(
             ((handle, event) for handle in self._handles for event in handle.gpu.events), key=lambda one: one[1].at_s
         )
-        self._told = 0
 
     @property
     def nvml(self) -> Nvml:
@@ -80,12 +92,14 @@ class RecordedNvml:
         return ask
 
     def nvmlInit(self) -> None:
-        """Begin at the recording's beginning."""
-        self._begun_s = self._clock_s()
-        self._told = 0
+        """Begin at the recording's beginning, or go on."""
+        self._is_open = True
+        if self._begun_s is None:
+            self._begun_s = self._clock_s()
 
     def nvmlShutdown(self) -> None:
-        """Nothing was taken."""
+        """A question that hangs is let go, and refused."""
+        self._is_open = False
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """The recorded driver's."""
@@ -162,40 +176,41 @@ class RecordedNvml:
         self._check(handle)
         return handle.gpu.event_kinds
 
-    def nvmlEventSetCreate(self) -> object:
-        """A set that listens to nothing yet."""
-        self._listening = []
-        return object()
+    def nvmlEventSetCreate(self) -> RecordedEvents:
+        """A set that listens to nothing yet, and is told nothing that was before it."""
+        lap, at_s = divmod(self._elapsed_s(), self._recording.duration_s)
+        return RecordedEvents(told=int(lap) * len(self._events) + sum(event.at_s < at_s for _, event in self._events))
 
-    def nvmlEventSetFree(self, events: object) -> None:
+    def nvmlEventSetFree(self, events: RecordedEvents) -> None:
         """The set listens no more."""
+        events.listening.clear()
 
-    def nvmlDeviceRegisterEvents(self, handle: RecordedHandle, kinds: int, events: object) -> None:
+    def nvmlDeviceRegisterEvents(self, handle: RecordedHandle, kinds: int, events: RecordedEvents) -> None:
         """Listen to the GPU."""
         self._check(handle)
-        self._listening.append(handle)
+        events.listening.append(handle)
 
-    def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> Any:
+    def nvmlEventSetWait_v2(self, events: RecordedEvents, timeout_ms: int) -> Any:
         """The next event, or NVML's timeout."""
-        event = self._next_event()
+        event = self._next_event(events)
         if event is None:
             self._wait(timeout_ms / 1e3)
-            event = self._next_event()
+            event = self._next_event(events)
         if event is None:
             raise NVMLError(NVML_ERROR_TIMEOUT)
         return event
 
-    def _next_event(self) -> Any:
+    def _next_event(self, events: RecordedEvents) -> Any:
         """The next that is due of a GPU that is listened to, if there is one."""
         while self._events:
-            lap, place = divmod(self._told, len(self._events))
+            lap, place = divmod(events.told, len(self._events))
             handle, event = self._events[place]
             at_s = lap * self._recording.duration_s + event.at_s
             if at_s > self._elapsed_s():
                 return None
-            self._told += 1
+            events.told += 1
             lost_s = handle.gpu.lost_from_s
-            if handle in self._listening and (lost_s is None or at_s <= lost_s):
+            if handle in events.listening and (lost_s is None or at_s <= lost_s):
                 return SimpleNamespace(device=handle, eventType=event.kind, eventData=event.data)
         return None
 
@@ -215,12 +230,17 @@ class RecordedNvml:
         return track.at(0.0)
 
     def _check(self, handle: RecordedHandle) -> None:
+        hang = handle.whole.hang
+        while hang is not None and hang.from_s <= self._elapsed_s() % self._recording.duration_s < hang.until_s:
+            if not self._is_open:
+                raise NVMLError(NVML_ERROR_UNINITIALIZED)
+            self._wait(_LOOK_S)
         lost_s = handle.whole.lost_from_s
         if lost_s is not None and self._elapsed_s() >= lost_s:
             raise NVMLError(NVML_ERROR_GPU_IS_LOST)
 
     def _elapsed_s(self) -> float:
-        return self._clock_s() - self._begun_s
+        return 0.0 if self._begun_s is None else self._clock_s() - self._begun_s
 
 
 def _as_nvml(value: Any) -> Any:

@@ -18,6 +18,7 @@ from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, ke
 from collectors.nvml.recording import Event, RecordedGpu, Recording, Track, field_question, question_of
 
 _FIELDS = "nvmlDeviceGetFieldValues"
+_FIND = "nvmlDeviceGetHandleByIndex"
 _HIDDEN = {
     "nvmlDeviceGetUUID": "{kind}-00000000-0000-0000-0000-{place:012d}",
     "nvmlDeviceGetSerial": "{place:013d}",
@@ -97,18 +98,22 @@ class _Heard:
 
 
 class _Listener:
-    """NVML, whose every answer is written down on its way. Each GPU is asked by one thread, as the collector does."""
+    """NVML, whose every answer is written down on its way.
+
+    Each GPU is asked by one thread, and listened to by another, as the collector does. One that is lost and comes back
+    is lost for good in the recording.
+    """
 
     def __init__(self, nvml: Nvml, clock_s: Callable[[], float]) -> None:
         self.begun_s = clock_s()
         self._nvml = nvml
         self._clock_s = clock_s
         self._system = _Heard()
-        self._gpus: list[_Heard] = []
+        self._gpus: dict[int, _Heard] = {}
         self._by_handle: dict[Hashable, tuple[_Heard, int]] = {}
         self._by_sample: dict[Hashable, _Heard] = {}
         self._told: dict[str, Callable[..., None]] = {
-            "nvmlDeviceGetHandleByIndex": self._gpu_found,
+            _FIND: self._gpu_found,
             "nvmlDeviceGetMigDeviceHandleByIndex": self._instance_found,
             _FIELDS: self._fields_told,
             "nvmlDeviceGetGpuFabricInfoV": self._fabric_told,
@@ -126,7 +131,7 @@ class _Listener:
                 answer = function(*arguments, **named)
             except NVMLError as error:
                 if name != _FIELDS and not says_nothing_yet(error):
-                    heard, _, rest = self._asked(arguments)
+                    heard, _, rest = (self._heard_of(arguments[0]), 0, ()) if name == _FIND else self._asked(arguments)
                     heard.refuse(question_of(name, *rest), self._now_s(), error)
                 raise
             tell: Callable[..., None] = self._told.get(name, self._plainly_told)
@@ -148,8 +153,11 @@ class _Listener:
             note=note,
             duration_s=duration_s,
             system=self._system.done(frozenset()).tracks,
-            gpus=[heard.done(counters) for heard in self._gpus],
+            gpus=[heard.done(counters) for _, heard in sorted(self._gpus.items())],
         )
+
+    def _heard_of(self, index: int) -> _Heard:
+        return self._gpus.setdefault(index, _Heard())
 
     def _asked(self, arguments: tuple[Any, ...]) -> tuple[_Heard, int, tuple[Any, ...]]:
         """Who was asked, its place, and the other arguments."""
@@ -165,9 +173,8 @@ class _Listener:
             heard.answer(question_of(name, *rest), self._now_s(), value)
 
     def _gpu_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
-        heard = _Heard()
-        self._by_handle[key_of(handle)] = (heard, len(self._gpus))
-        self._gpus.append(heard)
+        (index,) = arguments
+        self._by_handle[key_of(handle)] = (self._heard_of(index), index)
 
     def _instance_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
         whole, _place, (place,) = self._asked(arguments)

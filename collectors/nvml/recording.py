@@ -47,12 +47,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     data: int
 
 
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of each lap in which the driver returns from no question to the GPU."""
+
+    from_s: float
+    until_s: float
+
+
 class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU, or one instance of one.
 
     tracks: by question, see `question_of`. refusals: NVML's code, by question. A question in neither is not supported.
     latencies_us: what reading a field took. instances: by place.
-    event_kinds: the bits that it can report. lost_from_s: from when on it answered nothing.
+    event_kinds: the bits that it can report. lost_from_s: from when on it answered nothing, for good. hang: of a
+    recording that was made by hand; a recorded driver's has no end that one could know.
     """
 
     tracks: dict[str, Track]
@@ -62,6 +70,7 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     event_kinds: int = 0
     events: list[Event] = []
     lost_from_s: float | None = None
+    hang: Hang | None = None
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ _SAID: dict[Answer, str] = {
     "not permitted": "this process may not ask for {questions}; they are left out of this run",
     "not always": "no answer at times to {questions}; they are left out then",
 }
-_OF_SOME = ("NVLink", "GPM", "pages", "rows")
-"""What a GPU lacks by its kind: an A100 has no GPM, a card no NVLink, and new ones remap rows and retire no pages."""
+_OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
+"""What a GPU lacks by its kind: an A100 has no GPM, a card no NVLink and no MIG, few are NUMA nodes, and new ones remap
+rows and retire no pages."""
 
 
 def refusals(standings: Iterable[Standing], *, driver: str) -> list[str]:

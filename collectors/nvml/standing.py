@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from collectors.nvml.library import says_forbidden, says_lost, says_unsupported
+from collectors.nvml.library import NVMLError, says_forbidden, says_lost, says_unsupported
 
 Answer = Literal["answers", "not supported", "not permitted", "not always"]
+Told = TypeVar("Told")
 
 
 class GpuLost(Exception):
@@ -18,8 +21,8 @@ class GpuLost(Exception):
 class Standing:
     """One GPU and one question.
 
-    reason: NVML's own, None where it answers. cost_s: what the last answer took, None where there was none; of a field
-    by the driver's account, of a function by ours.
+    reason: NVML's own, or why its answer says nothing; None where it answers. cost_s: what the last answer took, None
+    where there was none; of a field by the driver's account, of a function by ours.
     """
 
     gpu: str
@@ -32,9 +35,27 @@ class Standing:
 class Standings:
     """All questions to one GPU. A question that was refused for good is never asked again."""
 
-    def __init__(self, gpu: str) -> None:
+    def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._gpu = gpu
+        self._clock_ns = clock_ns
         self._by_question: dict[str, Standing] = {}
+
+    def ask(self, question: str, read: Callable[[], Told]) -> Told | None:
+        """What `read` gives; None where that is refused now, or was for good.
+
+        Raises:
+            GpuLost: nothing of this GPU need be asked again.
+        """
+        if not self.is_asked(question):
+            return None
+        begun_ns = self._clock_ns()
+        try:
+            told = read()
+        except NVMLError as error:
+            self.refused(question, error)
+            return None
+        self.answered(question, (self._clock_ns() - begun_ns) / 1e9)
+        return told
 
     def answered(self, question: str, cost_s: float) -> None:
         """It answered. One that does not always answer keeps that mark."""
@@ -60,6 +81,11 @@ class Standings:
             return False
         self._put(question, "not always", str(error), None)
         return True
+
+    def doubted(self, question: str, reason: str) -> None:
+        """It answered, and the answer cannot be used; it is asked again."""
+        before = self._by_question.get(question)
+        self._put(question, "not always", reason, None if before is None else before.cost_s)
 
     def is_asked(self, question: str) -> bool:
         """It has not refused for good."""

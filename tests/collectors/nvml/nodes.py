@@ -56,16 +56,17 @@ def a_node(*gpus: RecordedGpu, driver: str = DRIVER) -> Recording:
 
 def replayed(recording: Recording, clock: FakeClock) -> Nvml:
     """NVML on the node; waiting for an event takes a moment only."""
-    return RecordedNvml(recording, clock_s=clock.seconds, wait=lambda _: time.sleep(0.001)).nvml
+    return RecordedNvml(recording, clock_s=clock.seconds, wait=lambda _: time.sleep(0.005)).nvml
 
 
 @contextmanager
 def opened(nvml: Nvml, clock: FakeClock, **options: Any) -> Iterator[NvmlCollector]:
-    """A collector that is closed again."""
+    """A collector that is closed again; what hangs by the recording is let go before."""
     collector = NvmlCollector(nvml, clock_ns=clock.ns, **options)
     try:
         yield collector
     finally:
+        nvml.nvmlShutdown()
         collector.close()
 
 

@@ -35,6 +35,8 @@ LOADED = {
     "field(190)": 700_000,
     "nvmlDeviceGetCurrPcieLinkGeneration": 1,
     "field(4)": 2,
+    "field(6)": 9,
+    "field(208, 4294967295)": 7,
     "field(230)": 4,
     "nvmlDeviceGetNvLinkState(17)": 0,
 }
@@ -70,7 +72,13 @@ def _read(answers: dict[str, object]) -> list[Sample]:
         identity.GPU_POWER_LIMIT_WATTS.at(700, gpu="0", limit="current"),
         identity.GPU_PCIE_LINK.at(16 * 250e6, gpu="0", link="now"),
         links.GPU_NVLINK_BYTES.at(3072, gpu="0", direction="sent"),
-        errors.GPU_ECC_ERRORS.at(2, gpu="0", kind="uncorrected", since="load"),
+        identity.GPU_PCIE_GENERATION.at(1, gpu="0", link="now"),
+        identity.GPU_PCIE_GENERATION.at(5, gpu="0", link="maximum"),
+        identity.GPU_PCIE_LANES.at(16, gpu="0", link="now"),
+        identity.GPU_PCIE_LANES.at(16, gpu="0", link="maximum"),
+        links.GPU_NVLINK_ERRORS.at(7, gpu="0", kind="received"),
+        errors.GPU_ECC_VOLATILE_ERRORS.at(2, gpu="0", kind="uncorrected"),
+        errors.GPU_ECC_AGGREGATE_ERRORS.at(9, gpu="0", kind="uncorrected"),
         errors.GPU_RECOVERY.at(1, gpu="0", action="drain_and_reset"),
         identity.GPU_FABRIC.at(1, gpu="0", state="completed", clique="0"),
         identity.GPU_STATE.at(1, gpu="0", state="answering"),
@@ -177,7 +185,10 @@ def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
         samples = collector.read()
     assert reading.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
     functions = {one.labels["function"] for one in samples if one.metric == reading.GPU_CALL_SECONDS.name}
-    assert {"nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage"} <= functions
+    assert {"nvmlInit", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceRegisterEvents"} <= functions
+    calls = {one.labels["function"]: one.value for one in samples if one.metric == reading.GPU_CALLS.name}
+    assert calls.keys() == functions
+    assert (calls["nvmlInit"], calls["nvmlDeviceGetPowerUsage"]) == (1, 8)
 
 
 def test_all_fields_of_a_gpu_are_one_call() -> None:

@@ -1,8 +1,9 @@
-"""Errors that drivers report are counted, whenever they come."""
+"""Errors that a GPU's driver reports are counted, whenever they come."""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,19 +15,21 @@ import pytest
 
 from collectors.catalogue import gpu_errors as errors
 from collectors.nvml.events import EventWatch
-from collectors.nvml.library import Nvml, NVMLError
+from collectors.nvml.library import RETRY_S, Nvml, NVMLError
 
 XID, DOUBLE_BIT = 0x8, 0x2
+LONG_S = 30.0
 
 
 class FakeEvents:
-    """NVML's event sets, of GPUs that are named by letters."""
+    """NVML's event sets, of GPUs whose handles are their indices."""
 
-    def __init__(self, *, kinds: int = XID | DOUBLE_BIT, refusing: str = "", has_events: bool = True) -> None:
-        self.happening: queue.Queue[Any] = queue.Queue()
-        self.sets: list[list[str]] = []
+    def __init__(self, *, kinds: int = XID | DOUBLE_BIT, has_events: bool = True) -> None:
+        self.happening: dict[int, queue.Queue[Any]] = {index: queue.Queue() for index in range(2)}
+        self.sets: list[list[int]] = []
         self.waits = 0
-        self.refusing = refusing
+        self.refusing: int | None = None
+        self.code = pynvml.NVML_ERROR_NOT_SUPPORTED
         self._kinds = kinds
         self._has_events = has_events
 
@@ -34,31 +37,35 @@ class FakeEvents:
     def nvml(self) -> Nvml:
         return cast(Nvml, self)
 
-    def happen(self, gpu: str, kind: int, data: int = 0) -> None:
-        self.happening.put(SimpleNamespace(device=gpu, eventType=kind, eventData=data))
+    def happen(self, gpu: int, kind: int, data: int = 0) -> None:
+        self.happening[gpu].put(SimpleNamespace(device=gpu, eventType=kind, eventData=data))
 
-    def nvmlEventSetCreate(self) -> list[str]:  # noqa: N802  # NVML's own names.
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802  # NVML's own names.
+        return index
+
+    def nvmlEventSetCreate(self) -> list[int]:  # noqa: N802
         if not self._has_events:
             raise NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self.sets.append([])
         return self.sets[-1]
 
-    def nvmlEventSetFree(self, events: list[str]) -> None:  # noqa: N802
+    def nvmlEventSetFree(self, events: list[int]) -> None:  # noqa: N802
         events.clear()
 
-    def nvmlDeviceGetSupportedEventTypes(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetSupportedEventTypes(self, handle: int) -> int:  # noqa: N802
         if handle == self.refusing:
-            raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise NVMLError(self.code)
         return self._kinds | 0x4
 
-    def nvmlDeviceRegisterEvents(self, handle: str, kinds: int, events: list[str]) -> None:  # noqa: N802
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: list[int]) -> None:  # noqa: N802
         assert kinds == self._kinds, "a change of P-state is no error"
         events.append(handle)
 
-    def nvmlEventSetWait_v2(self, events: list[str], timeout_ms: int) -> Any:  # noqa: N802
+    def nvmlEventSetWait_v2(self, events: list[int], timeout_ms: int) -> Any:  # noqa: N802
         self.waits += 1
+        (gpu,) = events
         try:
-            event = self.happening.get(timeout=0.005)
+            event = self.happening[gpu].get(timeout=0.005)
         except queue.Empty:
             raise NVMLError(pynvml.NVML_ERROR_TIMEOUT) from None
         if isinstance(event, Exception):
@@ -67,14 +74,18 @@ class FakeEvents:
 
 
 @contextmanager
-def _watching(fake: FakeEvents, gpus: str = "ab") -> Iterator[EventWatch]:
-    watch = EventWatch(
-        fake.nvml, {gpu: gpu for gpu in gpus}, now_s=lambda: 1.5e9, pause=lambda ending, _: ending.wait(0.001)
-    )
+def _watching(fake: FakeEvents, index: int = 0, pauses: list[float] | None = None) -> Iterator[EventWatch]:
+    def pause(ending: threading.Event, seconds: float) -> None:
+        (pauses if pauses is not None else []).append(seconds)
+        ending.wait(0.001)
+
+    watch = EventWatch(fake.nvml, index, now_s=lambda: 1.5e9, pause=pause)
+    watch.start()
+    watch.await_begun(LONG_S)
     try:
         yield watch
     finally:
-        watch.close()
+        assert watch.close()
 
 
 def _until(is_so: Callable[[], bool]) -> None:
@@ -85,62 +96,76 @@ def _until(is_so: Callable[[], bool]) -> None:
 def test_events_are_counted_by_kind_and_xids_by_number_with_their_last_time() -> None:
     fake = FakeEvents()
     for _ in range(3):
-        fake.happen("b", XID, 31)
-    fake.happen("b", XID, 79)
-    fake.happen("a", DOUBLE_BIT)
-    with _watching(fake) as watch:
+        fake.happen(1, XID, 31)
+    fake.happen(1, XID, 79)
+    with _watching(fake, 1) as watch:
         wanted = [
-            errors.GPU_EVENTS.at(0, gpu="a", event="xid"),
-            errors.GPU_EVENTS.at(1, gpu="a", event="double_bit_ecc"),
-            errors.GPU_EVENTS.at(4, gpu="b", event="xid"),
-            errors.GPU_EVENT_TIME.at(1.5e9, gpu="b", event="xid"),
-            errors.GPU_XIDS.at(3, gpu="b", xid="31"),
-            errors.GPU_XIDS.at(1, gpu="b", xid="79"),
-            errors.GPU_XID_TIME.at(1.5e9, gpu="b", xid="79"),
+            errors.GPU_EVENTS.at(0, gpu="1", event="double_bit_ecc"),
+            errors.GPU_EVENTS.at(4, gpu="1", event="xid"),
+            errors.GPU_EVENT_TIME.at(1.5e9, gpu="1", event="xid"),
+            errors.GPU_XIDS.at(3, gpu="1", xid="31"),
+            errors.GPU_XIDS.at(1, gpu="1", xid="79"),
+            errors.GPU_XID_TIME.at(1.5e9, gpu="1", xid="79"),
         ]
         _until(lambda: all(sample in watch.samples() for sample in wanted))
 
 
-def test_a_kind_that_a_gpu_can_report_begins_at_nought_so_that_its_first_event_is_a_growth() -> None:
-    with _watching(FakeEvents(kinds=XID), "a") as watch:
-        assert watch.samples() == [errors.GPU_EVENTS.at(0, gpu="a", event="xid")]
+def test_a_kind_that_the_gpu_can_report_begins_at_nought_so_that_its_first_event_is_a_growth() -> None:
+    with _watching(FakeEvents(kinds=XID)) as watch:
+        assert watch.samples() == [errors.GPU_EVENTS.at(0, gpu="0", event="xid")]
 
 
-def test_a_gpu_that_reports_nothing_is_said_and_the_others_are_heard() -> None:
-    fake = FakeEvents(refusing="a")
-    fake.happen("b", XID, 31)
-    with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="b", xid="31") in watch.samples())
-        assert watch.absent == ["GPU a: its driver reports no events (Not Supported); its XIDs are not counted"]
+def test_a_gpu_that_reports_nothing_is_said_and_tried_no_more() -> None:
+    fake, pauses = FakeEvents(), list[float]()
+    fake.refusing = 0
+    with _watching(fake, pauses=pauses) as watch:
+        assert watch.reason == "GPU 0: its driver reports no events (Not Supported); its XIDs are not counted"
+        assert watch.samples() == []
+    assert pauses == []
 
 
-def test_after_a_gpu_is_lost_the_others_are_listened_to_anew() -> None:
+def test_what_is_queued_of_a_gpu_outlasts_the_loss_of_another() -> None:
     fake = FakeEvents()
-    with _watching(fake) as watch:
-        fake.happen("a", XID, 79)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="a", xid="79") in watch.samples())
-        fake.refusing = "a"
-        fake.happening.put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
-        fake.happen("b", XID, 31)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="b", xid="31") in watch.samples())
+    with _watching(fake, 0) as lost, _watching(fake, 1) as other:
+        fake.refusing, fake.code = 0, pynvml.NVML_ERROR_GPU_IS_LOST
+        fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+        _until(lambda: lost.reason is not None)
+        fake.happen(1, XID, 31)
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="1", xid="31") in other.samples())
+        assert fake.sets[1] == [1], "the other's set was never freed"
+        assert other.reason is None
+
+
+def test_a_gpu_that_was_lost_is_tried_again_and_its_counts_go_on() -> None:
+    fake, pauses = FakeEvents(), list[float]()
+    with _watching(fake, pauses=pauses) as watch:
+        fake.happen(0, XID, 79)
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="79") in watch.samples())
+        fake.refusing, fake.code = 0, pynvml.NVML_ERROR_GPU_IS_LOST
+        fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+        _until(lambda: watch.reason is not None)
         assert fake.sets[0] == []
-        assert fake.sets[1] == ["b"]
-        assert errors.GPU_XIDS.at(1, gpu="a", xid="79") in watch.samples()
+        fake.refusing = None
+        fake.happen(0, XID, 79)
+        _until(lambda: errors.GPU_XIDS.at(2, gpu="0", xid="79") in watch.samples())
+        assert watch.reason is None
+    assert RETRY_S in pauses
 
 
-def test_a_wait_that_fails_otherwise_is_tried_again() -> None:
+def test_a_wait_that_fails_otherwise_is_tried_again_with_the_same_set() -> None:
     fake = FakeEvents()
-    fake.happening.put(NVMLError(pynvml.NVML_ERROR_UNKNOWN))
-    fake.happen("a", XID, 13)
+    fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_UNKNOWN))
+    fake.happen(0, XID, 13)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="a", xid="13") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
+        assert fake.sets == [[0]]
 
 
-def test_a_node_whose_driver_has_no_events_is_said_and_has_no_thread() -> None:
+def test_a_driver_without_events_is_said_and_not_waited_for() -> None:
     fake = FakeEvents(has_events=False)
     with _watching(fake) as watch:
+        assert watch.reason == "GPU 0: its driver reports no events (Function Not Found); its XIDs are not counted"
         assert watch.samples() == []
-        assert len(watch.absent) == 1
     assert fake.waits == 0
 
 
@@ -154,12 +179,36 @@ def test_listening_ends_with_the_watch() -> None:
     assert fake.sets == [[]]
 
 
+def test_a_watch_that_ended_can_listen_again_and_one_that_listens_does_not_begin_twice() -> None:
+    fake = FakeEvents()
+    with _watching(fake) as watch:
+        watch.start()
+        assert len(fake.sets) == 1
+        assert watch.close()
+        watch.start()
+        fake.happen(0, XID, 13)
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
+        assert fake.sets == [[], [0]]
+
+
+def test_waiting_is_no_cost() -> None:
+    fake = FakeEvents()
+    with _watching(fake) as watch:
+        _until(lambda: fake.waits > 1)
+        assert set(watch.timed.calls) == {
+            "nvmlDeviceGetHandleByIndex",
+            "nvmlEventSetCreate",
+            "nvmlDeviceGetSupportedEventTypes",
+            "nvmlDeviceRegisterEvents",
+        }
+
+
 @pytest.mark.parametrize("kind", [0x4, 0x10, 0x80])
 def test_a_change_of_state_is_no_error(kind: int) -> None:
     fake = FakeEvents()
-    fake.happen("a", kind)
-    fake.happen("a", XID, 13)
-    with _watching(fake, "a") as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="a", xid="13") in watch.samples())
+    fake.happen(0, kind)
+    fake.happen(0, XID, 13)
+    with _watching(fake) as watch:
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
         counted = sum(sample.value for sample in watch.samples() if sample.metric == errors.GPU_EVENTS.name)
     assert counted == 1

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from collectors.catalogue.gpu_links import GPU_NVLINK_ERRORS
 from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_SECONDS
 from collectors.nvml.fields import fields_of
 
@@ -37,6 +38,17 @@ def test_each_link_is_asked_for_both_directions() -> None:
     extra = {one.scope for one in fields_of("590.48.01", per_link=3)} - {0, 0xFFFFFFFF}
     assert extra == {1, 2}
     assert len(fields_of("590.48.01", per_link=3)) == len(fields_of("590.48.01")) + 6
+
+
+def test_no_two_fields_are_the_same_series() -> None:
+    fields = [one for one in fields_of("590.48.01", per_link=18) if one.states is None]
+    assert max(Counter((one.metric.name, *sorted(one.labels.items())) for one in fields).values()) == 1
+
+
+def test_errors_of_blackwells_links_are_asked_for_as_sums_over_all_links() -> None:
+    asked = {one.labels["kind"]: one for one in fields_of("590.48.01") if one.metric is GPU_NVLINK_ERRORS}
+    assert {one.scope for one in asked.values() if one.number > 200} == {0xFFFFFFFF}
+    assert (asked["received"].number, asked["link_recovery_failed"].number) == (208, 214)
 
 
 def test_an_action_that_is_not_known_here_keeps_its_number() -> None:

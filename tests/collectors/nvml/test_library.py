@@ -38,6 +38,23 @@ def test_calls_are_timed_by_function_whether_they_answer_or_refuse() -> None:
         "nvmlDeviceGetPowerUsage": 0.5,
         "nvmlDeviceGetName": 0.5,
     }
+    assert timed.calls == {"nvmlDeviceGetHandleByIndex": 1, "nvmlDeviceGetPowerUsage": 2, "nvmlDeviceGetName": 2}
+
+
+def test_who_is_asked_next_goes_on_from_what_was_counted_before() -> None:
+    clock = FakeClock()
+
+    def take(name: str, arguments: tuple[object, ...]) -> None:
+        clock.now_s += 0.25
+
+    nvml = FakeFault(replayed(a_node(a_gpu()), clock), spoil=take).spoilt
+    before, after = (Timed(nvml, clock_ns=clock.ns) for _ in range(2))
+    for timed, times in ((before, 3), (after, 1)):
+        for _ in range(times):
+            timed.nvml.nvmlSystemGetDriverVersion()
+    after.go_on_from(before)
+    assert after.calls == {"nvmlSystemGetDriverVersion": 4}
+    assert after.seconds == {"nvmlSystemGetDriverVersion": 1.0}
 
 
 def test_a_function_that_the_installed_module_has_not_refuses_like_an_old_driver() -> None:
@@ -53,7 +70,16 @@ def test_handles_of_one_gpu_share_a_key_though_they_are_two_objects() -> None:
     assert key_of(first) == key_of(second) != key_of(other)
 
 
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
-def test_a_gpu_that_needs_a_reset_is_as_lost_as_one_that_is_gone(code: int) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_UNINITIALIZED,
+    ],
+)
+def test_a_gpu_that_needs_a_reset_or_its_driver_is_as_lost_as_one_that_is_gone(code: int) -> None:
     assert says_lost(NVMLError(code))
     assert not says_unsupported(NVMLError(code))

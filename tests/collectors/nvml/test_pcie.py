@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pynvml
 import pytest
 
+from collectors.catalogue import gpu_identity as identity
 from collectors.catalogue.gpu_links import GPU_PCIE_BYTES
+from collectors.nvml.library import NVMLError
 from collectors.nvml.pcie import WholeCounter, link_bytes_per_second
-from collectors.nvml.recording import Track
-from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, opened, replayed
+from collectors.nvml.recording import RecordedGpu, Track
+from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
 WRAP = 1 << 32
 
@@ -26,12 +31,21 @@ def test_the_rate_of_a_generation_that_is_not_known_is_absent() -> None:
 
 def test_a_whole_counter_begins_at_nought_and_grows_as_the_counter_does() -> None:
     counter = WholeCounter()
-    assert [counter.advance(raw, None) for raw in (1000, 1500, 1500, 2500)] == [0, 500, 500, 1500]
+    assert [counter.advance(raw, expected=None, most=1e9) for raw in (1000, 1500, 1500, 2500)] == [0, 500, 500, 1500]
 
 
-def test_a_wrap_is_no_loss() -> None:
+def test_a_wrap_is_no_loss_where_the_link_cannot_have_wrapped_twice() -> None:
     counter = WholeCounter()
-    assert [counter.advance(raw, None) for raw in (WRAP - 10, 20)] == [0, 30]
+    assert [counter.advance(raw, expected=None, most=WRAP - 1) for raw in (WRAP - 10, 20)] == [0, 30]
+
+
+@pytest.mark.parametrize("most", [WRAP, 16e9, None])
+def test_a_growth_that_may_hide_a_wrap_is_unknown_and_what_follows_begins_anew(most: float | None) -> None:
+    counter = WholeCounter()
+    assert counter.advance(1000, expected=None, most=1e9) == 0
+    assert counter.advance(1500, expected=None, most=1e9) == 500
+    assert counter.advance(1700, expected=None, most=most) is None
+    assert counter.advance(1800, expected=None, most=1e9) == 100
 
 
 @pytest.mark.parametrize("wraps", [0, 1, 7, 15])
@@ -39,13 +53,14 @@ def test_a_wrap_is_no_loss() -> None:
 def test_many_wraps_are_told_by_an_expected_growth_that_errs_by_less_than_half_a_wrap(wraps: int, error: float) -> None:
     counter = WholeCounter()
     growth = wraps * WRAP + 123_456_789
-    counter.advance(5, None)
-    assert counter.advance((5 + growth) % WRAP, growth + error * WRAP) == growth
+    counter.advance(5, expected=None, most=None)
+    assert counter.advance((5 + growth) % WRAP, expected=growth + error * WRAP, most=None) == growth
 
 
 def test_a_counter_of_64_bits_is_taken_as_it_is() -> None:
     counter = WholeCounter()
-    assert [counter.advance(raw, 0.0) for raw in (WRAP + 5, 9 * WRAP, 9 * WRAP + 1)] == [0, 8 * WRAP - 5, 8 * WRAP - 4]
+    grown = [counter.advance(raw, expected=None, most=None) for raw in (WRAP + 5, 9 * WRAP, 9 * WRAP + 1)]
+    assert grown == [0, 8 * WRAP - 5, 8 * WRAP - 4]
 
 
 def test_a_gpu_that_wraps_its_counter_ten_times_between_two_beats_loses_no_byte() -> None:
@@ -58,3 +73,82 @@ def test_a_gpu_that_wraps_its_counter_ten_times_between_two_beats_loses_no_byte(
         collector.read()
         clock.now_s = 1.0
         assert GPU_PCIE_BYTES.at(rate, gpu="0", direction="sent") in collector.read()
+
+
+def _before_hopper() -> RecordedGpu:
+    """On a link of generation 4 with 16 lanes, which carries 31.5 GB/s; its counter grows by 777 a second."""
+    return a_gpu(
+        {
+            "nvmlGpmQueryDeviceSupport": {"isSupportedDevice": 0},
+            "nvmlDeviceGetMaxPcieLinkGeneration": 4,
+            "field(197)": 0,
+            "field(198)": 0,
+        },
+        refusals={},
+    )
+
+
+def _sent(beats_s: tuple[float, ...], gpu: RecordedGpu) -> tuple[list[float | None], tuple[str, ...]]:
+    gpu.tracks["field(197)"] = Track(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
+    clock = FakeClock()
+    sent = []
+    with opened(replayed(a_node(gpu), clock), clock) as collector:
+        for clock.now_s in beats_s:
+            sent.append(values(collector.read(), gpu="0", direction="sent").get(GPU_PCIE_BYTES.name))
+        return sent, collector.absent
+
+
+def test_without_monitors_the_bytes_of_a_fast_link_are_left_out_at_slow_beats_with_the_reason() -> None:
+    sent, absent = _sent((0.0, 1.0, 2.0), _before_hopper())
+    assert sent == [0, None, None]
+    (reason,) = [line for line in absent if "PCIe bytes sent" in line]
+    assert "wraps every 4 GiB" in reason
+
+
+def test_without_monitors_they_are_counted_at_beats_in_which_the_link_cannot_wrap_the_counter() -> None:
+    sent, absent = _sent((0.0, 0.1, 0.2), _before_hopper())
+    assert sent == [0, 78, 155]
+    assert not any("PCIe bytes" in line for line in absent)
+
+
+def test_where_monitors_have_not_seen_enough_yet_nothing_is_said_of_the_counter() -> None:
+    sent, absent = _sent((0.0, 0.12), a_gpu({"field(198)": 0}))
+    assert sent == [0, None]
+    assert not any("PCIe bytes" in line for line in absent)
+
+
+@pytest.mark.parametrize("whole_call", [True, False])
+def test_after_a_beat_that_was_refused_the_bytes_are_counted_anew(whole_call: bool) -> None:
+    clock, gpu = FakeClock(), _before_hopper()
+    gpu.tracks["field(197)"] = Track(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
+    nvml = replayed(a_node(gpu), clock)
+
+    def refuse(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "nvmlDeviceGetFieldValues" and clock.now_s == 0.1:
+            if whole_call:
+                raise NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+            gpu.refusals["field(197)"] = pynvml.NVML_ERROR_TIMEOUT
+        else:
+            gpu.refusals.clear()
+
+    sent = []
+    with opened(FakeFault(nvml, spoil=refuse).spoilt, clock) as collector:
+        for clock.now_s in (0.0, 0.1, 0.2, 0.3):
+            sent.append(values(collector.read(), gpu="0", direction="sent").get(GPU_PCIE_BYTES.name))
+    assert sent == [0, None, 0, 78]
+
+
+def test_generation_and_lanes_are_told_of_a_generation_whose_rate_is_not_known() -> None:
+    clock = FakeClock()
+    with opened(replayed(a_node(a_gpu({"nvmlDeviceGetCurrPcieLinkGeneration": 9})), clock), clock) as collector:
+        found = values(collector.read(), gpu="0", link="now")
+    assert (found[identity.GPU_PCIE_GENERATION.name], found[identity.GPU_PCIE_LANES.name]) == (9, 16)
+    assert identity.GPU_PCIE_LINK.name not in found
+
+
+def test_a_maximum_that_is_refused_does_not_take_the_link_of_now_with_it() -> None:
+    clock = FakeClock()
+    gpu = a_gpu(without=("nvmlDeviceGetMaxPcieLinkGeneration",))
+    with opened(replayed(a_node(gpu), clock), clock) as collector:
+        samples = [one for one in collector.read() if one.metric == identity.GPU_PCIE_LANES.name]
+    assert [one.labels["link"] for one in samples] == ["now"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from collectors.nvml.library import NVMLError, code_of
 from collectors.nvml.made_recording import DURATION_S, eight_gpus
 from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import EIGHT_GPUS, BadRecording, Event, Recording, Track, load, save
+from collectors.nvml.recording import EIGHT_GPUS, BadRecording, Event, Hang, Recording, Track, load, save
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node
 
 
@@ -86,6 +87,65 @@ def test_events_of_gpus_that_are_not_listened_to_or_are_lost_by_then_are_not_tol
         nvml.nvmlEventSetWait_v2(listening, 500)
 
 
+def test_a_set_of_events_is_told_nothing_that_was_before_it() -> None:
+    clock = FakeClock()
+    nvml = _nvml(a_node(a_gpu(events=[Event(at_s=5.0, kind=8, data=13), Event(at_s=20.0, kind=8, data=31)])), clock)
+    clock.now_s = 10.0
+    listening = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), 8, listening)
+    clock.now_s = 30.0
+    assert nvml.nvmlEventSetWait_v2(listening, 500).eventData == 31
+
+
+def test_a_question_hangs_from_the_time_on_that_was_recorded_until_it_is_over() -> None:
+    clock, waited = FakeClock(now_s=10.0), list[float]()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now_s += seconds
+
+    gpu = a_gpu(hang=Hang(from_s=20.0, until_s=21.0))
+    nvml = RecordedNvml(a_node(gpu, a_gpu()), clock_s=clock.seconds, wait=wait)
+    nvml.nvmlInit()
+    hanging, other = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
+    for clock.now_s in (30.0, 630.0):  # The second is in the next lap.
+        nvml.nvmlDeviceGetPowerUsage(other)
+        assert waited == []
+        nvml.nvmlDeviceGetPowerUsage(hanging)
+        assert sum(waited) == pytest.approx(1.0, abs=0.11)
+        waited.clear()
+
+
+def test_a_question_that_hangs_is_let_go_at_the_end_of_nvml() -> None:
+    clock, is_waiting = FakeClock(), threading.Event()
+    gpu = a_gpu(hang=Hang(from_s=0.0, until_s=1.0))
+    nvml = RecordedNvml(a_node(gpu), clock_s=clock.seconds, wait=lambda _: is_waiting.set())
+    nvml.nvmlInit()
+    refusals: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            nvml.nvmlDeviceGetHandleByIndex(0)
+        except NVMLError as error:
+            refusals.append(code_of(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    is_waiting.wait()
+    nvml.nvmlShutdown()
+    thread.join()
+    assert refusals == [pynvml.NVML_ERROR_UNINITIALIZED]
+
+
+def test_a_second_start_of_nvml_goes_on_where_the_recording_is() -> None:
+    clock = FakeClock()
+    nvml = _nvml(a_node(a_gpu(lost_from_s=100.0)), clock)
+    clock.now_s = 100.0
+    nvml.nvmlInit()
+    with pytest.raises(NVMLError, match="lost"):
+        nvml.nvmlDeviceGetHandleByIndex(0)
+
+
 def test_a_level_begins_anew_in_the_next_lap() -> None:
     clock = FakeClock()
     gpu = a_gpu()
@@ -131,5 +191,7 @@ def test_within_its_duration_everything_happens() -> None:
     gpus = eight_gpus().gpus
     assert {event.data for gpu in gpus for event in gpu.events} == {0, 63, 94, 79}
     assert [gpu.lost_from_s for gpu in gpus].count(None) == 7
+    (hang,) = (gpu.hang for gpu in gpus if gpu.hang is not None)
+    assert hang.until_s - hang.from_s > 6 * 60, "an alert that is held for five minutes is not seen"
     assert all(track.at_s == sorted(track.at_s) for gpu in gpus for track in gpu.tracks.values())
     assert max(at_s for gpu in gpus for track in gpu.tracks.values() for at_s in track.at_s) <= DURATION_S

@@ -16,7 +16,7 @@ from collectors.nvml.recording import Recording, load, save
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, opened, replayed
 
 SECONDS = 30
-OF_READING = {reading.GPU_CALL_SECONDS.name, reading.GPU_AGE_SECONDS.name}
+OF_READING = {reading.GPU_CALL_SECONDS.name, reading.GPU_CALLS.name, reading.GPU_AGE_SECONDS.name}
 
 
 def _record(nvml: Nvml, clock: FakeClock) -> Recording:
@@ -66,6 +66,14 @@ def test_what_was_refused_and_who_was_lost_is_written_down() -> None:
     (recorded,) = _record(replayed(a_node(gpu), clock), clock).gpus
     assert recorded.refusals["nvmlDeviceGetPowerUsage"] == pynvml.NVML_ERROR_NO_PERMISSION
     assert recorded.lost_from_s == 12.0
+
+
+def test_gpus_are_written_in_their_order_and_one_that_is_lost_from_the_start_is_among_them() -> None:
+    clock = FakeClock()
+    node = a_node(a_gpu(lost_from_s=0.0), a_gpu({"nvmlDeviceGetPowerUsage": 71_000}))
+    lost, other = _record(replayed(node, clock), clock).gpus
+    assert lost.lost_from_s == 0.0
+    assert other.tracks["nvmlDeviceGetPowerUsage"].values == [71_000]
 
 
 def test_a_value_that_stays_is_written_once() -> None:

@@ -36,6 +36,45 @@ def test_an_answer_has_its_cost_and_one_that_was_silent_keeps_the_mark() -> None
     )
 
 
+class FakeAnswer:
+    """Answers with a number, or refuses."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self.asked = 0
+        self._answers = answers
+
+    def __call__(self) -> int:
+        answer = self._answers[self.asked]
+        self.asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_what_is_asked_is_given_and_its_cost_is_kept() -> None:
+    clock_ns = iter((0, 250_000_000))
+    standings = Standings("0", clock_ns=lambda: next(clock_ns))
+    assert standings.ask("power", FakeAnswer(7)) == 7
+    assert standings.all() == (Standing(gpu="0", question="power", answer="answers", cost_s=0.25),)
+
+
+def test_what_is_refused_for_a_moment_is_asked_again_and_what_is_refused_for_good_is_not() -> None:
+    standings = Standings("0")
+    answer = FakeAnswer(NVMLError(pynvml.NVML_ERROR_TIMEOUT), 7, NVMLError(pynvml.NVML_ERROR_NO_PERMISSION), 8)
+    assert [standings.ask("power", answer) for _ in range(4)] == [None, 7, None, None]
+    assert answer.asked == 3
+
+
+def test_an_answer_that_cannot_be_used_has_its_reason_and_is_asked_for_again() -> None:
+    standings = Standings("0")
+    standings.answered("bytes", 0.5)
+    standings.doubted("bytes", "it may have wrapped")
+    assert standings.is_asked("bytes")
+    assert standings.all() == (
+        Standing(gpu="0", question="bytes", answer="not always", reason="it may have wrapped", cost_s=0.5),
+    )
+
+
 def test_a_lost_gpu_is_no_refusal() -> None:
     with pytest.raises(GpuLost, match="GPU is lost"):
         Standings("0").refused("power", NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
