@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -19,6 +20,15 @@ def take_device(order: RankOrder) -> torch.device:
     device = torch.device("cuda", order.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def gpu_uuid(order: RankOrder) -> str | None:
+    """The GPU that the rank will take, as CUDA names it; None without one, and where CUDA fails, as it will again."""
+    if order.case.device == "cpu":
+        return None
+    with suppress(RuntimeError, AssertionError):
+        return str(torch.cuda.get_device_properties(order.local_rank % torch.cuda.device_count()).uuid)
+    return None
 
 
 def join(order: RankOrder, device: torch.device) -> None:

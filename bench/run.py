@@ -24,7 +24,7 @@ from bench.judgement.rank_logs import node_notes
 from bench.machine import Machine
 from bench.run_folders import is_running, lock_folder, running_folders
 from bench.summary import Summary, decode, encode
-from collectors.sample_log import NewerSchema
+from collectors.log_reader import NewerSchema
 from workloads.roster import CARDS
 
 SCHEMA_VERSION = 1

@@ -9,7 +9,7 @@ from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
 from bench.judgement.stages import TimedStep, Work, pipelines
 from bench.judgement.trials import read_trials
-from collectors.sample_log import NewerSchema
+from collectors.log_reader import NewerSchema
 from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
 
 FILE = "stages.perfetto.json"

@@ -22,6 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from bench.engines.messages import RankOrder
+from bench.joining import gpu_uuid
 from bench.measure import measure
 from bench.position import Position
 from bench.probing import run_probe
@@ -68,6 +69,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
             time_ns=time.time_ns(),
             pid=os.getpid(),
             host=socket.gethostname(),
+            gpu_uuid=gpu_uuid(order),
         )
     )
     position = Position()

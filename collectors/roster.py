@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
-from collectors.host import HostCollector
+from collectors.host.collector import HostCollector
 from collectors.metric import Sample
-from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector
+from collectors.nvml.library import Nvml
+from collectors.nvml.processes import GpuProcess
+from collectors.wanted import USUAL, Wanted
 
 
 class NodeCollector(Protocol):
-    """Something on a node that is asked for its samples now and then, by one thread at a time."""
+    """Something on a node that is asked for its samples now and then, by one thread at a time.
+
+    Who opens it closes it.
+    """
 
     @property
     def name(self) -> str:
@@ -24,23 +30,46 @@ class NodeCollector(Protocol):
     def read(self) -> list[Sample]:
         """What is true now; nothing where there is nothing to collect."""
 
+    def close(self) -> None:
+        """Give back what was taken; nothing is asked afterwards."""
 
-Opener = Callable[[], NodeCollector]
+
+@runtime_checkable
+class GpuCollector(Protocol):
+    """A collector that knows who computes on the GPUs that it reads."""
+
+    def processes(self) -> Mapping[int, tuple[GpuProcess, ...]]:
+        """The GPUs that each process computes on, by its pid, as last read; from any thread."""
+
+
+def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
+    """The GPUs of this node, or of another NVML that is given."""
+    return NvmlCollector(
+        nvml,
+        per_link=wanted.per_nvlink,
+        deadline_s=wanted.part_within_s(DEADLINE_S),
+        hold_s=wanted.held_s(HOLD_S),
+    )
+
+
+Opener = Callable[[Wanted], NodeCollector]
 
 OPENERS: tuple[tuple[str, Opener], ...] = (
-    ("host", HostCollector),
-    ("nvml", NvmlCollector),
+    ("host", lambda wanted: HostCollector()),
+    ("nvml", open_nvml),
 )
 
 
-def open_collectors(openers: tuple[tuple[str, Opener], ...] = OPENERS) -> tuple[NodeCollector, ...]:
+def open_collectors(
+    wanted: Wanted = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
+) -> tuple[NodeCollector, ...]:
     """Every collector of this node, in order; one that cannot be opened has a reason and no samples."""
-    return tuple(_open(name, opener) for name, opener in openers)
+    return tuple(_open(name, opener, wanted) for name, opener in openers)
 
 
-def _open(name: str, opener: Opener) -> NodeCollector:
+def _open(name: str, opener: Opener, wanted: Wanted) -> NodeCollector:
     try:
-        return opener()
+        return opener(wanted)
     except Exception as error:  # noqa: BLE001  # Whatever ails one, the others watch the node.
         return _Unopened(name, f"{name}: cannot be opened ({type(error).__name__}: {error}); its samples are left out")
 
@@ -52,3 +81,6 @@ class _Unopened:
 
     def read(self) -> list[Sample]:
         return []
+
+    def close(self) -> None:
+        """Nothing was taken."""

@@ -1,4 +1,4 @@
-"""Samples as lines of a file: append, read, follow. The file is the interface between measuring and all that follows.
+"""Samples as lines of a file that is appended to: the interface between measuring and all that follows.
 
 Each line is one JSON record, written whole by one system call, so that a process that dies loses at most its last line.
 """
@@ -6,10 +6,8 @@ Each line is one JSON record, written whole by one system call, so that a proces
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +16,17 @@ import msgspec
 from collectors.metric import Sample
 from workloads.laws.schedules import ActionKind
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Since 2 a node's log holds changes between whole lines."""
 Mark = Literal["warm_up", "measured", "memory", "traced", "probed", "told"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
-    """A rank began a trial. Fresh ranks of one run append to the same file, trial after trial."""
+    """A rank began a trial. Fresh ranks of one run append to the same file, trial after trial.
+
+    gpu_uuid: of the GPU, or part of one, that it computes on, as CUDA tells it: without NVML's "GPU-" or "MIG-". None
+    on a CPU, and where it is not known.
+    """
 
     run: str
     trial: int
@@ -31,6 +34,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     time_ns: int
     pid: int
     host: str
+    gpu_uuid: str | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -105,29 +109,28 @@ class NodeOpened(msgspec.Struct, frozen=True, tag="node_opened", kw_only=True):
 
 
 class Polled(msgspec.Struct, frozen=True, tag="polled", kw_only=True):
-    """What a node's collectors gave at one beat."""
+    """All that a node's collectors gave at one beat."""
 
     time_ns: int
     samples: list[Sample]
 
 
-Record = Opened | Reading | Performed | Note | Ended | NodeOpened | Polled
+class Changed(msgspec.Struct, frozen=True, tag="changed", kw_only=True):
+    """What changed at a beat since the beat before, of the same series.
+
+    since_ns: the time of the `Polled` whose series these are. values: places in its samples, and what is there now.
+    """
+
+    time_ns: int
+    since_ns: int
+    values: list[tuple[int, float]]
+
+
+Record = Opened | Reading | Performed | Note | Ended | NodeOpened | Polled | Changed
 
 
 class LogUnwritable(OSError):
     """A log cannot be opened or written: the disk is full, or the folder is gone."""
-
-
-class NewerSchema(ValueError):
-    """A log was written by a newer version of this program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What a log holds, and what of it could not be read."""
-
-    records: list[Record]
-    left_out: list[str] = field(default_factory=list)
 
 
 class SampleLog:
@@ -178,118 +181,3 @@ def _end_broken_line(path: Path, fd: int) -> None:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             os.write(fd, b"\n")
-
-
-def read(path: Path) -> Contents:
-    """All records of a log; lines that cannot be read are left out and named.
-
-    Raises:
-        NewerSchema: a newer version wrote the log.
-        OSError: the file cannot be read.
-    """
-    follower = Follower(path)
-    records = follower.new()
-    if follower.unfinished:
-        follower.left_out.append(f"{path.name}: the last line is cut off; {follower.unfinished} bytes left out")
-    return Contents(records=records, left_out=follower.left_out)
-
-
-class Follower:
-    """Reads what was appended to a log since the last look. A file that is not there yet is empty."""
-
-    def __init__(self, path: Path) -> None:
-        self.left_out: list[str] = []
-        self._path = path
-        self._decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
-        self._position = 0
-        self._line = 0
-        self._rest = b""
-
-    @property
-    def unfinished(self) -> int:
-        """Bytes after the last whole line."""
-        return len(self._rest)
-
-    def new(self) -> list[Record]:
-        """The records of all lines that were finished since the last call.
-
-        Raises:
-            NewerSchema: a newer version wrote the log.
-        """
-        return [record for number, line in self._lines() if (record := self._decode(number, line)) is not None]
-
-    def newest(self) -> list[Record]:
-        """As `new`, but of the readings of one mark, and of what was polled, only the last.
-
-        The others are not decoded, which makes it several times cheaper for who wants the present only.
-
-        Raises:
-            NewerSchema: a newer version wrote the log.
-        """
-        lines = self._lines()
-        seen: set[tuple[bytes, ...]] = set()
-        wanted: list[tuple[int, bytes]] = []
-        for number, line in reversed(lines):
-            kind = _kind(line)
-            if kind in seen:
-                continue
-            if kind is not None:
-                seen.add(kind)
-            wanted.append((number, line))
-        return [record for number, line in reversed(wanted) if (record := self._decode(number, line)) is not None]
-
-    def _lines(self) -> list[tuple[int, bytes]]:
-        """What was appended since the last call, as whole lines with their numbers."""
-        if not self._path.is_file():  # A device, too, which may have no end.
-            return []
-        with self._path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self._position:
-                self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
-                self._position, self._line, self._rest = 0, 0, b""
-            file.seek(self._position)
-            data = file.read()
-        self._position += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        numbered = list(enumerate(lines, start=self._line + 1))
-        self._line += len(lines)
-        return numbered
-
-    def _decode(self, number: int, line: bytes) -> Record | None:
-        if not line:
-            return None
-        try:
-            record: Record = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._refuse_newer(line)
-            self.left_out.append(f"{self._path.name}: line {number} cannot be read and is left out ({error})")
-            return None
-        self._refuse_newer(line)
-        return record
-
-    def _refuse_newer(self, line: bytes) -> None:
-        if b'"schema_version"' not in line:
-            return
-        try:
-            version = msgspec.json.decode(line, type=_Versioned).schema_version
-        except msgspec.DecodeError:
-            return
-        if version > SCHEMA_VERSION:
-            raise NewerSchema(
-                f"{self._path}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
-                " use the version that wrote it"
-            )
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
-_REPLACED = re.compile(rb'\{"type":"(reading|polled)",(?:"trial":\d+,)?"time_ns":\d+,(?:"mark":"([a-z_]+)",)?')
-"""How `SampleLog` begins a line that a later one of its kind makes old; others are never skipped."""
-
-
-def _kind(line: bytes) -> tuple[bytes, ...] | None:
-    """What a later line must share to make this one old; None for a line that must be decoded."""
-    found = _REPLACED.match(line)
-    # Both end with the list of samples; inside of it nothing does, so a line that was cut off is told by its end.
-    return found.groups(b"") if found is not None and line.endswith(b"]}") else None

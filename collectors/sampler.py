@@ -1,42 +1,27 @@
-"""Polls a node's collectors on a beat, in a thread of its own, into the node's log."""
+"""Polls a node on a beat while a trial goes on, in a thread of its own, into the node's log."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from collectors.metric import Sample
-from collectors.roster import NodeCollector
-from collectors.sample_log import LogUnwritable, NodeOpened, Note, Polled, SampleLog
+from collectors.beat import Beat
+from collectors.node_log import NodeLogWriter, open_node_log
+from collectors.poller import Poller
+from collectors.sample_log import LogUnwritable, Note, SampleLog
 
 BEAT_S = 1.0
-STOP_S = 2.0
-"""How long a collector that is being asked may take to answer before it is left behind."""
-
-
-def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] = time.time_ns) -> SampleLog:
-    """A node's log, which says whose it is. Trials of a run append to the same file.
-
-    Raises:
-        LogUnwritable: it cannot be opened or written.
-    """
-    log = SampleLog(path)
-    try:
-        log.write(NodeOpened(run=run, node=node, time_ns=now_ns(), host=socket.gethostname()))
-    except LogUnwritable:
-        log.close()
-        raise
-    return log
+STOP_S = 4.0
+"""How long the last polls and lines may take before they are left behind; longer than two polls at their deadlines."""
 
 
 @contextmanager
 def polling(
-    collectors: Iterable[NodeCollector],
+    poller: Poller,
     path: Path,
     *,
     run: str,
@@ -56,7 +41,7 @@ def polling(
     if log is None:
         yield
         return
-    with Sampler(collectors, log, trial=trial) as sampler:
+    with Sampler(poller, log, trial=trial) as sampler:
         yield
     if sampler.problem is not None:
         on_problem(sampler.problem)
@@ -65,18 +50,18 @@ def polling(
 class Sampler:
     """Polls at once, then on each beat, and once more at the end, so that counters span the whole time.
 
-    Use it in a `with`. It takes the log over: its thread closes it, since a driver that does not answer can hold that
-    thread longer than anybody waits. What is absent, of which trial, is noted in the log once.
+    Use it in a `with`. It takes the log over, which its thread closes, and leaves the poller to who made it. What is
+    absent, of which trial, is noted in the log once.
 
-    absent: reasons for what is not collected. missed: beats that went by while a poll or the machine took too long;
-    they are skipped and never made up for. problem: why it ended early, None where it did not.
+    missed: beats that went by while a poll, the disk or the machine took too long. problem: why it ended early, None
+    where it did not.
     clock_ns: for the beat, never set back; now_ns: the time that records bear. wait: until told to stop or for so many
     seconds; whether told.
     """
 
     def __init__(
         self,
-        collectors: Iterable[NodeCollector],
+        poller: Poller,
         log: SampleLog,
         *,
         trial: int,
@@ -86,18 +71,23 @@ class Sampler:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
-        self.missed = 0
         self.problem: str | None = None
-        self._collectors = list(collectors)
+        self._poller = poller
         self._log = log
+        self._beats = NodeLogWriter(log)
         self._trial = trial
-        self._beat_ns = round(beat_s * 1e9)
         self._stop_s = stop_s
-        self._now_ns, self._clock_ns, self._wait = now_ns, clock_ns, wait
+        self._now_ns = now_ns
+        self._beat = Beat(beat_s, clock_ns=clock_ns, wait=wait)
         self._reasons: dict[str, None] = {}
         self._told_to_stop = threading.Event()
         self._is_left_behind = False
         self._thread = threading.Thread(target=self._run, name="node-sampler", daemon=True)
+
+    @property
+    def missed(self) -> int:
+        """Beats that were skipped."""
+        return self._beat.missed
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -119,7 +109,7 @@ class Sampler:
         self._thread.join(self._stop_s)
         if self._thread.is_alive():
             self._is_left_behind = True
-            self.problem = f"the node's collectors did not answer within {self._stop_s:g} s and were left behind"
+            self.problem = f"the node's last poll did not end within {self._stop_s:g} s and was left behind"
 
     def _run(self) -> None:
         try:
@@ -131,35 +121,21 @@ class Sampler:
             self.problem = _unwritable(error)
 
     def _poll_on_the_beat(self) -> None:
-        begun_ns, beat = self._clock_ns(), 0
-        is_told = False
-        while not is_told:
+        self._poll()
+        while not self._beat.wait(self._told_to_stop):
             self._poll()
-            now_ns = self._clock_ns()
-            following = (now_ns - begun_ns) // self._beat_ns + 1
-            self.missed += following - beat - 1
-            beat = following
-            is_told = self._wait(self._told_to_stop, (begun_ns + beat * self._beat_ns - now_ns) / 1e9)
         self._poll()
         if self.missed and not self._is_left_behind:
-            self._say(f"node: {self.missed} of {beat} beats of {self._beat_ns / 1e9:g} s were missed")
+            self._say(f"node: {self.missed} of {self._beat.passed} beats of {self._beat.beat_s:g} s were missed")
 
     def _poll(self) -> None:
         time_ns = self._now_ns()
-        samples: list[Sample] = []
-        reasons: list[str] = []
-        for collector in tuple(self._collectors):
-            try:
-                samples += collector.read()
-                reasons += collector.absent
-            except Exception as error:  # noqa: BLE001  # Whatever ails one, the others go on.
-                self._collectors.remove(collector)
-                reasons.append(f"{collector.name}: {type(error).__name__}: {error}; its samples end here")
+        samples = [sample for part in self._poller.poll() for sample in part.samples]
         if self._is_left_behind:  # The trial is over; its log may be read by now.
             return
         if samples:
-            self._log.write(Polled(time_ns=time_ns, samples=samples))
-        for reason in reasons:
+            self._beats.write(samples, time_ns=time_ns)
+        for reason in self._poller.absent:
             self._say(reason)
 
     def _say(self, reason: str) -> None:

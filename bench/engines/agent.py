@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import forkserver
 
 import msgspec
@@ -37,11 +37,11 @@ def main() -> int:
         # The forkserver loads torch for the ranks at this moment, and this process does so beside it.
         from bench.engines.supervisor import Supervisor
 
-        supervisor = Supervisor(host="127.0.0.1")
-        supervisor.warm()
-        answer(Ready(machine=read_machine()))
-        while (order := orders.get()) is not None:
-            answer(supervisor.run(order, stop=stop, progress=answer))
+        with closing(Supervisor(host="127.0.0.1")) as supervisor:
+            supervisor.warm()
+            answer(Ready(machine=read_machine()))
+            while (order := orders.get()) is not None:
+                answer(supervisor.run(order, stop=stop, progress=answer))
     except Exception as error:  # noqa: BLE001  # The runner shall hear of it, whatever it was.
         traceback.print_exc()
         answer(AgentFailed(text=f"{type(error).__name__}: {error}"))

@@ -16,7 +16,8 @@ from bench.engines.blame import RankEnd
 from bench.engines.messages import RankOrder
 from bench.worker import DUMP, serve
 from collectors import flight_recorder
-from collectors.sample_log import Ended, Follower, Reading
+from collectors.log_reader import Follower
+from collectors.sample_log import Ended, Reading
 
 TAIL_BYTES = 65_536
 PACE = 3

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collectors.log_reader import Contents, read
 from collectors.metric import Metric, Sample
-from collectors.sample_log import Contents, Ended, Mark, Note, Performed, Reading, read
+from collectors.sample_log import Ended, Mark, Note, Performed, Reading
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collectors.catalogue import (
+    agent,
     ceilings,
     communication,
     gpu,
@@ -16,6 +17,7 @@ from collectors.catalogue import (
     info,
     memory,
     pipeline,
+    placement,
     probes,
     results,
     step,
@@ -35,8 +37,10 @@ METRICS: tuple[Metric, ...] = (
     *gpu_profile.METRICS,
     *gpu_reading.METRICS,
     *host.METRICS,
+    *agent.METRICS,
     *results.METRICS,
     *pipeline.METRICS,
     *ceilings.METRICS,
+    *placement.METRICS,
     *info.METRICS,
 )

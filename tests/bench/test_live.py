@@ -15,7 +15,7 @@ from collectors.catalogue.communication import OVERLAP_SECONDS
 from collectors.catalogue.host import HOST_LOAD
 from collectors.catalogue.info import RANK_INFO, RUN_INFO
 from collectors.catalogue.memory import LIVE_TENSOR_BYTES
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.catalogue.step import LOSS, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS, TOKENS_PER_SECOND
 from collectors.metric import Metric, Sample
 from collectors.sample_log import (
     SCHEMA_VERSION,
@@ -266,3 +266,12 @@ def test_the_last_line_is_the_newest_even_when_the_clock_jumped_back(tmp_path: P
         _write(run.folder / "node0.jsonl", Polled(time_ns=time_ns, samples=[HOST_LOAD.at(step_s)]))
     assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5]
     assert _values(live, HOST_LOAD) == [(0.5, {})]
+
+
+def test_the_rates_of_a_step_are_speed_which_only_measured_steps_have(tmp_path: Path, live: LiveRuns) -> None:
+    run = _begin(tmp_path)
+    rates = (TOKENS_PER_SECOND.at(100.0), MFU.at(0.5))
+    _write(run.folder / "rank0.jsonl", _opened(run), _reading("traced", *rates), _reading("warm_up", *rates))
+    assert _values(live, TOKENS_PER_SECOND) == _values(live, MFU) == []
+    _write(run.folder / "rank0.jsonl", _reading("measured", *rates))
+    assert [value for value, _ in _values(live, MFU)] == [0.5]

@@ -21,7 +21,18 @@ BASE_UNITS |= {
     "rounds",
     "bytes_per_second",
     "microbatches",
+    "beats",
+    "samples",
     "pairs",
+    "faults",
+    "packets",
+    "requests",
+    "allocations",
+    "ticks",
+    "rows",
+    "pages",
+    "lanes",
+    "generation",
 }
 
 
@@ -42,6 +53,12 @@ def test_a_name_ends_in_its_unit_and_kind(metric: Metric) -> None:
 def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
     assert metric.help.endswith(".")
     assert len(metric.help.split()) > 5
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_no_label_is_one_that_a_scrape_adds(metric: Metric) -> None:
+    # Prometheus would store it by another name.
+    assert not {"job", "instance"} & set(metric.labels)
 
 
 def test_names_are_spelt_in_the_catalogue_only() -> None:

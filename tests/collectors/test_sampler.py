@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from collectors.catalogue import host
-from collectors.metric import Sample
-from collectors.roster import OPENERS, NodeCollector, open_collectors
-from collectors.sample_log import NodeOpened, Note, Polled, Record, SampleLog, read
-from collectors.sampler import Sampler, open_node_log, polling
+from collectors.log_reader import read
+from collectors.node_log import NodeState, open_node_log
+from collectors.poller import Poller
+from collectors.roster import NodeCollector
+from collectors.sample_log import Changed, NodeOpened, Note, Polled, Record, SampleLog
+from collectors.sampler import Sampler, polling
+from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
 
 SECOND = 1_000_000_000
 needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, a disk that is always full")
@@ -40,46 +44,38 @@ class FakeTime:
         self.now += round(seconds * SECOND)
 
 
-class FakeCollector:
-    """Counts its reads into its samples. at_read: what else happens at a read, by its number."""
-
-    def __init__(
-        self, name: str = "fake", absent: tuple[str, ...] = (), at_read: dict[int, Callable[[], None]] | None = None
-    ) -> None:
-        self.name = name
-        self.absent = absent
-        self.reads = 0
-        self._at_read = at_read or {}
-
-    def read(self) -> list[Sample]:
-        self.reads += 1
-        self._at_read.get(self.reads - 1, lambda: None)()
-        return [host.HOST_LOAD.at(self.reads)]
-
-
 def _sample(path: Path, time: FakeTime, *collectors: NodeCollector, trial: int = 0) -> Sampler:
     log = open_node_log(path, run="r", node=0, now_ns=lambda: 1)
-    with Sampler(
-        collectors, log, trial=trial, stop_s=60, now_ns=time.clock_ns, clock_ns=time.clock_ns, wait=time.wait
-    ) as sampler:
+    with (
+        closing(_poller(collectors)) as poller,
+        Sampler(
+            poller, log, trial=trial, stop_s=60, now_ns=time.clock_ns, clock_ns=time.clock_ns, wait=time.wait
+        ) as sampler,
+    ):
         pass
     return sampler
 
 
-def _polled(path: Path) -> list[Polled]:
-    return [record for record in read(path).records if isinstance(record, Polled)]
+def _poller(collectors: Iterable[NodeCollector]) -> Poller:
+    """One that waits for a slow machine."""
+    return Poller(collectors, deadline_s=60)
+
+
+def _polled(path: Path) -> list[Polled | Changed]:
+    return [record for record in read(path).records if isinstance(record, Polled | Changed)]
 
 
 def _times_s(path: Path) -> list[float]:
     return [(record.time_ns - 5 * SECOND - 17) / SECOND for record in _polled(path)]
 
 
+def _loads(path: Path) -> list[list[float]]:
+    state = NodeState()
+    return [[sample.value for sample in state.samples] for record in read(path).records if state.take(record)]
+
+
 def _notes(path: Path) -> list[str]:
     return [record.text for record in read(path).records if isinstance(record, Note)]
-
-
-def _raise() -> None:
-    raise RuntimeError("lost my way")
 
 
 def test_it_polls_at_once_on_each_beat_and_at_the_end(tmp_path: Path) -> None:
@@ -95,7 +91,8 @@ def test_a_log_says_whose_it_is_then_what_was_polled(tmp_path: Path) -> None:
     assert (first.run, first.node, first.time_ns) == ("r", 0, 1)
     begun_ns = 5 * SECOND + 17
     expected: list[Record] = [
-        Polled(time_ns=begun_ns + beat * SECOND, samples=[host.HOST_LOAD.at(beat + 1)] * 2) for beat in (0, 1)
+        Polled(time_ns=begun_ns, samples=[host.HOST_LOAD.at(1)] * 2),
+        Changed(time_ns=begun_ns + SECOND, since_ns=begun_ns, values=[(0, 2.0), (1, 2.0)]),
     ]
     assert rest == expected
 
@@ -115,12 +112,12 @@ def test_beats_that_went_by_are_skipped_and_counted_and_never_bunched(tmp_path: 
     assert _notes(tmp_path / "log") == ["node: 3 of 7 beats of 1 s were missed"]
 
 
-def test_a_collector_that_raises_is_dropped_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_collector_that_raises_is_noted_and_the_others_go_on(tmp_path: Path) -> None:
     good = FakeCollector("good")
-    bad = FakeCollector("bad", at_read={1: _raise})
+    bad = FakeCollector("bad", at_read={1: lose_its_way})
     sampler = _sample(tmp_path / "log", FakeTime(waits=3), bad, good)
     assert (bad.reads, good.reads) == (2, 5)
-    assert [len(record.samples) for record in _polled(tmp_path / "log")] == [2, 1, 1, 1, 1]
+    assert _loads(tmp_path / "log") == [[1, 1], [2], [3], [4], [5]]
     assert sampler.absent == ("bad: RuntimeError: lost my way; its samples end here",)
     assert sampler.problem is None
 
@@ -142,7 +139,7 @@ def test_a_second_trial_appends_to_the_log_of_its_run(tmp_path: Path) -> None:
     for _ in range(2):
         _sample(tmp_path / "log", FakeTime(waits=0), FakeCollector())
     kinds = [type(record) for record in read(tmp_path / "log").records]
-    assert kinds == [NodeOpened, Polled, Polled] * 2
+    assert kinds == [NodeOpened, Polled, Changed] * 2
 
 
 @needs_full_disk
@@ -150,7 +147,10 @@ def test_a_disk_that_fills_up_ends_the_polling_with_its_reason(tmp_path: Path) -
     path = tmp_path / "node0.jsonl"
     path.symlink_to("/dev/full")
     collector, time = FakeCollector(), FakeTime(waits=5)
-    with Sampler([collector], SampleLog(path), trial=0, stop_s=60, clock_ns=time.clock_ns, wait=time.wait) as sampler:
+    with (
+        closing(_poller([collector])) as poller,
+        Sampler(poller, SampleLog(path), trial=0, stop_s=60, clock_ns=time.clock_ns, wait=time.wait) as sampler,
+    ):
         pass
     assert collector.reads == 1
     assert sampler.problem == f"the node's log cannot be written: No space left on device: {path}"
@@ -160,8 +160,9 @@ def test_a_clock_that_is_set_back_moves_no_beat(tmp_path: Path) -> None:
     time = FakeTime(waits=2)
     walls = iter([9 * SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND])
     log = open_node_log(tmp_path / "log", run="r", node=0)
-    with Sampler(
-        [FakeCollector()], log, trial=0, stop_s=60, now_ns=lambda: next(walls), clock_ns=time.clock_ns, wait=time.wait
+    with (
+        closing(_poller([FakeCollector()])) as poller,
+        Sampler(poller, log, trial=0, stop_s=60, now_ns=lambda: next(walls), clock_ns=time.clock_ns, wait=time.wait),
     ):
         pass
     assert [record.time_ns // SECOND for record in _polled(tmp_path / "log")] == [9, 2, 3, 4]
@@ -171,33 +172,47 @@ def test_a_clock_that_is_set_back_moves_no_beat(tmp_path: Path) -> None:
 def test_told_to_stop_it_does_not_wait_for_the_beat(tmp_path: Path) -> None:
     log = open_node_log(tmp_path / "log", run="r", node=0)
     has_polled = threading.Event()
-    with Sampler([FakeCollector(at_read={0: has_polled.set})], log, trial=0, beat_s=86_400, stop_s=60) as sampler:
+    with (
+        closing(_poller([FakeCollector(at_read={0: has_polled.set})])) as poller,
+        Sampler(poller, log, trial=0, beat_s=86_400, stop_s=60) as sampler,
+    ):
         has_polled.wait()
     assert sampler.problem is None
     assert len(_polled(tmp_path / "log")) == 2
 
 
-def test_a_driver_that_does_not_answer_is_left_behind_and_writes_no_more(tmp_path: Path) -> None:
+def test_a_poll_that_does_not_end_is_left_behind_and_writes_no_more(tmp_path: Path) -> None:
     log = open_node_log(tmp_path / "log", run="r", node=0)
-    is_asked, answers = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        is_asked.set()
-        answers.wait()
-
-    with Sampler([FakeCollector(at_read={0: hang})], log, trial=0, stop_s=0.01) as sampler:
-        is_asked.wait()
-    (left_behind,) = [thread for thread in threading.enumerate() if thread.name == "node-sampler"]
-    answers.set()
-    left_behind.join()
-    assert sampler.problem == "the node's collectors did not answer within 0.01 s and were left behind"
+    hang = FakeHang()
+    with closing(_poller([FakeCollector(at_read={0: hang})])) as poller:
+        with Sampler(poller, log, trial=0, stop_s=0.01) as sampler:
+            hang.has_begun.wait()
+        hang.let_go()
+        ended("node-sampler")
+    assert sampler.problem == "the node's last poll did not end within 0.01 s and was left behind"
     assert _polled(tmp_path / "log") == []
+
+
+def test_a_collector_that_hangs_is_noted_and_the_others_are_logged(tmp_path: Path) -> None:
+    hang, time = FakeHang(), FakeTime(waits=1)
+    slow = FakeCollector("slow", at_read={0: hang})
+    with closing(Poller([slow, FakeCollector("good")], deadline_s=0.01)) as poller:
+        log = open_node_log(tmp_path / "log", run="r", node=0)
+        with Sampler(poller, log, trial=0, stop_s=60, clock_ns=time.clock_ns, wait=time.wait) as sampler:
+            pass
+        hang.let_go()
+    assert sampler.problem is None
+    assert _loads(tmp_path / "log") == [[1], [2], [3]]
+    assert _notes(tmp_path / "log") == ["slow: no answer within 0.01 s at times; what is shown then is old"]
 
 
 def test_a_node_is_polled_while_what_is_inside_goes_on(tmp_path: Path) -> None:
     problems: list[str] = []
     collector = FakeCollector()
-    with polling([collector], tmp_path / "log", run="r", node=3, trial=0, on_problem=problems.append):
+    with (
+        closing(_poller([collector])) as poller,
+        polling(poller, tmp_path / "log", run="r", node=3, trial=0, on_problem=problems.append),
+    ):
         pass
     opened, *polled = read(tmp_path / "log").records
     assert isinstance(opened, NodeOpened)
@@ -210,7 +225,10 @@ def test_a_log_that_cannot_be_opened_is_said_and_ends_nothing(tmp_path: Path) ->
     problems: list[str] = []
     path = tmp_path / "gone" / "node0.jsonl"
     is_done = False
-    with polling([FakeCollector()], path, run="r", node=0, trial=0, on_problem=problems.append):
+    with (
+        closing(_poller([FakeCollector()])) as poller,
+        polling(poller, path, run="r", node=0, trial=0, on_problem=problems.append),
+    ):
         is_done = True
     assert is_done
     assert problems == [f"the node's log cannot be written: No such file or directory: {path}"]
@@ -222,26 +240,10 @@ def test_a_log_that_cannot_be_begun_is_said_and_leaves_no_file_open(tmp_path: Pa
     path.symlink_to("/dev/full")
     problems: list[str] = []
     before = psutil.Process().num_fds()
-    with polling([FakeCollector()], path, run="r", node=0, trial=0, on_problem=problems.append):
+    with (
+        closing(_poller([FakeCollector()])) as poller,
+        polling(poller, path, run="r", node=0, trial=0, on_problem=problems.append),
+    ):
         pass
     assert problems == [f"the node's log cannot be written: No space left on device: {path}"]
     assert psutil.Process().num_fds() == before
-
-
-def test_a_collector_that_cannot_be_opened_fails_no_other() -> None:
-    def broken() -> NodeCollector:
-        raise OSError("no such device")
-
-    good = FakeCollector("good")
-    opened = open_collectors((("broken", broken), ("good", lambda: good)))
-    assert [collector.name for collector in opened] == ["broken", "good"]
-    assert opened[0].read() == []
-    assert opened[0].absent == ("broken: cannot be opened (OSError: no such device); its samples are left out",)
-    assert opened[1] is good
-
-
-def test_every_collector_of_the_roster_opens_under_its_name_and_says_why_it_gives_nothing() -> None:
-    opened = open_collectors()
-    assert [collector.name for collector in opened] == [name for name, _ in OPENERS]
-    for collector in opened:
-        assert collector.read() or collector.absent

@@ -9,7 +9,7 @@ import http.client
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,11 +18,13 @@ import torch.distributed as dist
 from prometheus_client.parser import text_string_to_metric_families
 
 from collectors.catalogue import host
-from collectors.exporter import Exporter, Owned, Server
-from collectors.host import HostCollector
-from collectors.metric import Sample
-from collectors.sample_log import Follower, Polled
-from collectors.sampler import Sampler, open_node_log
+from collectors.exporter import Exporter, Owned
+from collectors.host.collector import HostCollector
+from collectors.http_door import Server
+from collectors.log_reader import Follower
+from collectors.node_log import NodeState, open_node_log
+from collectors.poller import Poller
+from collectors.sampler import Sampler
 from collectors.stopwatch import HostStopwatch
 from tests.netbox import INTERFACE
 from tests.slow.boxed_ranks import Order, serve_rank
@@ -108,20 +110,21 @@ class NewestPoll:
 
     def __init__(self, log: Path) -> None:
         self._follower = Follower(log)
-        self._samples: list[Sample] = []
+        self._node = NodeState()
 
     def __call__(self) -> list[Owned]:
         for record in self._follower.newest():
-            if isinstance(record, Polled):
-                self._samples = record.samples
-        return [(sample, {}) for sample in self._samples]
+            self._node.take(record)
+        return [(sample, {}) for sample in self._node.samples]
 
 
 @contextmanager
 def watching(log: Path, rank: int) -> Iterator[Callable[[], float]]:
     """Have the node polled and served; gives what asks the exporter for the bytes that have left the node."""
-    sampler = Sampler([HostCollector()], open_node_log(log, run="box", node=rank), trial=0, beat_s=BEAT_S)
-    with sampler:
+    with (
+        closing(Poller([HostCollector()])) as poller,
+        Sampler(poller, open_node_log(log, run="box", node=rank), trial=0, beat_s=BEAT_S),
+    ):
         server = Server(Exporter(host.METRICS, [NewestPoll(log)], on_notice=print), "127.0.0.1", 0, on_notice=print)
         try:
             yield lambda: settled_bytes(server.port)

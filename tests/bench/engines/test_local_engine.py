@@ -13,7 +13,8 @@ from bench.case import Case
 from bench.engines.local import LocalEngine
 from bench.engines.messages import Progress, TrialEnded, TrialOrder
 from bench.faults import Fault, FaultKind
-from collectors.sample_log import Ended, Opened, Reading, read
+from collectors.log_reader import read
+from collectors.sample_log import Ended, Opened, Reading
 from tests.bench.examples import SMALL, small_case
 
 pytestmark = pytest.mark.timeout(180)

@@ -1,0 +1,87 @@
+"""Metrics of the node's agent itself: what watching costs, whether it keeps its beat, how old what it shows is."""
+
+from __future__ import annotations
+
+from collectors.metric import Metric
+
+AGENT_CPU_SECONDS = Metric(
+    name="observatory_agent_cpu_seconds_total",
+    kind="counter",
+    unit="seconds",
+    scope="node",
+    help="CPU time that the agent's process has taken, user and system, all its threads and scrapes included.",
+)
+AGENT_BEAT_SECONDS = Metric(
+    name="observatory_agent_beat_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="node",
+    help="Time between two beats, as the agent was told; at each beat it asks all collectors.",
+)
+AGENT_BEATS = Metric(
+    name="observatory_agent_beats_total",
+    kind="counter",
+    unit="beats",
+    scope="node",
+    help="Beats that the agent kept: times at which it asked all collectors.",
+)
+AGENT_MISSED_BEATS = Metric(
+    name="observatory_agent_missed_beats_total",
+    kind="counter",
+    unit="beats",
+    scope="node",
+    help="Beats that went by while the collectors or the machine took too long; they are never made up for.",
+)
+AGENT_LATENESS_SECONDS = Metric(
+    name="observatory_agent_lateness_seconds_total",
+    kind="counter",
+    unit="seconds",
+    scope="node",
+    help="Time between the moments of the kept beats and when each began; divided by beats, how late one is.",
+)
+AGENT_AGE_SECONDS = Metric(
+    name="observatory_agent_age_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="node",
+    labels=("collector",),
+    help="Age, at the scrape, of what is shown of a collector; more than a beat where it keeps the agent waiting.",
+)
+AGENT_COLLECTOR = Metric(
+    name="observatory_agent_collector_info",
+    kind="info",
+    unit="info",
+    scope="node",
+    labels=("collector", "state"),
+    help="Whether a collector answers: answering, late (what is shown has the age that is told beside it), or failed,"
+    " which lasts until the agent is started again; runs, the reading of the logs of runs, is tried again at each beat;"
+    " the value is always 1.",
+)
+AGENT_READ_SECONDS = Metric(
+    name="observatory_agent_read_seconds_total",
+    kind="counter",
+    unit="seconds",
+    scope="node",
+    labels=("collector",),
+    help="Time that a collector's answers took, its waiting for drivers and the kernel included.",
+)
+AGENT_SAMPLES = Metric(
+    name="observatory_agent_samples_total",
+    kind="counter",
+    unit="samples",
+    scope="node",
+    labels=("collector",),
+    help="Samples that a collector's answers held; their rate is the fields that it reads per second.",
+)
+
+METRICS = (
+    AGENT_CPU_SECONDS,
+    AGENT_BEAT_SECONDS,
+    AGENT_BEATS,
+    AGENT_MISSED_BEATS,
+    AGENT_LATENESS_SECONDS,
+    AGENT_AGE_SECONDS,
+    AGENT_COLLECTOR,
+    AGENT_READ_SECONDS,
+    AGENT_SAMPLES,
+)

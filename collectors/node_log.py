@@ -1,0 +1,95 @@
+"""A node's log: everything now and then, and between only what changed; how it is written, and how it is read."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from collectors.metric import Sample
+from collectors.sample_log import Changed, LogUnwritable, NodeOpened, Polled, Record, SampleLog
+
+WHOLE_EACH = 60
+"""Of so many beats the first is written whole, so that a line that is lost is soon made good."""
+
+
+def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] = time.time_ns) -> SampleLog:
+    """A node's log, which says whose it is. Trials of a run append to the same file.
+
+    Raises:
+        LogUnwritable: it cannot be opened or written.
+    """
+    log = SampleLog(path)
+    try:
+        log.write(NodeOpened(run=run, node=node, time_ns=now_ns(), host=socket.gethostname()))
+    except LogUnwritable:
+        log.close()
+        raise
+    return log
+
+
+class NodeLogWriter:
+    """Writes beats into a log that somebody else opens and closes; the first one whole.
+
+    A series that is new or gone makes its beat a whole one, which is how a reader learns of it.
+
+    Raises:
+        LogUnwritable: from each call.
+    """
+
+    def __init__(self, log: SampleLog) -> None:
+        self._log = log
+        self._last: Sequence[Sample] = ()
+        self._whole_ns = 0
+        self._changes_left = 0
+
+    def write(self, samples: list[Sample], *, time_ns: int) -> None:
+        """Append a beat."""
+        if self._changes_left == 0 or not _are_same_series(samples, self._last):
+            self._log.write(Polled(time_ns=time_ns, samples=samples))
+            self._whole_ns, self._changes_left = time_ns, WHOLE_EACH
+        else:
+            values = [
+                (place, now.value)
+                for place, (now, before) in enumerate(zip(samples, self._last, strict=True))
+                if now.value != before.value
+            ]
+            self._log.write(Changed(time_ns=time_ns, since_ns=self._whole_ns, values=values))
+        self._last = samples
+        self._changes_left -= 1
+
+
+class NodeState:
+    """What a node's log said last, as far as its records were handed in, in their order.
+
+    time_ns: of the last beat, by the node's clock; None before the first. Changes to a whole beat that was lost are
+    ignored until the next whole one.
+    """
+
+    def __init__(self) -> None:
+        self.time_ns: int | None = None
+        self.samples: list[Sample] = []
+        self._whole_ns: int | None = None
+
+    def take(self, record: Record) -> bool:
+        """Whether the record was a beat, which replaces the one before."""
+        match record:
+            case Polled():
+                self.samples = list(record.samples)
+                self._whole_ns = record.time_ns
+            case Changed() if record.since_ns == self._whole_ns:
+                for place, value in record.values:
+                    before = self.samples[place]
+                    self.samples[place] = Sample(before.metric, value, before.labels)
+            case _:
+                return False
+        self.time_ns = record.time_ns
+        return True
+
+
+def _are_same_series(samples: Sequence[Sample], others: Sequence[Sample]) -> bool:
+    """Of the same metrics with the same labels, in the same order."""
+    return len(samples) == len(others) and all(
+        one.metric == other.metric and one.labels == other.labels for one, other in zip(samples, others, strict=True)
+    )

@@ -1,0 +1,131 @@
+"""Watches a node on a beat, as long as the agent lives, into a snapshot in memory that scrapes are answered from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from collectors.beat import Beat
+from collectors.catalogue import agent
+from collectors.exporter import Owned
+from collectors.metric import Sample
+from collectors.nvml.processes import GpuProcess
+from collectors.poller import DEADLINE_S, HOLD_S, Part, Poller
+from collectors.roster import GpuCollector, NodeCollector, open_collectors
+from collectors.wanted import USUAL, Wanted
+
+_STOP_S = 5.0
+_OF_THE_NODE: Mapping[str, str] = {}
+
+
+class NodeWatch:
+    """Polls at once and then on each beat, in a thread of its own, which opens the collectors and closes them.
+
+    Use it in a `with`. A scrape polls nothing: it finds what the collectors answered last, with its age. What hangs
+    when the watch ends is left behind.
+
+    on_notice: is told what is absent and why, each time that it is; from the watch's thread.
+    on_beat: is called after each poll, in the watch's thread.
+    clock_ns: never set back. cpu_s: CPU time of this process. wait: until told to stop or for so many seconds.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Sequence[NodeCollector]] = open_collectors,
+        *,
+        beat_s: float = USUAL.beat_s,
+        on_notice: Callable[[str], None],
+        on_beat: Callable[[], None] = lambda: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_s: Callable[[], float] = time.process_time,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        self._opener = opener
+        self._wanted = Wanted(beat_s=beat_s)
+        self._on_notice, self._on_beat = on_notice, on_beat
+        self._clock_ns, self._cpu_s, self._wait = clock_ns, cpu_s, wait
+        self._collectors: Sequence[NodeCollector] = ()
+        self._parts: tuple[Part, ...] = ()
+        self._beat: Beat | None = None
+        self._told_to_stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+
+    def __enter__(self) -> NodeWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the polling; a second call does nothing."""
+        self._told_to_stop.set()
+        self._thread.join(_STOP_S)
+
+    def samples(self) -> list[Owned]:
+        """What the collectors answered last, and what the agent has to say of itself."""
+        return [(sample, _OF_THE_NODE) for sample in (*self.node_samples(), *self._own(self._parts))]
+
+    def node_samples(self) -> list[Sample]:
+        """What the collectors answered last."""
+        return [sample for part in self._parts for sample in part.samples]
+
+    def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
+        """The GPUs that each process computes on, by its pid, as last read."""
+        found: dict[int, tuple[GpuProcess, ...]] = {}
+        for collector in self._collectors:
+            for pid, processes in collector.processes().items() if isinstance(collector, GpuCollector) else ():
+                found[pid] = (*found.get(pid, ()), *processes)
+        return found
+
+    def _own(self, parts: Sequence[Part]) -> list[Sample]:
+        samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._wanted.beat_s)]
+        if self._beat is not None:
+            samples += [
+                agent.AGENT_BEATS.at(self._beat.kept),
+                agent.AGENT_MISSED_BEATS.at(self._beat.missed),
+                agent.AGENT_LATENESS_SECONDS.at(self._beat.late_s),
+            ]
+        now_ns = self._clock_ns()
+        return samples + [sample for part in parts for sample in told_of(part, now_ns)]
+
+    def _run(self) -> None:
+        self._collectors = self._opener()
+        poller = Poller(
+            self._collectors,
+            deadline_s=self._wanted.all_within_s(DEADLINE_S),
+            hold_s=self._wanted.held_s(HOLD_S),
+            clock_ns=self._clock_ns,
+        )
+        beat = self._beat = Beat(self._wanted.beat_s, clock_ns=self._clock_ns, wait=self._wait)
+        try:
+            self._poll(poller)
+            while not beat.wait(self._told_to_stop):
+                self._poll(poller)
+        finally:
+            poller.close()
+
+    def _poll(self, poller: Poller) -> None:
+        self._parts = poller.poll()
+        for reason in poller.absent:
+            self._on_notice(reason)
+        try:
+            self._on_beat()
+        except Exception as error:  # noqa: BLE001  # Whatever ails it, the node is watched.
+            self._on_notice(f"what is done at each beat failed: {type(error).__name__}: {error}")
+
+
+def told_of(part: Part, now_ns: int) -> list[Sample]:
+    """What the agent tells of a collector: how it answers, how old that is, what its answers took and held."""
+    samples = [
+        agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),
+        agent.AGENT_READ_SECONDS.at(part.read_s, collector=part.name),
+        agent.AGENT_SAMPLES.at(part.read_samples, collector=part.name),
+    ]
+    if part.at_ns is not None and part.state != "failed":
+        samples.append(agent.AGENT_AGE_SECONDS.at((now_ns - part.at_ns) / 1e9, collector=part.name))
+    return samples
