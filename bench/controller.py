@@ -12,6 +12,7 @@ from bench.engines.messages import Cause, Outcome, Progress, TrialOrder
 from bench.engines.roster import Engine
 from bench.errors import InfrastructureFailed
 from bench.faults import Fault
+from bench.looks import NO_LOOKS, Looks
 from bench.machine import Machine
 from bench.summary import Summary
 
@@ -22,6 +23,7 @@ class _Underway:
 
     run: runs.Run
     fault: Fault | None
+    ceiling_flops_per_second: float | None = None
     outcome: Outcome = "interrupted"
     cause: Cause | None = None
     trials_done: int = 0
@@ -57,17 +59,23 @@ class Measured:
             run.close()
 
 
+def _no_ceiling(case: Case) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """How trials are carried out, whatever they measure.
 
-    limit_s: for one trial. keep_traces: beside the Timelines.
+    limit_s: for one trial. keep_traces: beside the Timelines. looks: of their ranks, beside the measured steps.
     store: where the runs will be kept.
+    ceiling_of: the FLOP/s of the fastest matrix product measured where a case runs, None where nobody measured one.
     """
 
     limit_s: float
     keep_traces: bool = False
+    looks: Looks = NO_LOOKS
     store: str | None = None
+    ceiling_of: Callable[[Case], float | None] = _no_ceiling
 
 
 Watch = Callable[[Case, int, int], None]
@@ -90,7 +98,10 @@ def measure(
     Raises:
         InfrastructureFailed: a run folder cannot be made.
     """
-    underway = [_Underway(runs.begin(case, machine, folder, fault, conduct.store), fault) for case, fault in cases]
+    underway = [
+        _Underway(runs.begin(case, machine, folder, fault, conduct.store), fault, conduct.ceiling_of(case))
+        for case, fault in cases
+    ]
     failure: InfrastructureFailed | None = None
     is_interrupted = False
     try:
@@ -124,6 +135,8 @@ def _run_trial(one: _Underway, trial: int, engine: Engine, conduct: Conduct, wat
             folder=str(one.run.folder),
             limit_s=conduct.limit_s,
             keep_trace=conduct.keep_traces,
+            looks=conduct.looks,
+            ceiling_flops_per_second=one.ceiling_flops_per_second,
             fault=one.fault,
         ),
         progress,

@@ -24,6 +24,8 @@ NOT_IN_CHECKS = (
     "warm_up",
     "trace_steps",
     "keep_traces",
+    "trace_every",
+    "memory_snapshot",
     "with_baseline",
     "baseline_run",
     "fault_text",

@@ -9,8 +9,7 @@ import importlib
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,22 +18,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.engines.messages import RankOrder
 from bench.faults import commit
 from bench.joining import join, take_device, wait_for_all
+from bench.looks import Looks
+from bench.memory_looks import MemoryLooks
+from bench.peaks import peak_of
+from bench.phase_marks import PhaseMarks
 from bench.position import Position
-from collectors import allocator, flight_recorder
+from bench.step_speed import StepSpeed
+from collectors import flight_recorder
 from collectors.action_clock import host_clock_name, make_action_clock
+from collectors.allocator import make_memory
 from collectors.catalogue.communication import ATTENTION_PAIRS, PAYLOAD_BYTES
 from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.group_axes import OTHER_AXIS, axes_of_groups
 from collectors.metric import Sample
 from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
-from collectors.stage_memory import StageMemory
-from collectors.state_bytes import state_bytes
-from collectors.step_clock import StepClock, StepTimes, make_clock
+from collectors.step_clock import StepTimes, make_clock
 from collectors.traces.breakdown import breakdowns, why_no_communication
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import CountsPairs, CountsPayload, HoldsTensors, KnowsNotes, RunsStages, Workload
+from workloads.workload import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
 
 
 def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
@@ -49,12 +52,12 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
     join(order, device)
     card = case.card()
     mesh = make_mesh(card.mesh(case), case.device)
-    clock = make_clock(device)
-    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, clock.phase)
+    marks = PhaseMarks(make_clock(device), make_memory(device))
+    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, marks.phase)
     batches = make_batches(case, card.place_of(case, order.rank))
-    rank = _Rank(order, log, position, device, mesh, clock, workload, batches)
+    rank = _Rank(order, log, position, device, mesh, marks, workload, batches)
     try:
-        rank.run()
+        rank.run(order.looks)
     finally:
         batches.close()
 
@@ -69,7 +72,7 @@ class _Rank:
         position: Position,
         device: torch.device,
         mesh: DeviceMesh,
-        clock: StepClock,
+        marks: PhaseMarks,
         workload: Workload,
         batches: Batches | NoBatches,
     ) -> None:
@@ -78,43 +81,61 @@ class _Rank:
         self._position = position
         self._device = device
         self._mesh = mesh
-        self._clock = clock
+        self._marks = marks
+        self._clock = marks.clock
+        self._memory = marks.memory
         self._workload = workload
         self._batches = batches
-        self._memory: deque[list[Sample]] = deque()  # Of steps whose times are not known yet.
+        self._ends: deque[list[Sample]] = deque()  # What was read at those of steps whose times are not known yet.
         self._observer_ns = 0
         self._tokens = 0.0
+        case, card = order.case, order.case.card()
         # Ranks that share their sequences share their tokens, so that those of all ranks add up to the batch's.
-        card = order.case.card()
-        self._token_share = card.data_ranks(order.case) / card.training_ranks(order.case)
+        share = card.data_ranks(case) / card.training_ranks(case)
+        self._step_tokens = case.shape.sequence * batches.sequences * share
+        self._speed = StepSpeed(
+            case,
+            tokens=self._step_tokens,
+            peak=peak_of(torch.cuda.get_device_name(device) if device.type == "cuda" else None, case.precision),
+            ceiling_flops_per_second=order.ceiling_flops_per_second,
+        )
         self._logged = 0
         self._is_loss_finite = True
-        self._stages: StageMemory | None = None
 
-    def run(self) -> None:
-        """Warm up and measure; then trace, time the actions of stages and look at memory, in steps of their own."""
+    def run(self, looks: Looks) -> None:
+        """Warm up and measure; trace, time the actions of stages and look at memory, in steps of their own."""
         case = self._order.case
         for text in self._workload.notes() if isinstance(self._workload, KnowsNotes) else ():
             self._note(text)
         self._steps(case.warm_up, "warm_up")
         wait_for_all(self._device)
-        self._steps(case.steps, "measured")
-        wait_for_all(self._device)
+        self._measured(looks.trace_every or case.steps)
         if case.trace_steps:
             self._trace()
             if isinstance(self._workload, RunsStages):
                 self._time_actions(self._workload)
-        self._measure_memory()
+        self._look_at_memory(looks)
+
+    def _measured(self, every: int) -> None:
+        """All measured steps, with a window of the profiler after each so many but the last, which has its own."""
+        steps = self._order.case.steps
+        for done in range(0, steps, every):
+            if done:
+                self._trace()
+                wait_for_all(self._device)
+            self._steps(min(every, steps - done), "measured")
+            wait_for_all(self._device)
 
     def _steps(self, count: int, mark: Mark) -> None:
-        self._clock.start()
+        self._marks.start()
+        self._observer_ns = 0
         for _ in range(count):
-            self._strike()
             loss = self._step()
+            observer_ns = self._observer_ns + self._marks.take_asking_ns()
             begun_ns = time.perf_counter_ns()
             self._clock.end_step(loss)
-            observer = OBSERVER_SECONDS.at(self._observer_ns / 1e9)
-            self._memory.append([*allocator.step_samples(self._device), *self._learning_rate(), observer])
+            observer = OBSERVER_SECONDS.at(observer_ns / 1e9)
+            self._ends.append([*self._memory.end_step(), *self._learning_rate(), observer])
             self._position.step += 1
             self._write(self._clock.finished(), mark)
             self._observer_ns = time.perf_counter_ns() - begun_ns
@@ -126,21 +147,22 @@ class _Rank:
             commit(fault)
 
     def _step(self) -> torch.Tensor | None:
-        with self._clock.phase("data"):
+        self._strike()
+        with self._marks.phase("data"):
             tokens_bs = to_device(next(self._batches), self._device)
         return self._workload.step(tokens_bs)
 
     def _write(self, finished: list[StepTimes], mark: Mark) -> None:
         """Log steps whose times are known by now; on a GPU that is some steps after they were queued."""
-        shape = self._order.case.shape
         for times in finished:
-            self._tokens += shape.sequence * self._batches.sequences * self._token_share
+            self._tokens += self._step_tokens
             samples = [
                 STEP_SECONDS.at(times.step_s),
                 *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
                 TOKENS.at(self._tokens),
+                *(self._speed.samples(times.step_s) if mark == "measured" else []),
                 *self._loss(times.loss),
-                *self._memory.popleft(),
+                *self._ends.popleft(),
             ]
             self._log.write(self._reading(mark, self._logged, samples))
             self._logged += 1
@@ -225,48 +247,13 @@ class _Rank:
             self._position.step += 1
         workload.mark_actions(None)
 
-    def _measure_memory(self) -> None:
-        """The peak of live tensors, on the CPU; then the states that the last step left behind."""
-        live = self._live_tensors() if self._device.type == "cpu" else self._allocations_of_stages()
-        held = self._workload.held_tensors() if isinstance(self._workload, HoldsTensors) else None
-        states = state_bytes(self._workload.model, self._workload.optimizer, held)
-        self._log.write(self._reading("memory", self._logged, [*live, *states]))
+    def _look_at_memory(self, looks: Looks) -> None:
+        def run_step() -> None:
+            self._step()
+            self._position.step += 1
 
-    def _live_tensors(self) -> list[Sample]:
-        if self._order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
-            self._note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
-            return []
-        try:
-            samples = allocator.live_tensor_bytes(
-                self._step, self._workload.model, self._workload.optimizer, on_tracking=self._follow_stages
-            )
-        except allocator.CannotTrack as error:
-            self._note(f"live tensor bytes are absent: {error}")
-            return []
-        self._position.step += 1
-        return samples + self._leave_stages()
-
-    def _allocations_of_stages(self) -> list[Sample]:
-        """Allocations are made while the host queues work, so that the device need not be waited for."""
-        if not isinstance(self._workload, RunsStages):
-            return []
-        self._follow_stages(partial(torch.cuda.memory_allocated, self._device))
-        self._step()
-        self._position.step += 1
-        return self._leave_stages()
-
-    def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
-        """From here on, in a workload of stages, see what each of them holds."""
-        if isinstance(self._workload, RunsStages):
-            self._stages = StageMemory(held_bytes)
-            self._workload.mark_actions(self._stages.mark)
-
-    def _leave_stages(self) -> list[Sample]:
-        """What was seen of them."""
-        if self._stages is None or not isinstance(self._workload, RunsStages):
-            return []
-        self._workload.mark_actions(None)
-        return self._stages.samples()
+        memory = MemoryLooks(self._order, self._device, self._workload, self._marks, run_step=run_step, note=self._note)
+        self._log.write(self._reading("memory", self._logged, memory.samples(looks)))
 
     def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:
         return Reading(trial=self._order.trial, time_ns=time.time_ns(), mark=mark, step=step, samples=samples)

@@ -1,23 +1,26 @@
-"""The memory of a rank, as the CUDA allocator, the system or the live tensors account for it."""
+"""The memory of a rank at each step, as the CUDA allocator or the system accounts for it.
+
+The allocator keeps its account when the host queues work, so that nothing here waits for the device.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker
-from torch.optim import Optimizer
 
 from collectors.catalogue.memory import (
+    ACTIVE_BYTES,
     ALLOCATED_BYTES,
     ALLOCATION_RETRIES,
-    LIVE_TENSOR_BYTES,
+    INACTIVE_SPLIT_BYTES,
     OUT_OF_MEMORY,
     PEAK_BYTES,
+    PHASE_PEAK_BYTES,
     RESERVED_BYTES,
     RESIDENT_BYTES,
 )
@@ -25,104 +28,96 @@ from collectors.metric import Sample
 
 STATM = Path("/proc/self/statm")
 
-CATEGORIES = {
-    "Parameter": "parameters",
-    "Buffer": "buffers",
-    "Gradient": "gradients",
-    "Activation": "activations",
-    "Temp": "temporary",
-    "Optstate": "optimizer",
-    "Other": "other",
-    "Total": "total",
-}
-"""MemTracker's names, and ours. temporary: made in backward, such as gradients of activations."""
+Account = Mapping[str, Any]
+"""The allocator's own, nested as torch gives it."""
 
 
-class CannotTrack(RuntimeError):
-    """Live tensors cannot be followed in this workload; the message says why."""
+class StepMemory(Protocol):
+    """Follows the memory of steps that come one after another."""
+
+    def start(self) -> None:
+        """The first step begins now; again after a pause."""
+
+    def end_phase(self, name: str) -> None:
+        """A phase of the running step is over."""
+
+    def end_step(self) -> list[Sample]:
+        """The memory at the end of the running step and its peaks; the next begins."""
 
 
-def step_samples(device: torch.device) -> list[Sample]:
-    """The rank's memory now; on CUDA its peak since the last call, so call it once at the end of each step.
+def make_memory(device: torch.device) -> StepMemory:
+    """What suits the device: the allocator's account on CUDA, the process's memory on the CPU."""
+    if device.type == "cuda":
+        return AllocatorMemory(
+            read=partial(torch.cuda.memory_stats_as_nested_dict, device),
+            reset_peak=partial(torch.cuda.reset_peak_memory_stats, device),
+        )
+    return ProcessMemory()
 
-    The allocator keeps its account when the host queues work, so that nothing here waits for the device.
+
+class AllocatorMemory:
+    """Steps by an allocator's account, whose peak is that since it was last reset.
+
+    It is read and reset where a phase ends, and not where one begins: so each moment of a step lies in the peak of one
+    phase, and the step's own peak is the largest of theirs and of what came after the last.
     """
-    if device.type != "cuda":
-        return resident_samples()
-    account = torch.cuda.memory_stats_as_nested_dict(device)
-    allocated_bytes, reserved_bytes = account["allocated_bytes"]["all"], account["reserved_bytes"]["all"]
-    torch.cuda.reset_peak_memory_stats(device)
-    return [
-        ALLOCATED_BYTES.at(allocated_bytes["current"]),
-        RESERVED_BYTES.at(reserved_bytes["current"]),
-        PEAK_BYTES.at(allocated_bytes["peak"]),
-        ALLOCATION_RETRIES.at(account["num_alloc_retries"]),
-        OUT_OF_MEMORY.at(account["num_ooms"]),
-    ]
+
+    def __init__(self, *, read: Callable[[], Account], reset_peak: Callable[[], None]) -> None:
+        self._read = read
+        self._reset_peak = reset_peak
+        self._peaks_bytes: dict[str, int] = {}
+
+    def start(self) -> None:
+        """See `StepMemory.start`."""
+        self._peaks_bytes = {}
+        self._reset_peak()
+
+    def end_phase(self, name: str) -> None:
+        """See `StepMemory.end_phase`; a phase that is entered several times has the largest of its peaks."""
+        peak_bytes = self._read()["allocated_bytes"]["all"]["peak"]
+        self._reset_peak()
+        self._peaks_bytes[name] = max(self._peaks_bytes.get(name, 0), peak_bytes)
+
+    def end_step(self) -> list[Sample]:
+        """See `StepMemory.end_step`."""
+        account = self._read()
+        self._reset_peak()
+        peaks_bytes, self._peaks_bytes = self._peaks_bytes, {}
+        allocated_bytes = account["allocated_bytes"]["all"]
+        return [
+            ALLOCATED_BYTES.at(allocated_bytes["current"]),
+            RESERVED_BYTES.at(account["reserved_bytes"]["all"]["current"]),
+            ACTIVE_BYTES.at(account["active_bytes"]["all"]["current"]),
+            INACTIVE_SPLIT_BYTES.at(account["inactive_split_bytes"]["all"]["current"]),
+            PEAK_BYTES.at(max([allocated_bytes["peak"], *peaks_bytes.values()])),
+            *(PHASE_PEAK_BYTES.at(peak_bytes, phase=phase) for phase, peak_bytes in peaks_bytes.items()),
+            ALLOCATION_RETRIES.at(account["num_alloc_retries"]),
+            OUT_OF_MEMORY.at(account["num_ooms"]),
+        ]
 
 
-def resident_samples(statm: Path = STATM) -> list[Sample]:
-    """The process's resident memory now; empty where the system has no /proc.
+class ProcessMemory:
+    """Steps on a CPU, where no allocator keeps an account: what the process holds at their ends, and no peaks.
 
-    getrusage knows the largest value since the start only, which is another figure: there is no fallback to it.
+    statm: the system's account of the process.
     """
-    try:
-        pages = int(statm.read_text().split()[1])
-    except FileNotFoundError:
-        return []
-    return [RESIDENT_BYTES.at(pages * os.sysconf("SC_PAGE_SIZE"))]
 
+    def __init__(self, statm: Path = STATM) -> None:
+        self._statm = statm
 
-class _StepTracker(MemTracker):  # type: ignore[no-untyped-call]  # Its own base says so.
-    """Looks at the step alone: MemTracker's account by module knows none whose backward comes after others' forward."""
+    def start(self) -> None:
+        """See `StepMemory.start`."""
 
-    def _pre_bw_hook(self, module: nn.Module, args: object) -> None: ...
+    def end_phase(self, name: str) -> None:
+        """See `StepMemory.end_phase`; nothing is known of it."""
 
-    def _post_bw_hook(self, module: nn.Module, args: object) -> None: ...
+    def end_step(self) -> list[Sample]:
+        """Resident memory; nothing where the system has no /proc.
 
-
-def live_tensor_bytes(
-    run_step: Callable[[], object],
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    on_tracking: Callable[[Callable[[], int]], None] = lambda held_bytes: None,
-) -> list[Sample]:
-    """The bytes of live tensors at their peak in one step, by category and in total.
-
-    For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
-    not.
-    model: the outermost module that the step calls, or a list of several.
-    on_tracking: is handed, before the step begins, what gives the bytes of live activations at any time in it.
-
-    Raises:
-        CannotTrack: the model is compiled, or MemTracker does not know what the step does.
-    """
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        raise CannotTrack("compiled blocks allocate where no tensor is seen; use compile=none to see them")
-    tracker = _StepTracker()
-    tracker.track_external(model, optimizer)
-
-    roots = set(model.children()) if isinstance(model, nn.ModuleList) else {model}
-
-    def forget_last_forward(module: nn.Module, arguments: object) -> None:
-        # MemTracker refuses a second forward of a root, as accumulation makes, unless its account by module is reset.
-        if module in roots:
-            tracker.reset_mod_stats()
-
-    # A hook of the model itself would run after the tracker's, which is global; global hooks run in order.
-    handle = nn.modules.module.register_module_forward_pre_hook(forget_last_forward)
-    try:
-        with tracker:
-            on_tracking(partial(_activation_bytes, tracker))
-            run_step()
-    except NotImplementedError as error:
-        raise CannotTrack(str(error)) from error
-    finally:
-        handle.remove()
-    (peak_bytes,) = tracker.get_tracker_snapshot("peak").values()
-    return [LIVE_TENSOR_BYTES.at(peak_bytes[theirs], category=ours) for theirs, ours in CATEGORIES.items()]
-
-
-def _activation_bytes(tracker: MemTracker) -> int:
-    return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())
+        getrusage knows the largest value since the start only, which is another figure: there is no fallback to it.
+        """
+        try:
+            pages = int(self._statm.read_text().split()[1])
+        except FileNotFoundError:
+            return []
+        return [RESIDENT_BYTES.at(pages * os.sysconf("SC_PAGE_SIZE"))]

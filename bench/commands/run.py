@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,13 +20,17 @@ from bench.engines.roster import ENGINES
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault, parse_fault
 from bench.gpus import read_gpus
+from bench.judgement.ceiling import Ceiling, find_ceiling
 from bench.judgement.convergence import Verdict
 from bench.keeping import Kept, adopt, check_baseline, keep
+from bench.looks import Looks, check_looks
+from bench.machine import Machine
 from bench.notices import say
 from bench.places import RUNS, STORE
 from bench.preflight import available_bytes, check_memory
 from bench.reports.convergence import print_verdict
 from bench.reports.formats import FORMAT, to_reader
+from bench.reports.memory_by_category import show_memory
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
 from bench.reports.timeline import show_timeline
@@ -41,6 +46,8 @@ TRAINING_WORDS = (
     *DIMENSIONS,
     "trace_steps",
     "keep_traces",
+    "trace_every",
+    "memory_snapshot",
     "with_baseline",
     "baseline_run",
     "is_check",
@@ -67,6 +74,8 @@ def _dimensions(function: Any) -> Any:
 @click.option("--warm-up", type=int, default=5, show_default=True, help="Steps before them that are not measured.")
 @click.option("--trace-steps", type=int, default=3, show_default=True, help="Steps under the profiler, after them.")
 @click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
+@click.option("--trace-every", type=int, metavar="STEPS", help="Measured steps from one such window to the next.")
+@click.option("--memory-snapshot", is_flag=True, help="Look at the memory of one step: by category, and its blocks.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="fp32", show_default=True)
 @click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
 @click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
@@ -96,6 +105,8 @@ def command(
     warm_up: int,
     trace_steps: int,
     keep_traces: bool,
+    trace_every: int | None,
+    memory_snapshot: bool,
     precision: Precision,
     device: Device | None,
     backend: Backend | None,
@@ -161,13 +172,17 @@ def command(
     if device is None:
         found = f"{len(gpus)} GPU(s) found" if gpus else "no NVIDIA GPU found"
         say(f"device: {case.device} ({found})")
-    conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, store=store_url)
+    looks = check_looks(Looks(trace_every=trace_every, memory_snapshot=memory_snapshot), case)
+    conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url)
     measured, verdict, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port, is_check=is_check)
     with to_reader():
         if verdict is not None:
             print_verdict(verdict, cases[-1][0], format_name)
         elif not is_check:
             print_summaries(kept.summaries, format_name)
+        if memory_snapshot and format_name == "table":
+            for summary in kept.summaries:
+                show_memory(summary)
         if with_timeline and kept.summaries[-1].trials_done:
             if format_name == "table":
                 click.echo()
@@ -207,6 +222,7 @@ def _measure(
                 )
             if told is not None:
                 check_baseline(case, machine, told)
+            conduct = replace(conduct, ceiling_of=lambda case: _ceiling(history, case, machine))
             measured = measure(
                 cases, engine=engine, machine=machine, folder=runs_folder, conduct=conduct, watch=progress.update
             )
@@ -215,6 +231,12 @@ def _measure(
             return measured, verdict, keep(measured.summaries, machine, history, told)
         finally:
             measured.close()
+
+
+def _ceiling(history: History, case: Case, machine: Machine) -> float | None:
+    """FLOP/s that training is seen as a share of while it goes on."""
+    found = None if case.model is None else find_ceiling(history, case, machine.hardware(case.device))
+    return found.flops_per_second.median if isinstance(found, Ceiling) else None
 
 
 def _said(names: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from bench.case import Case
 from bench.faults import Fault
+from bench.looks import NO_LOOKS, Looks
 from bench.machine import Machine
 
 
@@ -18,6 +19,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     folder: where it writes rank<k>.jsonl and rank<k>.err.
     store_host, store_port, prefix: the key-value store that the ranks of this trial meet in.
     collective_timeout_s: after which a collective gives up; shorter than the trial's limit.
+    ceiling_flops_per_second: of a matmul run like it, by its median, where there is one.
     """
 
     run: str
@@ -31,11 +33,17 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     collective_timeout_s: float
     keep_trace: bool = False
+    looks: Looks = NO_LOOKS
+    ceiling_flops_per_second: float | None = None
     fault: Fault | None = None
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """Runner to agent: measure this case once, with fresh ranks, within the limit. keep_trace: beside the Timeline."""
+    """Runner to agent: measure this case once, with fresh ranks, within the limit.
+
+    keep_trace: beside the Timeline. looks: of its ranks, beside the measured steps.
+    ceiling_flops_per_second: see `RankOrder`.
+    """
 
     run: str
     trial: int
@@ -43,6 +51,8 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     folder: str
     limit_s: float
     keep_trace: bool = False
+    looks: Looks = NO_LOOKS
+    ceiling_flops_per_second: float | None = None
     fault: Fault | None = None
 
 

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 from bench.engines.blame import root_cause
 from bench.engines.messages import Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
 from bench.engines.rank_process import ENDING_S, RankProcess
+from collectors.poller import Poller
 from collectors.roster import open_collectors
 from collectors.sampler import polling
 
@@ -44,7 +45,7 @@ class Supervisor:
         self._context = multiprocessing.get_context("forkserver")
         self._host = host
         self._trials = itertools.count()
-        self._collectors = open_collectors()
+        self._poller = Poller(open_collectors())
         listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
         self._port = listener.getsockname()[1]
         self._store = TCPStore(
@@ -58,6 +59,10 @@ class Supervisor:
         idle.join()
         if idle.exitcode != 0:
             raise RuntimeError(f"the forkserver does not start ranks; its first process ended with {idle.exitcode}")
+
+    def close(self) -> None:
+        """Give back what the node's collectors took; no trial is run afterwards."""
+        self._poller.close()
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
         """Measure the case once with fresh ranks; when this returns, none of them is left.
@@ -80,7 +85,7 @@ class Supervisor:
     def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
         """The node's collectors are polled meanwhile; what troubles them troubles no rank."""
         return polling(
-            self._collectors,
+            self._poller,
             Path(order.folder) / f"node{NODE}.jsonl",
             run=order.run,
             node=NODE,
@@ -101,6 +106,8 @@ class Supervisor:
             prefix=prefix,
             collective_timeout_s=COLLECTIVE_SHARE * order.limit_s,
             keep_trace=order.keep_trace,
+            looks=order.looks,
+            ceiling_flops_per_second=order.ceiling_flops_per_second,
             fault=order.fault,
         )
 

@@ -18,12 +18,37 @@ RESERVED_BYTES = Metric(
     scope="rank",
     help="Device memory that the caching allocator holds at the end of a step, used or not.",
 )
+ACTIVE_BYTES = Metric(
+    name="observatory_memory_active_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Device memory at the end of a step in blocks that tensors hold or that a stream may still use, by the caching"
+    " allocator's account.",
+)
+INACTIVE_SPLIT_BYTES = Metric(
+    name="observatory_memory_inactive_split_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    help="Device memory at the end of a step in unused parts of blocks whose other parts are used, so that the caching"
+    " allocator cannot return it to the device: its fragmentation.",
+)
 PEAK_BYTES = Metric(
     name="observatory_memory_peak_bytes",
     kind="gauge",
     unit="bytes",
     scope="rank",
     help="Most device memory held by tensors at once during a step, by the caching allocator's account.",
+)
+PHASE_PEAK_BYTES = Metric(
+    name="observatory_memory_phase_peak_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("phase",),
+    help="Most device memory held by tensors at once in a phase of a step, what lies between it and the phase before it"
+    " included, by the caching allocator's account; absent on a CPU, where no allocator keeps one.",
 )
 ALLOCATION_RETRIES = Metric(
     name="observatory_memory_allocation_retries_total",
@@ -46,6 +71,16 @@ LIVE_TENSOR_BYTES = Metric(
     scope="rank",
     labels=("category",),
     help="Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
+)
+TIMELINE_PEAK_BYTES = Metric(
+    name="observatory_memory_timeline_peak_bytes",
+    kind="gauge",
+    unit="bytes",
+    scope="rank",
+    labels=("category",),
+    help="Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total:"
+    " those of its state, activations (made in forward and kept after it), temporary (made and dropped in one phase),"
+    " other; blocks that are older than the step and of no state are not seen.",
 )
 STAGE_ACTIVATION_BYTES = Metric(
     name="observatory_memory_stage_activation_bytes",
@@ -76,11 +111,15 @@ RESIDENT_BYTES = Metric(
 METRICS = (
     ALLOCATED_BYTES,
     RESERVED_BYTES,
+    ACTIVE_BYTES,
+    INACTIVE_SPLIT_BYTES,
     PEAK_BYTES,
+    PHASE_PEAK_BYTES,
     ALLOCATION_RETRIES,
     OUT_OF_MEMORY,
     LIVE_TENSOR_BYTES,
     STAGE_ACTIVATION_BYTES,
+    TIMELINE_PEAK_BYTES,
     STATE_BYTES,
     RESIDENT_BYTES,
 )

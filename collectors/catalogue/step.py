@@ -27,6 +27,29 @@ TOKENS = Metric(
     help="Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks that"
     " take the same tokens through parts of a model count equal shares of them, so that ranks add up to the batch.",
 )
+TOKENS_PER_SECOND = Metric(
+    name="observatory_tokens_per_second",
+    kind="gauge",
+    unit="per_second",
+    scope="rank",
+    help="Tokens that a rank counts in one measured step, divided by the step's time.",
+)
+MFU = Metric(
+    name="observatory_mfu_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="rank",
+    help="Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the device's"
+    " dense peak at the run's precision; absent where no data sheet names one.",
+)
+MEASURED_MFU = Metric(
+    name="observatory_measured_mfu_ratio",
+    kind="gauge",
+    unit="ratio",
+    scope="rank",
+    help="Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the fastest"
+    " matrix product that a matmul run had measured on the same hardware at the same precision before the run.",
+)
 LOSS = Metric(
     name="observatory_loss_nats",
     kind="gauge",
@@ -47,11 +70,21 @@ OBSERVER_SECONDS = Metric(
     kind="gauge",
     unit="seconds",
     scope="rank",
-    help="Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, and"
-    " writing the line of the step before.",
+    help="Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, at"
+    " the end of each phase too, and writing the line of the step before.",
 )
 
 PHASES = ("data", "forward", "backward", "optimizer")
 """The phases of every training step, in its order; a strategy may mark others beside them."""
 
-METRICS = (STEP_SECONDS, PHASE_SECONDS, TOKENS, LOSS, LEARNING_RATE, OBSERVER_SECONDS)
+METRICS = (
+    STEP_SECONDS,
+    PHASE_SECONDS,
+    TOKENS,
+    TOKENS_PER_SECOND,
+    MFU,
+    MEASURED_MFU,
+    LOSS,
+    LEARNING_RATE,
+    OBSERVER_SECONDS,
+)

@@ -1,7 +1,9 @@
 """What watching costs a step: blocks of steps that are watched, traced or left alone, in turn, in one rank.
 
-One process, so that all blocks share its memory layout; a block's median step is one repetition. Watched: step clock,
-memory samples, the log, and the node's sampler beside. Traced: the profiler. Bare: one reading of the clock a step.
+One process, so that all blocks share its memory layout; a block's median step is one repetition. Watched: all that is
+always on: step clock, memory by phase, speed, the log, the node's sampler in a thread of this process, and beside it an
+`observatory serve` that polls the node each second, follows the log and is scraped once a block. Traced: the profiler.
+Bare: one reading of the clock a step, while the server is stopped.
 
     python -m tests.benchmarks.observer [--blocks N] [--steps N]
 """
@@ -10,9 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -22,13 +30,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
+from bench.case import Case
 from bench.judgement.estimate import estimate, ratio
-from collectors import allocator
+from bench.machine import read as read_machine
+from bench.peaks import peak_of
+from bench.phase_marks import PhaseMarks
+from bench.run import begin
+from bench.step_speed import StepSpeed
+from collectors.allocator import make_memory
 from collectors.catalogue.results import RUN_STEP_SECONDS
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS
+from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
+from collectors.poller import Poller
 from collectors.profiler import Window
 from collectors.roster import open_collectors
-from collectors.sample_log import Reading, SampleLog
+from collectors.sample_log import Opened, Reading, SampleLog
 from collectors.sampler import polling
 from collectors.step_clock import make_clock
 from tests.benchmarks.plain import benchmark_case
@@ -54,14 +69,21 @@ def main() -> None:
 
 
 def _compare(folder: Path, blocks: int, steps: int) -> str:
-    rank = _Rank(folder, steps)
+    case = benchmark_case("single", steps)
+    run = begin(case, read_machine(), folder)
+    agent = _Agent(folder)
+    rank = _Rank(case, run.folder, agent)
     times_s: dict[Kind, list[float]] = {kind: [] for kind in get_args(Kind)}
-    for block in range(blocks + 1):
-        for kind, of_kind_s in times_s.items():
-            measured_s = rank.block(kind)
-            if block:  # The first of each kind warms up.
-                of_kind_s.append(measured_s)
-    rank.close()
+    try:
+        for block in range(blocks + 1):
+            for kind, of_kind_s in times_s.items():
+                measured_s = rank.block(kind)
+                if block:  # The first of each kind warms up.
+                    of_kind_s.append(measured_s)
+    finally:
+        rank.close()
+        agent.close()
+        run.close()
     return "\n".join(
         [
             _line("always-on collectors", times_s["watched"], times_s["bare"], PROMISE),
@@ -71,26 +93,65 @@ def _compare(folder: Path, blocks: int, steps: int) -> str:
     )
 
 
+class _Agent:
+    """An `observatory serve` on the folder of runs, which is stopped except where it is asked for."""
+
+    def __init__(self, runs: Path) -> None:
+        command = ["serve", "--port=0", f"--runs={runs}", f"--store=sqlite:///{runs}/history.sqlite"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bench", *command], stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        self._url = self._process.stderr.readline().removeprefix("serving ").strip()
+        self._process.send_signal(signal.SIGSTOP)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """It goes on meanwhile, and is scraped once."""
+        self._process.send_signal(signal.SIGCONT)
+        scrape = threading.Thread(target=self._scrape)
+        scrape.start()
+        try:
+            yield
+        finally:
+            scrape.join()
+            self._process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.send_signal(signal.SIGCONT)
+        self._process.terminate()
+        self._process.communicate()
+
+    def _scrape(self) -> None:
+        with urllib.request.urlopen(self._url, timeout=30) as answer:
+            answer.read()
+
+
 class _Rank:
     """One rank of `single` whose steps are watched, traced or left alone."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        case = benchmark_case("single", steps)
+    def __init__(self, case: Case, folder: Path, agent: _Agent) -> None:
         torch.set_num_threads(case.threads)
         self._folder = folder
-        self._steps = steps
-        self._clock = make_clock(DEVICE)
+        self._agent = agent
+        self._steps = case.steps
+        self._marks = PhaseMarks(make_clock(DEVICE), make_memory(DEVICE))
         self._is_watched = False
         self._workload = build(case, make_mesh({"data": 1}, "cpu"), self._phase)
         self._batches = Batches(case, data_rank=0, data_ranks=1)
+        peak = peak_of(None, case.precision)
+        self._speed = StepSpeed(case, tokens=case.shape.tokens, peak=peak, ceiling_flops_per_second=1e12)
+        self._poller = Poller(open_collectors())
         self._log = SampleLog(folder / "rank0.jsonl")
+        self._log.write(Opened(run=folder.name, trial=0, rank=0, time_ns=time.time_ns(), pid=os.getpid(), host="here"))
 
     def block(self, kind: Kind) -> float:
         """The median of so many steps, in seconds."""
         self._is_watched = kind == "watched"
         ends_s = []
         with self._watch(kind) as window:
-            self._clock.start()
+            self._marks.start()
             ends_s.append(time.perf_counter())
             for step in range(self._steps):
                 with window.step() if isinstance(window, Window) else nullcontext():
@@ -101,25 +162,31 @@ class _Rank:
         return median(end - start for start, end in pairwise(ends_s))
 
     def close(self) -> None:
-        """End the loader."""
+        """End the loader and the collectors."""
         self._batches.close()
+        self._poller.close()
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
-        return self._clock.phase(name) if self._is_watched else nullcontext()
+        return self._marks.phase(name) if self._is_watched else nullcontext()
 
-    def _watch(self, kind: Kind) -> AbstractContextManager[Window | None]:
+    @contextmanager
+    def _watch(self, kind: Kind) -> Iterator[Window | None]:
         if kind == "traced":
-            return Window(DEVICE)
-        if kind == "bare":
-            return nullcontext()
-        node = self._folder / "node0.jsonl"
-        return polling(open_collectors(), node, run="r", node=0, trial=0, on_problem=print)
+            with Window(DEVICE) as window:
+                yield window
+        elif kind == "bare":
+            yield None
+        else:
+            node = self._folder / "node0.jsonl"
+            with self._agent.awake(), polling(self._poller, node, run="r", node=0, trial=0, on_problem=print):
+                yield None
 
     def _write(self, step: int, loss: torch.Tensor | None) -> None:
-        self._clock.end_step(loss)
-        samples = allocator.step_samples(DEVICE)
-        for finished in self._clock.finished():
-            samples.append(STEP_SECONDS.at(finished.step_s))
+        clock, observer_s = self._marks.clock, self._marks.take_asking_ns() / 1e9
+        clock.end_step(loss)
+        samples = [*self._marks.memory.end_step(), OBSERVER_SECONDS.at(observer_s)]
+        for finished in clock.finished():
+            samples += [STEP_SECONDS.at(finished.step_s), *self._speed.samples(finished.step_s)]
             samples += [PHASE_SECONDS.at(value, phase=name) for name, value in finished.phases_s.items()]
             samples += [LOSS.at(finished.loss)] if finished.loss is not None else []
         self._log.write(Reading(trial=0, time_ns=time.time_ns(), mark="measured", step=step, samples=samples))

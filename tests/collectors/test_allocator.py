@@ -1,4 +1,4 @@
-"""Memory samples: what the system says, and the live tensors of one step."""
+"""The memory of steps: an allocator's account, its peaks by phase, and what the system says of the process."""
 
 from __future__ import annotations
 
@@ -8,145 +8,180 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW
 
-from collectors.allocator import CannotTrack, live_tensor_bytes, resident_samples, step_samples
-from collectors.catalogue.memory import LIVE_TENSOR_BYTES, PEAK_BYTES, RESIDENT_BYTES
-from collectors.metric import Sample
-from tests.ranks import OnRanks
-from tests.workloads.setups import SmallSetup, small_setup
-from tests.workloads.training_runs import make_ready
-from workloads.cards.card import OptionValue
+from collectors.allocator import Account, AllocatorMemory, ProcessMemory, make_memory
+from collectors.catalogue.memory import (
+    ACTIVE_BYTES,
+    ALLOCATED_BYTES,
+    ALLOCATION_RETRIES,
+    INACTIVE_SPLIT_BYTES,
+    OUT_OF_MEMORY,
+    PEAK_BYTES,
+    PHASE_PEAK_BYTES,
+    RESERVED_BYTES,
+    RESIDENT_BYTES,
+)
+from collectors.metric import Metric, Sample
 
 
-def by_category(samples: list[Sample]) -> dict[str, int]:
-    assert {sample.metric for sample in samples} == {LIVE_TENSOR_BYTES.name}
-    return {sample.labels["category"]: int(sample.value) for sample in samples}
+class FakeAllocator:
+    """Gives and takes back bytes, and accounts for them as CUDA's caching allocator does."""
+
+    def __init__(self) -> None:
+        self._held_bytes = 0
+        self._peak_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """From now on tensors hold so much, negative where they let go."""
+        self._held_bytes += size_bytes
+        self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+
+    def read(self) -> Account:
+        """What `memory_stats_as_nested_dict` would give."""
+        return {
+            "allocated_bytes": {"all": {"current": self._held_bytes, "peak": self._peak_bytes}},
+            "reserved_bytes": {"all": {"current": 4096, "peak": 4096}},
+            "active_bytes": {"all": {"current": self._held_bytes + 7, "peak": 9999}},
+            "inactive_split_bytes": {"all": {"current": 33, "peak": 9999}},
+            "num_alloc_retries": 2,
+            "num_ooms": 1,
+        }
+
+    def reset_peak(self) -> None:
+        """From now on the peak is that since now."""
+        self._peak_bytes = self._held_bytes
+
+
+@pytest.fixture
+def allocator() -> FakeAllocator:
+    return FakeAllocator()
+
+
+@pytest.fixture
+def memory(allocator: FakeAllocator) -> AllocatorMemory:
+    return AllocatorMemory(read=allocator.read, reset_peak=allocator.reset_peak)
+
+
+def _value(samples: list[Sample], metric: Metric) -> float:
+    (found,) = [sample.value for sample in samples if sample.metric == metric.name]
+    return found
+
+
+def _by_phase(samples: list[Sample]) -> dict[str, float]:
+    return {sample.labels["phase"]: sample.value for sample in samples if sample.metric == PHASE_PEAK_BYTES.name}
+
+
+def test_the_end_of_a_step_tells_the_whole_account(allocator: FakeAllocator, memory: AllocatorMemory) -> None:
+    memory.start()
+    allocator.hold(100)
+    samples = memory.end_step()
+    expected = {
+        ALLOCATED_BYTES: 100,
+        RESERVED_BYTES: 4096,
+        ACTIVE_BYTES: 107,
+        INACTIVE_SPLIT_BYTES: 33,
+        PEAK_BYTES: 100,
+        ALLOCATION_RETRIES: 2,
+        OUT_OF_MEMORY: 1,
+    }
+    assert {metric: _value(samples, metric) for metric in expected} == expected
+    assert len(samples) == len(expected)
+
+
+def test_each_phase_has_its_own_peak_and_the_step_the_largest(
+    allocator: FakeAllocator, memory: AllocatorMemory
+) -> None:
+    memory.start()
+    for phase, held_bytes in (("forward", 300), ("backward", 500), ("optimizer", 40)):
+        allocator.hold(held_bytes)
+        allocator.hold(-held_bytes)
+        memory.end_phase(phase)
+    samples = memory.end_step()
+    assert _by_phase(samples) == {"forward": 300, "backward": 500, "optimizer": 40}
+    assert _value(samples, PEAK_BYTES) == 500
+
+
+def test_what_lies_between_two_phases_counts_with_the_second(allocator: FakeAllocator, memory: AllocatorMemory) -> None:
+    memory.start()
+    memory.end_phase("forward")
+    allocator.hold(800)
+    allocator.hold(-700)
+    memory.end_phase("backward")
+    assert _by_phase(memory.end_step()) == {"forward": 0, "backward": 800}
+
+
+def test_what_comes_after_the_last_phase_is_in_the_steps_peak(
+    allocator: FakeAllocator, memory: AllocatorMemory
+) -> None:
+    memory.start()
+    memory.end_phase("optimizer")
+    allocator.hold(600)
+    samples = memory.end_step()
+    assert _by_phase(samples) == {"optimizer": 0}
+    assert _value(samples, PEAK_BYTES) == 600
+
+
+def test_a_phase_that_is_entered_again_keeps_the_largest_peak(
+    allocator: FakeAllocator, memory: AllocatorMemory
+) -> None:
+    memory.start()
+    for held_bytes in (10, 50, 20):
+        allocator.hold(held_bytes)
+        allocator.hold(-held_bytes)
+        memory.end_phase("forward")
+    assert _by_phase(memory.end_step()) == {"forward": 50}
+
+
+def test_no_peak_of_a_step_is_seen_in_the_next(allocator: FakeAllocator, memory: AllocatorMemory) -> None:
+    memory.start()
+    memory.end_phase("forward")
+    allocator.hold(900)
+    allocator.hold(-890)
+    memory.end_step()
+    assert _value(memory.end_step(), PEAK_BYTES) == 10
+
+
+def test_what_was_held_before_the_start_is_in_no_peak(allocator: FakeAllocator, memory: AllocatorMemory) -> None:
+    allocator.hold(900)
+    allocator.hold(-900)
+    memory.end_phase("forward")
+    memory.start()
+    samples = memory.end_step()
+    assert _value(samples, PEAK_BYTES) == 0
+    assert _by_phase(samples) == {}
 
 
 def test_resident_memory_is_the_pages_that_the_system_counts(tmp_path: Path) -> None:
     statm = tmp_path / "statm"
     statm.write_text("900 123 45 6 0 7 0\n")
-    assert resident_samples(statm) == [RESIDENT_BYTES.at(123 * os.sysconf("SC_PAGE_SIZE"))]
+    assert ProcessMemory(statm).end_step() == [RESIDENT_BYTES.at(123 * os.sysconf("SC_PAGE_SIZE"))]
 
 
 def test_resident_memory_is_absent_without_proc(tmp_path: Path) -> None:
-    assert resident_samples(tmp_path / "statm") == []
+    assert ProcessMemory(tmp_path / "statm").end_step() == []
 
 
-def test_a_step_on_the_cpu_has_resident_memory_only() -> None:
-    assert [sample.metric for sample in step_samples(torch.device("cpu"))] == [RESIDENT_BYTES.name]
-
-
-class Scratching(nn.Linear):
-    """Holds a megabyte of its own while it runs, so that the peak is in forward."""
-
-    def forward(self, x_bd: Tensor) -> Tensor:
-        scratch = torch.zeros(1_000_000, dtype=torch.uint8)
-        out_bd = super().forward(x_bd)
-        return out_bd + scratch[0]
-
-
-def test_live_tensors_of_a_hand_counted_step() -> None:
-    model = Scratching(100, 50, bias=False)
-    optimizer = AdamW(model.parameters(), fused=True)
-    x_bd = torch.randn(30, 100)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x_bd).sum().backward()
-        optimizer.step()
-
-    step()
-    weight_bytes, out_bytes = 4 * 100 * 50, 4 * 30 * 50
-    assert by_category(live_tensor_bytes(step, model, optimizer)) == {
-        "parameters": weight_bytes,
-        "buffers": 0,
-        "gradients": 0,
-        "activations": 1_000_000 + 2 * out_bytes,
-        "temporary": 0,
-        "optimizer": 2 * weight_bytes + 4,
-        "other": 0,
-        "total": 3 * weight_bytes + 4 + 1_000_000 + 2 * out_bytes,
-    }
-
-
-def track(setup: SmallSetup) -> dict[str, int]:
-    """The live bytes of a tracked step; the steps around it must not notice."""
-    ready = make_ready(setup)
-    hooks = [*nn.modules.module._global_forward_pre_hooks, *nn.modules.module._global_forward_hooks]
-    for _ in range(2):
-        ready.step()
-    live = by_category(live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer))
-    assert [*nn.modules.module._global_forward_pre_hooks, *nn.modules.module._global_forward_hooks] == hooks
-    assert not any(weight._backward_hooks for weight in ready.workload.model.parameters())
-    ready.step()
-    return live
-
-
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "options"),
-    [
-        ("single", 1, {}),
-        ("single", 1, {"accumulate": 2}),
-        ("ddp", 2, {}),
-        ("ddp", 2, {"accumulate": 2}),
-        ("ddp", 2, {"accumulate": 2, "overlap": False}),
-        ("ddp", 2, {"accumulate": 2, "checkpoint": "full"}),
-        ("ddp", 2, {"checkpoint": "selective"}),
-    ],
-)
-def test_live_tensors_of_real_strategies(
-    strategy: str, ranks: int, options: dict[str, OptionValue], on_ranks: OnRanks
-) -> None:
-    setup = small_setup(strategy, ranks=ranks, options=options)
-    weights_bytes = 4 * setup.shape.parameters()
-    for live in on_ranks(ranks, track, setup):
-        assert live["parameters"] == weights_bytes
-        assert live["optimizer"] == 2 * weights_bytes + 4 * setup.shape.parameter_tensors()
-        assert live["activations"] > 0
-        assert live["total"] == sum(value for category, value in live.items() if category != "total")
-
-
-def test_checkpointing_lowers_the_live_peak(on_ranks: OnRanks) -> None:
-    totals = {}
-    for choice in ("none", "selective", "full"):
-        (live,) = on_ranks(1, track, small_setup(options={"checkpoint": choice}))
-        totals[choice] = live["total"]
-    assert totals["full"] < totals["selective"] < totals["none"]
-
-
-def test_a_compiled_model_is_refused_with_the_reason() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = AdamW(model.parameters())
-    model.compile(backend="eager")
-    with pytest.raises(CannotTrack, match="compile=none"):
-        live_tensor_bytes(lambda: None, model, optimizer)
-
-
-def test_a_step_that_the_tracker_does_not_know_is_refused_and_leaves_no_hook() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = AdamW(model.parameters())
-    inner = nn.Linear(2, 2)
-
-    def twice() -> None:
-        for _ in range(2):
-            inner(torch.ones(2))
-
-    with pytest.raises(CannotTrack, match="multiple iterative calls"):
-        live_tensor_bytes(twice, model, optimizer)
-    assert not nn.modules.module._global_forward_pre_hooks
+def test_a_step_on_the_cpu_has_resident_memory_and_no_peak() -> None:
+    memory = make_memory(torch.device("cpu"))
+    memory.start()
+    memory.end_phase("forward")
+    assert [sample.metric for sample in memory.end_step()] == [RESIDENT_BYTES.name]
 
 
 @pytest.mark.gpu
-def test_the_peak_on_cuda_is_that_since_the_last_call() -> None:
+def test_the_peaks_on_cuda_are_those_of_their_phases() -> None:
     device = torch.device("cuda")
+    torch.zeros(1, device=device)
     gc.collect()
-    step_samples(device)
+    memory = make_memory(device)
+    memory.start()
+    memory.end_phase("data")
     large = torch.empty(2**28, dtype=torch.uint8, device=device)
-    with_large = {sample.metric: sample.value for sample in step_samples(device)}
     del large
-    step_samples(device)
-    without = {sample.metric: sample.value for sample in step_samples(device)}
-    assert with_large[PEAK_BYTES.name] - without[PEAK_BYTES.name] == 2**28
+    memory.end_phase("forward")
+    memory.end_phase("backward")
+    samples = memory.end_step()
+    peaks_bytes = _by_phase(samples)
+    assert peaks_bytes["forward"] - peaks_bytes["data"] == peaks_bytes["forward"] - peaks_bytes["backward"] == 2**28
+    assert _value(samples, PEAK_BYTES) == peaks_bytes["forward"]
+    assert _value(samples, ACTIVE_BYTES) >= _value(samples, ALLOCATED_BYTES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from collectors.allocator import live_tensor_bytes
 from collectors.catalogue.memory import STAGE_ACTIVATION_BYTES
+from collectors.live_tensors import live_tensor_bytes
 from collectors.metric import Sample
 from collectors.stage_memory import StageMemory
 from tests.ranks import OnRanks

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from collectors.allocator import live_tensor_bytes
+from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, train

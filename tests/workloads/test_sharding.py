@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from collectors.allocator import live_tensor_bytes
+from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import StepRecord, make_ready, train

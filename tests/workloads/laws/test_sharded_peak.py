@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.allocator import live_tensor_bytes
+from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import Ready, make_ready

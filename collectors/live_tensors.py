@@ -1,0 +1,84 @@
+"""The live tensors of a rank at their peak in one step, on the CPU: the account that no allocator keeps there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim import Optimizer
+
+from collectors.catalogue.memory import LIVE_TENSOR_BYTES
+from collectors.metric import Sample
+
+CATEGORIES = {
+    "Parameter": "parameters",
+    "Buffer": "buffers",
+    "Gradient": "gradients",
+    "Activation": "activations",
+    "Temp": "temporary",
+    "Optstate": "optimizer",
+    "Other": "other",
+    "Total": "total",
+}
+"""MemTracker's names, and ours. temporary: made in backward, such as gradients of activations."""
+
+
+class CannotTrack(RuntimeError):
+    """Live tensors cannot be followed in this workload; the message says why."""
+
+
+class _StepTracker(MemTracker):  # type: ignore[no-untyped-call]  # Its own base says so.
+    """Looks at the step alone: MemTracker's account by module knows none whose backward comes after others' forward."""
+
+    def _pre_bw_hook(self, module: nn.Module, args: object) -> None: ...
+
+    def _post_bw_hook(self, module: nn.Module, args: object) -> None: ...
+
+
+def live_tensor_bytes(
+    run_step: Callable[[], object],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    on_tracking: Callable[[Callable[[], int]], None] = lambda held_bytes: None,
+) -> list[Sample]:
+    """The bytes of live tensors at their peak in one step, by category and in total.
+
+    For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
+    not.
+    model: the outermost module that the step calls, or a list of several.
+    on_tracking: is handed, before the step begins, what gives the bytes of live activations at any time in it.
+
+    Raises:
+        CannotTrack: the model is compiled, or MemTracker does not know what the step does.
+    """
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise CannotTrack("compiled blocks allocate where no tensor is seen; use compile=none to see them")
+    tracker = _StepTracker()
+    tracker.track_external(model, optimizer)
+
+    roots = set(model.children()) if isinstance(model, nn.ModuleList) else {model}
+
+    def forget_last_forward(module: nn.Module, arguments: object) -> None:
+        # MemTracker refuses a second forward of a root, as accumulation makes, unless its account by module is reset.
+        if module in roots:
+            tracker.reset_mod_stats()
+
+    # A hook of the model itself would run after the tracker's, which is global; global hooks run in order.
+    handle = nn.modules.module.register_module_forward_pre_hook(forget_last_forward)
+    try:
+        with tracker:
+            on_tracking(partial(_activation_bytes, tracker))
+            run_step()
+    except NotImplementedError as error:
+        raise CannotTrack(str(error)) from error
+    finally:
+        handle.remove()
+    (peak_bytes,) = tracker.get_tracker_snapshot("peak").values()
+    return [LIVE_TENSOR_BYTES.at(peak_bytes[theirs], category=ours) for theirs, ours in CATEGORIES.items()]
+
+
+def _activation_bytes(tracker: MemTracker) -> int:
+    return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())
