@@ -6,6 +6,8 @@ packages=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
 command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || packages="$packages prometheus"
 command -v tc >/dev/null 2>&1 || packages="$packages iproute2"
+command -v systemd-analyze >/dev/null 2>&1 || packages="$packages systemd"
+command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 [ -z "$packages" ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,10 +135,13 @@ class PrometheusServer:
 
 
 @contextlib.contextmanager
-def run_prometheus(*targets: str, rules: Sequence[Path] = ()) -> Iterator[PrometheusServer]:
+def run_prometheus(
+    *targets: str, rules: Sequence[Path] = (), jobs: Mapping[str, Mapping[str, object]] | None = None
+) -> Iterator[PrometheusServer]:
     """A Prometheus on a free loopback port, which scrapes the targets (host:port) and evaluates the rules each second.
 
     Its files are in a folder of its own, which goes with it.
+    jobs: by name, what else a scrape job says, such as its scheme; each scrapes all targets.
     """
     binary = program("prometheus", "prometheus")
     with tempfile.TemporaryDirectory(prefix="observatory-prometheus-") as name:
@@ -147,7 +150,10 @@ def run_prometheus(*targets: str, rules: Sequence[Path] = ()) -> Iterator[Promet
             # scrape_timeout must not be longer than the interval, and would inherit 10 s.
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rule.absolute()) for rule in rules],
-            "scrape_configs": [{"job_name": "observatory", "static_configs": [{"targets": list(targets)}]}],
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": list(targets)}], **job}
+                for name, job in (jobs or {"observatory": {}}).items()
+            ],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML.
         server, port = _start_prometheus(binary, folder)

@@ -1,0 +1,208 @@
+"""A list of targets that several nodes keep together in one file, from which Prometheus learns whom to ask.
+
+Each node has a page of its own in the folder FILE.nodes, which it touches from time to time. The list is made of
+them, and replaced as a whole, so that who reads it never sees half of it. How old a page is, is told by comparing it
+with a file that was touched just now, and not with a clock: on a shared disk both times are the file server's.
+Not covered: a Prometheus on another machine is not told when the file changes; its refresh_interval must be short.
+Source: prometheus/prometheus, docs/configuration/configuration.md, file_sd_config.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bench.errors import InfrastructureFailed, Misuse
+
+STALE_S = 3600.0
+"""Age at which a silent node is taken for gone: long enough for the alerts on a target that is down to be seen."""
+
+LOOK_S = 600.0
+"""Pause between two looks at the pages of all nodes, whichever node looks: with a thousand it is not cheap."""
+LOCK_WAIT_S = 10.0
+"""How long another may hold the lock before one goes on without."""
+
+_MARK = "__meta_observatory"
+"""The label of entries that are ours, which Prometheus drops; others in the list are somebody else's and stay."""
+
+_Group = dict[str, Any]
+"""An entry of the list: targets, and labels that they share."""
+
+
+class Targets:
+    """The list in the file at `path`, which any number of processes and nodes may keep at the same time.
+
+    stale_s, look_s, lock_wait_s: see the constants. on_notice: is told what is left out or done without.
+
+    Raises:
+        Misuse: Prometheus reads no file of this name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        stale_s: float = STALE_S,
+        look_s: float = LOOK_S,
+        lock_wait_s: float = LOCK_WAIT_S,
+        on_notice: Callable[[str], None],
+    ) -> None:
+        if path.suffix != ".json":
+            raise Misuse(f"{path}: the list of targets is JSON; name a file that ends in .json")
+        self._path = path
+        self._pages = path.with_name(f"{path.name}.nodes")
+        self._looked = self._pages / "looked"
+        self._stale_s, self._look_s, self._lock_wait_s = stale_s, look_s, lock_wait_s
+        self._on_notice = on_notice
+        self._numbers = itertools.count()
+
+    def check(self) -> None:
+        """Nothing, where the file holds a list, or is not there yet.
+
+        Raises:
+            Misuse: it holds something else.
+            InfrastructureFailed: it cannot be read.
+        """
+        with self._writing():
+            self._groups()
+
+    def add(self, address: str, labels: Mapping[str, str]) -> None:
+        """Put the address into the list; again and again, so that it is known to live.
+
+        Raises:
+            Misuse: the address is none, or the file holds something else than targets.
+            InfrastructureFailed: the file cannot be written.
+        """
+        if "/" in address or ":" not in address:
+            raise Misuse(f'"{address}" is no target; it may be HOST:PORT')
+        group = {"targets": [address], "labels": {**labels, _MARK: "serve"}}
+        page, text = self._page(address), json.dumps(group)
+        with self._writing():
+            self._pages.mkdir(exist_ok=True)
+            is_known = page.exists() and page.read_text() == text
+            if is_known:
+                os.utime(page)  # Without a time: the file server's is taken.
+            else:
+                self._replace(page, text)
+            if not is_known or self._is_look_due(page) or group not in self._groups():
+                self._make()
+
+    def remove(self, address: str) -> None:
+        """Take the address out of the list.
+
+        Raises:
+            Misuse: the file holds something else than targets.
+            InfrastructureFailed: the file cannot be written.
+        """
+        with self._writing():
+            if self._pages.is_dir():
+                self._page(address).unlink(missing_ok=True)
+                self._make()
+
+    def _make(self) -> None:
+        """Make the list anew of the pages, and forget the stale ones."""
+        with self._alone():
+            self._looked.touch()
+            now_s = self._looked.stat().st_mtime
+            groups = [group for group in self._groups() if _MARK not in (group.get("labels") or {})]
+            for page in sorted(self._pages.glob("*.json")):
+                with contextlib.suppress(FileNotFoundError):  # Its node took it away just now.
+                    if now_s - page.stat().st_mtime > self._stale_s:
+                        page.unlink()
+                    else:
+                        groups += self._group(page)
+            text = json.dumps(groups, indent=2) + "\n"
+            if not self._path.exists() or self._path.read_text() != text:
+                self._replace(self._path, text)
+
+    def _groups(self) -> list[_Group]:
+        """What is in the list now."""
+        try:
+            groups = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return []
+        except ValueError:
+            groups = None
+        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+            raise Misuse(f"{self._path}: holds no list of targets, and is left as it is; name another file")
+        return groups
+
+    def _group(self, page: Path) -> list[_Group]:
+        """What a page says; nothing where that is no target."""
+        try:
+            return [json.loads(page.read_text())]
+        except ValueError:
+            self._on_notice(f"{page}: cannot be read, and is left out of {self._path}; delete it")
+            return []
+
+    def _is_look_due(self, page: Path) -> bool:
+        try:
+            return page.stat().st_mtime - self._looked.stat().st_mtime > self._look_s
+        except FileNotFoundError:
+            return True
+
+    def _page(self, address: str) -> Path:
+        return self._pages / f"{quote(address, safe='')}.json"
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Put the text there in one piece; whoever may read other new files may read this one."""
+        name = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}.{next(self._numbers)}.new"
+        new = self._pages / name
+        try:
+            with new.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Who is inside makes the list alone, where the file system can lock.
+
+        Where it cannot, a node may be lost from the list, and puts itself back at its next sign of life.
+        """
+        fd = os.open(self._pages / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._lock(fd)
+            yield
+        finally:
+            os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        until_s = time.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    self._on_notice(
+                        f"{self._path}: another has held its lock for {self._lock_wait_s:g} s; going on without"
+                    )
+                    return
+                time.sleep(0.02)
+            except OSError as error:
+                self._on_notice(f"{self._path}: its disk has no locks ({error.strerror}); going on without")
+                return
+            else:
+                return
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InfrastructureFailed(
+                f"{error.filename or self._path}: {error.strerror}; name a file whose folder this user may write"
+            ) from None

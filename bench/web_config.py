@@ -1,0 +1,198 @@
+"""A web configuration file in the format of Prometheus's own exporters: who may come in, over which encryption.
+
+Its passwords are hashes, and not even these are ever shown.
+Source: prometheus/exporter-toolkit, docs/web-configuration.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from bench.errors import Misuse
+
+ClientCheck = Literal["none", "if given", "required"]
+Version = Literal["TLS12", "TLS13"]
+
+_TABLES = ("tls_server_config", "http_server_config", "basic_auth_users")
+_TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
+_CLIENT_CHECKS: dict[str, ClientCheck] = {
+    "NoClientCert": "none",
+    "VerifyClientCertIfGiven": "if given",
+    "RequireAndVerifyClientCert": "required",
+}
+"""Not RequestClientCert and RequireAnyClientCert: they take a certificate that anybody may have made."""
+_VERSIONS = ("TLS12", "TLS13")
+"""Not TLS10 and TLS11, which RFC 8996 forbids."""
+_HEADERS: dict[str, tuple[str, ...]] = {
+    "Content-Security-Policy": (),
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+}
+"""The headers that may be added, each with what it may be; without any, that is every line of ASCII."""
+_HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """How the connection is encrypted.
+
+    client_check: which clients must show a certificate that `client_ca` signed.
+    """
+
+    certificate: Path
+    key: Path
+    client_check: ClientCheck = "none"
+    client_ca: Path | None = None
+    oldest: Version = "TLS12"
+    newest: Version = "TLS13"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebConfig:
+    """What the file asks for. password_hashes: bcrypt's, by user; without any, nobody is asked for a password."""
+
+    tls: TlsConfig | None = None
+    password_hashes: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_web_config(path: Path) -> WebConfig:
+    """The file, checked. Files that it names without a full path are beside it.
+
+    Raises:
+        Misuse: it cannot be read, or asks for what is not known here.
+    """
+    return _File(path).config()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f'key "{key.value}" stands twice', problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _File:
+    """The file and what is in it, for messages that name both."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def config(self) -> WebConfig:
+        """What it asks for, each value checked."""
+        tables = self._table(self._content(), "", _TABLES)
+        return WebConfig(
+            tls=self._tls(tables["tls_server_config"]) if tables.get("tls_server_config") else None,
+            password_hashes=self._hashes(tables.get("basic_auth_users")),
+            headers=self._headers(tables.get("http_server_config")),
+        )
+
+    def _content(self) -> object:
+        try:
+            return yaml.load(self._path.read_bytes(), _StrictLoader)
+        except OSError as error:
+            raise self._misuse(f"{error.strerror}; name a file that this user may read") from None
+        except yaml.MarkedYAMLError as error:  # Its own text would quote the line, and the hash in it.
+            line = 0 if error.problem_mark is None else error.problem_mark.line + 1
+            raise self._misuse(f"line {line}: {error.problem}; it must be YAML") from None
+        except yaml.YAMLError:
+            raise self._misuse("is no text; it must be YAML in UTF-8") from None
+
+    def _tls(self, table: object) -> TlsConfig:
+        where = "tls_server_config"
+        words = {
+            key: self._text(value, f"{where}.{key}") for key, value in self._table(table, where, _TLS_KEYS).items()
+        }
+        for key in ("cert_file", "key_file"):
+            if not words.get(key):
+                raise self._misuse(f"{where}.{key} is missing; name the PEM file of the server's {key[:-5]}")
+        asked = words.get("client_auth_type") or "NoClientCert"
+        client_check = _CLIENT_CHECKS[self._one_of(asked, f"{where}.client_auth_type", _CLIENT_CHECKS)]
+        authority = words.get("client_ca_file")
+        if (client_check == "none") == bool(authority):
+            raise self._misuse(
+                f"{where}.client_ca_file and a client_auth_type that verifies go together; give both or none"
+            )
+        oldest = self._one_of(words.get("min_version") or "TLS12", f"{where}.min_version", _VERSIONS)
+        newest = self._one_of(words.get("max_version") or "TLS13", f"{where}.max_version", _VERSIONS)
+        if oldest > newest:
+            raise self._misuse(f"{where}.min_version is {oldest}, above max_version, {newest}; turn them round")
+        return TlsConfig(
+            certificate=self._path.parent / words["cert_file"],
+            key=self._path.parent / words["key_file"],
+            client_check=client_check,
+            client_ca=self._path.parent / authority if authority else None,
+            oldest=cast(Version, oldest),
+            newest=cast(Version, newest),
+        )
+
+    def _hashes(self, table: object) -> dict[str, str]:
+        where = "basic_auth_users"
+        hashes = self._table(table, where)
+        for user, hashed in hashes.items():
+            if not user or ":" in user:
+                raise self._misuse(f"{where}: {json.dumps(user)} is no name; it may be any text without a colon")
+            if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
+                raise self._misuse(
+                    f"{where}.{user} is no bcrypt hash; make one with `htpasswd -nBC 10 {user}`, and quote it"
+                )
+        return hashes
+
+    def _headers(self, table: object) -> dict[str, str]:
+        where = "http_server_config"
+        values = self._table(table, where, ("http2", "headers"))
+        # True is Prometheus's own default and promises nothing: a client may speak HTTP/1 there, too.
+        if not isinstance(values.get("http2", False), bool):
+            raise self._misuse(f"{where}.http2 must be true or false; HTTP/1 is spoken here either way")
+        where += ".headers"
+        headers = self._table(values.get("headers"), where, _HEADERS)
+        texts = {name: self._text(value, f"{where}.{name}") for name, value in headers.items()}
+        for name, text in texts.items():
+            if text and _HEADERS[name]:
+                self._one_of(text, f"{where}.{name}", _HEADERS[name])
+            elif not (text.isprintable() and text.isascii()):
+                raise self._misuse(f"{where}.{name} is {json.dumps(text)}; it may be one line of ASCII")
+        return {name: text for name, text in texts.items() if text}
+
+    def _table(self, value: object, where: str, known: Collection[str] | None = None) -> dict[str, Any]:
+        """The table that the value must be; of these keys only, where they are given."""
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._misuse(f"{where or 'the file'} must be a table of keys and values")
+        for key in value:
+            if not isinstance(key, str):
+                raise self._misuse(f"{where}: key {key} is no text; quote it")
+            if known is not None and key not in known:
+                name = f"{where}.{key}" if where else key
+                raise self._misuse(f"{name} is not known here; it may be {', '.join(known)}")
+        return value
+
+    def _text(self, value: object, where: str) -> str:
+        if value is not None and not isinstance(value, str):
+            raise self._misuse(f"{where} is {value}, which is no text; quote it")
+        return value or ""
+
+    def _one_of(self, value: str, where: str, known: Collection[str]) -> str:
+        if value not in known:
+            raise self._misuse(f"{where} is {json.dumps(value)}; it may be {', '.join(known)}")
+        return value
+
+    def _misuse(self, text: str) -> Misuse:
+        return Misuse(f"{self._path}: {text}")
