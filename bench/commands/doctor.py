@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import click
 
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
+from bench.notices import say
 from bench.places import STORE
 from bench.reports.formats import FORMAT
 
@@ -14,7 +16,18 @@ from bench.reports.formats import FORMAT
 @click.command(name="doctor")
 @STORE
 @FORMAT
-def command(store_url: str | None, format_name: str) -> None:
+@click.option(
+    "--record",
+    "recording",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write what NVML answers into this file, in place of the page.",
+)
+@click.option("--seconds", type=click.FloatRange(min=1), show_default="60", help="For how long --record does so.")
+@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Have --record ask for each NVLink, too.")
+def command(
+    store_url: str | None, format_name: str, recording: Path | None, seconds: float | None, *, is_per_nvlink: bool
+) -> None:
     """This machine in one page, and what differs from the last good run.
 
     It measures nothing: a ceiling is what a probe found before. Where the history cannot be read, the page says so.
@@ -23,7 +36,21 @@ def command(store_url: str | None, format_name: str) -> None:
     Example:
       observatory doctor --format json
     """
+    if recording is not None:
+        from bench.doctor.recording import SECONDS, record_to
+
+        record_to(recording, SECONDS if seconds is None else seconds, per_link=is_per_nvlink, on_notice=say)
+    elif seconds is not None:
+        raise Misuse("--seconds is how long --record records; add --record FILE")
+    elif is_per_nvlink:
+        raise Misuse("--nvlink-per-link is what --record asks for, too; add --record FILE")
+    else:
+        _print_page(store_url, format_name)
+
+
+def _print_page(store_url: str | None, format_name: str) -> None:
     from bench import machine
+    from bench.doctor.fields import DEADLINE_S, gpu_fields
     from bench.doctor.gathering import gather
     from bench.doctor.gpu_state import installed_nvml
     from bench.doctor.ranks import machine_of_ranks
@@ -31,13 +58,15 @@ def command(store_url: str | None, format_name: str) -> None:
     from bench.peaks import Absent
     from bench.reports.doctor import print_page
     from bench.store.history import History
+    from collectors.nvml.collector import NvmlCollector
 
     read, ranks = machine_of_ranks(LocalEngine, machine.read)
+    fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
     history: History | Absent
     with ExitStack() as stack:
         try:
             history = stack.enter_context(History(store_url, writable=False))
         except InfrastructureFailed as error:
             history = Absent(reason=str(error))
-        page = gather(read, ranks, history, nvml=installed_nvml())
+        page = gather(read, ranks, history, nvml=installed_nvml(), fields=fields)
     print_page(page, format_name)

@@ -10,7 +10,8 @@ from pathlib import Path
 from bench.doctor import node
 from bench.doctor.ceilings import RUNS_SEARCHED, measured_ceilings
 from bench.doctor.gpu_state import StateNvml, gpu_clocks, pcie_links
-from bench.doctor.page import Ceiling, Comparison, Entry, Page, Section
+from bench.doctor.monitors import monitors
+from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine import Machine
 from bench.machine_difference import differences
@@ -20,11 +21,18 @@ from bench.store.history import History
 
 
 def gather(
-    machine: Machine, ranks: Entry, history: History | Absent, *, nvml: StateNvml, root: Path = Path("/")
+    machine: Machine,
+    ranks: Entry,
+    history: History | Absent,
+    *,
+    nvml: StateNvml,
+    fields: GpuFields,
+    root: Path = Path("/"),
 ) -> Page:
     """The page of this machine.
 
-    ranks: whether they can be started. history: of runs, or why it cannot be read. root: where /proc and /sys are.
+    ranks: whether they can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
+    root: where /proc and /sys are.
     """
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
@@ -36,9 +44,10 @@ def gather(
         Section(title="clocks", entries=(*node.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
         Section(title="links", entries=(*node.interfaces(root), *node.infiniband_ports(root))),
         Section(title="settings", entries=(*node.kernel_settings(root), *_environment(machine))),
+        Section(title="monitors", entries=monitors(fields.standings, root)),
     )
     ceilings, comparison = _told(history, machine)
-    return Page(hostname=machine.hostname, sections=sections, ceilings=ceilings, comparison=comparison)
+    return Page(hostname=machine.hostname, sections=sections, fields=fields, ceilings=ceilings, comparison=comparison)
 
 
 def _versions(machine: Machine) -> Iterator[Entry]:

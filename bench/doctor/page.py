@@ -8,6 +8,7 @@ from typing import Literal
 from bench.judgement.estimate import Estimate
 from bench.machine_difference import Difference
 from bench.peaks import Absent
+from collectors.nvml.standing import Standing
 
 Unit = Literal["bytes", "hertz", "bits_per_second"]
 
@@ -53,10 +54,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFields:
+    """Questions by GPUs, with answers and costs. left_out: what no GPU, or not every GPU, tells, and why."""
+
+    standings: tuple[Standing, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """The whole page. Where the history cannot be read, that stands in place of what it would tell."""
 
     hostname: str
     sections: tuple[Section, ...]
+    fields: GpuFields
     ceilings: tuple[Ceiling, ...] | Absent
     comparison: Comparison | Absent

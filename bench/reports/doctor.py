@@ -17,6 +17,7 @@ from bench.peaks import Absent
 from bench.reports.console import open_console, print_figures
 from bench.reports.figures import figure
 from bench.reports.formats import print_csv, print_json
+from bench.reports.gpu_fields import HEADING, field_rows, print_fields
 
 COLUMNS = ("section", "name", "value", "unit", "low", "high", "setting", "run", "before", "reason")
 COMPARED = (
@@ -44,6 +45,8 @@ def _print_tables(page: Page, console: Console) -> None:
         for entry in section.entries:
             table.add_row(Text(entry.name), Text(_words(entry)))
         console.print(Padding(table, _INDENT))
+    _print_title(console, HEADING)
+    print_fields(page.fields, console)
     _print_title(console, f"ceilings: the best of the newest {RUNS_SEARCHED} runs of each probe")
     _print_ceilings(page.ceilings, widest, console)
     _print_title(console, "what differs from the last good run")
@@ -122,6 +125,7 @@ def _rows(page: Page) -> Iterator[dict[str, object]]:
     for section in page.sections:
         for entry in section.entries:
             yield {"section": section.title, **msgspec.to_builtins(entry)}
+    yield from field_rows(page.fields)
     yield from _ceiling_rows(page.ceilings)
     yield from _comparison_rows(page.comparison)
 

@@ -13,10 +13,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from bench.commands.doctor import command
-from bench.doctor.page import Ceiling, Comparison, Entry, Page, Section
+from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
+from bench.errors import Misuse
 from bench.machine_difference import Difference
 from bench.peaks import Absent
 from bench.reports.doctor import print_page
+from collectors.nvml.standing import Standing
 from tests.bench.doctor.runs import product
 
 PAGE = Page(
@@ -33,6 +35,10 @@ PAGE = Page(
                 Entry(name="NCCL", reason="torch is built without NCCL"),
             ),
         ),
+    ),
+    fields=GpuFields(
+        standings=(Standing(gpu="0", question="energy counter", answer="answers", cost_s=14e-6),),
+        left_out=("GPU 1: it is lost",),
     ),
     ceilings=(
         Ceiling(
@@ -113,12 +119,24 @@ def test_csv_has_every_line_once_in_base_units(capsys: pytest.CaptureFixture[str
         ("devices", "clock", "2596000000"),
         ("devices", "eth0", "100000000000"),
         ("devices", "NCCL", ""),
+        ("fields", "energy counter", "1.4e-05"),
+        ("fields", "left out", ""),
         ("ceilings", "matmul fp32", "3000000000.0"),
         ("ceilings", "copies", ""),
         ("differences", "kernel", "6.1"),
     ]
-    assert [rows[5]["reason"], rows[7]["reason"]] == ["torch is built without NCCL", "it was not measured"]
-    assert (rows[6]["run"], rows[8]["before"]) == ("run-a", "5.0")
+    assert [rows[place]["reason"] for place in (5, 7, 9)] == [
+        "torch is built without NCCL",
+        "GPU 1: it is lost",
+        "it was not measured",
+    ]
+    assert (rows[8]["run"], rows[10]["before"]) == ("run-a", "5.0")
+
+
+def test_what_gpus_answer_is_a_table_of_its_own() -> None:
+    lines = [" ".join(line) for line in _printed(PAGE)]
+    (heading,) = [place for place, line in enumerate(lines) if line.startswith("fields: ")]
+    assert lines[heading + 2 : heading + 5] == ["question GPU 0", "energy counter 14 us", "GPU 1: it is lost"]
 
 
 def test_json_holds_the_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +147,12 @@ def test_json_holds_the_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
         "value": 3 << 29,
         "unit": "bytes",
         "reason": None,
+    }
+    assert printed["fields"] == {
+        "standings": [
+            {"gpu": "0", "question": "energy counter", "answer": "answers", "reason": None, "cost_s": 14e-6},
+        ],
+        "left_out": ["GPU 1: it is lost"],
     }
     assert printed["comparison"]["differences"] == [{"field": "kernel", "before": "5.0", "now": "6.1"}]
 
@@ -141,8 +165,21 @@ def test_the_command_prints_this_machine_as_ranks_see_it_even_without_a_store(tm
         section["title"]: {entry["name"]: entry["value"] for entry in section["entries"]}
         for section in printed["sections"]
     }
-    assert list(sections) == ["versions", "devices", "topology", "clocks", "links", "settings"]
+    assert list(sections) == ["versions", "devices", "topology", "clocks", "links", "settings", "monitors"]
     assert sections["devices"]["ranks"] == "can be started"
     assert "TORCH_FR_BUFFER_SIZE" in sections["settings"]
+    assert printed["fields"]["standings"] or printed["fields"]["left_out"]
     assert "does not exist yet" in printed["ceilings"]["reason"]
     assert not (tmp_path / "no.sqlite").exists()
+
+
+def test_seconds_without_a_recording_are_refused() -> None:
+    answer = CliRunner().invoke(command, ["--seconds", "5"])
+    assert isinstance(answer.exception, Misuse)
+    assert str(answer.exception) == "--seconds is how long --record records; add --record FILE"
+
+
+def test_a_recording_into_no_folder_is_refused(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(command, ["--record", str(tmp_path / "none" / "node.json")])
+    assert isinstance(answer.exception, Misuse)
+    assert "No such file or directory" in str(answer.exception)

@@ -10,17 +10,21 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from bench.doctor.gathering import gather
-from bench.doctor.page import Comparison, Entry, Page
+from bench.doctor.page import Comparison, Entry, GpuFields, Page
 from bench.gpus import Gpu, GpuLink
 from bench.machine import Machine
 from bench.machine_difference import Difference
 from bench.peaks import Absent
 from bench.store.history import History
+from collectors.nvml.standing import Standing
 from tests.bench.doctor.recorded_state import RecordedState
 from tests.bench.examples import make_machine, make_summary
 
 RANKS = Entry(name="ranks", value="can be started")
 NO_HISTORY = Absent(reason="store: it is not there")
+FIELDS = GpuFields(
+    standings=(Standing(gpu="0", question="GPM", answer="answers", cost_s=1e-5),), left_out=("GPU 1: it is lost",)
+)
 
 
 @pytest.fixture
@@ -35,7 +39,8 @@ def history(store_url: str) -> Iterator[History]:
 
 
 def _page(machine: Machine, history: History | Absent = NO_HISTORY, nvml: RecordedState | None = None) -> Page:
-    return gather(machine, RANKS, history, nvml=nvml or RecordedState(is_without_library=True), root=Path("/nowhere"))
+    state = nvml or RecordedState(is_without_library=True)
+    return gather(machine, RANKS, history, nvml=state, fields=FIELDS, root=Path("/nowhere"))
 
 
 def _section(page: Page, title: str) -> dict[str, Entry]:
@@ -95,6 +100,15 @@ def test_links_that_differ_are_named_by_pair() -> None:
     topology = _section(_page(machine, nvml=RecordedState(clocks_mhz=(300,) * 3)), "topology")
     assert topology["GPUs by nvlink"].value == "0-1, 0-2"
     assert topology["GPUs by system"].value == "1-2"
+
+
+def test_what_gpus_answer_is_on_the_page_and_decides_what_is_said_of_their_monitors() -> None:
+    page = _page(make_machine())
+    assert page.fields == FIELDS
+    assert [(entry.name, entry.value) for entry in _section(page, "monitors").values()] == [
+        ("DCGM", "none is seen"),
+        ("performance monitors", "GPU 0: GPM answers, and nobody holds them alone"),
+    ]
 
 
 def test_the_environment_is_among_the_settings() -> None:
