@@ -32,11 +32,13 @@ class Panel:
     """One question within a dashboard's question.
 
     worst: which end is worst, and so stands first in the legend.
+    goes_below_zero: else the axis begins at zero.
     """
 
     title: str
     queries: tuple[Query, ...]
     worst: Worst
+    goes_below_zero: bool = False
 
     def __post_init__(self) -> None:
         units = sorted({query.unit for query in self.queries})

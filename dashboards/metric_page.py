@@ -19,7 +19,8 @@ Whom a value belongs to, the exporter says with labels:
 | owner | labels | shown |
 |---|---|---|
 | rank | `rank`, `slot`: a small number that tells apart the runs of one node | while the run goes |
-| node | none beside Prometheus' own `instance` | while a run goes; what tells of results, always |
+| node | none beside Prometheus' own `instance` | by `observatory serve` always, by a run's own server while it goes; \
+what tells of results, always |
 | run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series compare with each other; \
 `bound`: `median`, and `low` and `high` where there is an interval | the newest finished run of each series |
 

@@ -26,6 +26,10 @@ GRAFANA_UNITS = {
     "joules": "joule",
     "celsius": "celsius",
     "hertz": "hertz",
+    "bytes_per_second": "Bps",
+    "errors": "short",
+    "tasks": "short",
+    "info": "bool_yes_no",
 }
 """Grafana's name for each unit of the catalogue that a panel may show."""
 
@@ -127,7 +131,6 @@ def _panel(panel: Panel, number: int) -> TimeSeries:
         .description(panel.description)
         .datasource(_source())
         .unit(GRAFANA_UNITS[panel.unit])
-        .min(0)
         .grid_pos(GridPos(h=_HEIGHT, w=_WIDTH, x=column, y=row))
         # By name: the ends of an interval have the name, and so the colour, of its middle.
         .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
@@ -135,6 +138,8 @@ def _panel(panel: Panel, number: int) -> TimeSeries:
         .legend(legend)
         .tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(order))
     )
+    if not panel.goes_below_zero:
+        built = built.min(0)
     for place, query in enumerate(panel.queries):
         letter = chr(ord("A") + place)
         built = built.with_target(

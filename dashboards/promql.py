@@ -1,11 +1,13 @@
-"""PromQL made from Metrics, so that no other file spells a metric or a label wrongly."""
+"""PromQL of one Metric's series, so that no other file spells a metric or a label wrongly."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from collectors.metric import Metric, Scope
+from dashboards.combining import where
 
 OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
     "rank": ("rank", "slot"),
@@ -20,7 +22,25 @@ SCRAPE_LABELS = ("job", "instance")
 _VARIABLE = re.compile(r"\$\{?(?!__)\w+\}?")
 
 
-def select(metric: Metric, **labels: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What a label is, where that is not one text; `one_of` and `none_of` make it."""
+
+    operator: str
+    pattern: str
+
+
+def one_of(*values: str) -> Match:
+    """Any of these values."""
+    return Match(operator="=~", pattern="|".join(map(re.escape, values)))
+
+
+def none_of(*values: str) -> Match:
+    """Any value but these."""
+    return Match(operator="!~", pattern="|".join(map(re.escape, values)))
+
+
+def select(metric: Metric, **labels: str | Match) -> str:
     """The metric's series with these labels; a value that is a dashboard's variable (`$strategy`) matches its choices.
 
     Raises:
@@ -30,29 +50,49 @@ def select(metric: Metric, **labels: str) -> str:
     unknown = sorted(set(labels) - set(known))
     if unknown:
         raise ValueError(f"{metric.name} has no label {', '.join(unknown)}; its labels are: {', '.join(known)}")
-    matchers = ",".join(
-        f'{name}{"=~" if value.startswith("$") else "="}"{_escape(value)}"' for name, value in labels.items()
-    )
+    matchers = ",".join(f"{name}{_matcher(value)}" for name, value in labels.items())
     return f"{metric.name}{{{matchers}}}" if matchers else metric.name
 
 
-def rate(metric: Metric, **labels: str) -> str:
-    """How fast a counter grows, per second, over a window that Grafana fits to the scrape interval.
+def rate(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
+    """How fast a counter grows, per second.
+
+    over_minutes: the window; None for one that Grafana fits to the scrape interval.
 
     Raises:
         ValueError: the metric is no counter, or has no such label.
     """
-    if metric.kind != "counter":
-        raise ValueError(f"{metric.name} is a {metric.kind}; only a counter has a rate")
-    return f"rate({select(metric, **labels)}[$__rate_interval])"
+    return f"rate({_counted(metric, **labels)}[{_window(over_minutes)}])"
 
 
-def divide(dividend: str, divisor: str) -> str:
-    """One expression by another, series of equal labels by each other."""
-    return f"{dividend} / {divisor}"
+def has_grown(metric: Metric, *, over_minutes: int, **labels: str | Match) -> str:
+    """A counter's growth over the last minutes, where there is any.
+
+    Raises:
+        ValueError: the metric is no counter, or has no such label.
+    """
+    return f"increase({_counted(metric, **labels)}[{_window(over_minutes)}]) > 0"
 
 
-def choices(metric: Metric, label: str, **labels: str) -> str:
+def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
+    """A gauge's mean over its scrapes; of one that is 0 or 1, the share of scrapes at which it was 1.
+
+    over_minutes: the window; None for one that Grafana fits to the scrape interval.
+    """
+    return f"avg_over_time({select(metric, **labels)}[{_window(over_minutes)}])"
+
+
+def seen(metric: Metric, *, over_hours: int, **labels: str | Match) -> str:
+    """The metric's series of the last hours, those that are there no more among them, each with its last value."""
+    return f"last_over_time({select(metric, **labels)}[{over_hours}h])"
+
+
+def unanswered() -> str:
+    """Targets of Prometheus that do not answer its scrape."""
+    return "up == 0"
+
+
+def choices(metric: Metric, label: str, **labels: str | Match) -> str:
     """What a dashboard's variable may be: the values of a label over the metric's series."""
     return f"label_values({select(metric, **labels)}, {label})"
 
@@ -105,45 +145,29 @@ def constant(value: float) -> str:
     return f"vector({value:g})"
 
 
-def age_below(timestamp: Metric, hours: int) -> str:
-    """The metric's series, a time, where it lies less than so many hours ago."""
-    return f"time() - {select(timestamp)} < {hours * 3600}"
+def age_below(timestamp: Metric, hours: int, **labels: str | Match) -> str:
+    """How many seconds ago the metric's series, a time, lies, where that is less than so many hours."""
+    return f"time() - {select(timestamp, **labels)} < {hours * 3600}"
 
 
-def below(one: str, other: str, *, on: Sequence[str] | None = None) -> str:
-    """The first where it is less than the second; on names the labels by which many of the first have one second."""
-    matching = f" on ({', '.join(on)}) group_left ()" if on else ""
-    return f"{one} <{matching} {other}"
+def _counted(metric: Metric, **labels: str | Match) -> str:
+    if metric.kind != "counter":
+        raise ValueError(f"{metric.name} is a {metric.kind}; only a counter has a rate")
+    return select(metric, **labels)
 
 
-def at_least(expression: str, number: float) -> str:
-    """The expression where it is so much or more."""
-    return f"{expression} >= {number:g}"
-
-
-def less(expression: str, other: str) -> str:
-    """The expression less another."""
-    return f"({expression} - {other})"
-
-
-def times(factor: float, expression: str) -> str:
-    """So many times the expression."""
-    return f"{factor:g} * {expression}"
-
-
-def where(expression: str, *conditions: str, on: Sequence[str] | None = None) -> str:
-    """The expression where each condition has a series too; on names the labels that decide."""
-    matching = f" on ({', '.join(on)})" if on else ""
-    return "".join((expression, *(f"\nand{matching} ({condition})" for condition in conditions)))
-
-
-def either(*expressions: str) -> str:
-    """The series of all expressions; one that several have counts once, with the first one's value."""
-    return "\nor\n".join(f"(\n{expression}\n)" for expression in expressions)
+def _window(minutes: int | None) -> str:
+    return "$__rate_interval" if minutes is None else f"{minutes}m"
 
 
 def _hours_before_today(expression: str, days: int) -> str:
     return f"({expression})[{days}d:1h] offset 1d"
+
+
+def _matcher(value: str | Match) -> str:
+    if isinstance(value, Match):
+        return f'{value.operator}"{_escape(value.pattern)}"'
+    return f'{"=~" if value.startswith("$") else "="}"{_escape(value)}"'
 
 
 def _escape(value: str) -> str:

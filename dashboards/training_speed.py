@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectors.catalogue.communication import EXPOSED_COMMUNICATION_RATIO, OVERLAP_RATIO
-from collectors.catalogue.gpu import GPU_MEMORY_BYTES, GPU_MEMORY_USED_BYTES, GPU_UTILIZATION
+from collectors.catalogue.gpu import GPU_MEMORY_FREE_BYTES, GPU_MEMORY_USED_BYTES, GPU_UTILIZATION
 from collectors.catalogue.info import RUN_INFO
 from collectors.catalogue.memory import PEAK_BYTES, RESIDENT_BYTES
 from collectors.catalogue.results import (
@@ -14,9 +14,9 @@ from collectors.catalogue.results import (
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
     RUN_TRACED_RATIO,
 )
-from collectors.catalogue.step import STEP_SECONDS, TOKENS
+from collectors.catalogue.step import MFU, STEP_SECONDS, TOKENS
 from collectors.metric import Metric
-from dashboards import promql
+from dashboards import combining, promql
 from dashboards.dashboard import Bound, Dashboard, Panel, Query, Variable
 
 _BOUNDS: tuple[Bound, ...] = ("median", "low", "high")
@@ -55,7 +55,11 @@ _TOKENS_NOW = Query(
 )
 _GPU_MEMORY_SHARE = Query(
     metric=GPU_MEMORY_USED_BYTES,
-    expression=promql.divide(promql.select(GPU_MEMORY_USED_BYTES), promql.select(GPU_MEMORY_BYTES)),
+    # Not of all memory: what the driver keeps for itself no process can have.
+    expression=combining.divide(
+        promql.select(GPU_MEMORY_USED_BYTES),
+        combining.plus(promql.select(GPU_MEMORY_USED_BYTES), promql.select(GPU_MEMORY_FREE_BYTES)),
+    ),
     legend=promql.legend(GPU_MEMORY_USED_BYTES, "memory in use"),
     unit="ratio",
 )
@@ -87,7 +91,11 @@ DASHBOARD = Dashboard(
             queries=(*_result(RUN_STEP_SECONDS), _live(STEP_SECONDS, **_RANK)),
             worst="highest",
         ),
-        Panel(title="Model FLOPs utilization", queries=_result(RUN_MFU), worst="lowest"),
+        Panel(
+            title="Model FLOPs utilization",
+            queries=(*_result(RUN_MFU), _live(MFU, **_RANK)),
+            worst="lowest",
+        ),
         Panel(
             title="Communication that computation does not hide",
             queries=(

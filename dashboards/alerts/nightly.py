@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collectors.catalogue.info import RUN_LAST_COMPLETION
 from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
-from dashboards import promql
+from dashboards import combining, promql
 from dashboards.alerts.rule import Alert, Group, Recording
 
 NIGHTS = 14
@@ -53,23 +53,23 @@ _RECORDINGS = (
     Recording(record=_usual, expression=_quantile(0.5)),
     Recording(
         record=_deviation,
-        expression=promql.times(
-            round(1 / _INTERQUARTILE_RANGE_PER_DEVIATION, 4), promql.less(_quantile(0.75), _quantile(0.25))
+        expression=combining.times(
+            round(1 / _INTERQUARTILE_RANGE_PER_DEVIATION, 4), combining.less(_quantile(0.75), _quantile(0.25))
         ),
     ),
     Recording(record=_nights, expression=promql.days_with_news(_median, RUN_LAST_COMPLETION, NIGHTS, on=_SERIES)),
 )
 
 _fresh = promql.age_below(RUN_LAST_COMPLETION, FRESH_HOURS)
-_below_accepted = promql.where(_median, promql.below(_high, _accepted, on=_ACCEPTED_FOR))
-_below_other_nights = promql.where(
+_below_accepted = combining.where(_median, combining.below(_high, _accepted, on=_ACCEPTED_FOR))
+_below_other_nights = combining.where(
     _median,
-    promql.below(_high, _usual),
-    promql.below(_median, promql.less(_usual, promql.times(DEVIATIONS, _deviation))),
-    promql.below(_median, promql.times(1 - LEAST_DROP_RATIO, _usual)),
+    combining.below(_high, _usual),
+    combining.below(_median, combining.less(_usual, combining.times(DEVIATIONS, _deviation))),
+    combining.below(_median, combining.times(1 - LEAST_DROP_RATIO, _usual)),
 )
 # The first night that is seen is no change, so that so many nights count one less.
-_known = promql.where(_below_other_nights, promql.at_least(_nights, LEAST_NIGHTS - 1))
+_known = combining.where(_below_other_nights, combining.at_least(_nights, LEAST_NIGHTS - 1))
 
 GROUP = Group(
     name="nightly",
@@ -78,8 +78,8 @@ GROUP = Group(
     alerts=(
         Alert(
             name="ScalingEfficiencyLow",
-            expression=promql.either(
-                promql.where(_below_accepted, _fresh, on=_SERIES), promql.where(_known, _fresh, on=_SERIES)
+            expression=combining.either(
+                combining.where(_below_accepted, _fresh, on=_SERIES), combining.where(_known, _fresh, on=_SERIES)
             ),
             hold_minutes=20,
             severity="ticket",

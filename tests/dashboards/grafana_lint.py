@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 PANEL_TYPES = {"timeseries", "stat", "table", "bargauge", "gauge", "heatmap", "histogram", "text"}
-UNITS = {"s", "bytes", "percentunit", "short", "watt", "joule", "celsius", "hertz"}
+UNITS = {"s", "bytes", "Bps", "percentunit", "short", "bool_yes_no", "watt", "joule", "celsius", "hertz"}
 CUSTOM_UNIT = re.compile(r"(count|suffix|prefix|si):.+")
 COLUMNS = 24
 _VARIABLE = re.compile(r"\$\{?(\w+)")

@@ -22,6 +22,11 @@ def test_a_value_may_hold_a_quote_and_a_backslash() -> None:
     assert promql.select(RATIO, scaling='a"\\') == 'x_ratio{scaling="a\\"\\\\"}'
 
 
+def test_a_label_may_be_one_of_several_or_none_of_them() -> None:
+    assert promql.select(RATIO, scaling=promql.one_of("weak", "a.b")) == 'x_ratio{scaling=~"weak|a\\\\.b"}'
+    assert promql.select(RATIO, scaling=promql.none_of("weak")) == 'x_ratio{scaling!~"weak"}'
+
+
 def test_an_unknown_label_is_refused_with_those_there_are() -> None:
     with pytest.raises(
         ValueError, match=r"^observatory_step_seconds has no label bound; its labels are: rank, slot, job"
@@ -32,7 +37,10 @@ def test_an_unknown_label_is_refused_with_those_there_are() -> None:
 def test_only_a_counter_has_a_rate() -> None:
     with pytest.raises(ValueError, match="is a gauge; only a counter has a rate"):
         promql.rate(STEP_SECONDS)
+    with pytest.raises(ValueError, match="is a gauge; only a counter has a rate"):
+        promql.has_grown(STEP_SECONDS, over_minutes=5)
     assert promql.rate(TOKENS, slot="0") == f'rate({TOKENS.name}{{slot="0"}}[$__rate_interval])'
+    assert promql.rate(TOKENS, 10) == f"rate({TOKENS.name}[10m])"
 
 
 def test_a_legend_tells_apart_what_the_labels_tell_apart() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from collectors.catalogue.every import METRICS
-from dashboards import metric_page, render
+from dashboards import metric_page, render, training_speed
 from dashboards.dashboard import Dashboard
 from dashboards.panels import to_json
 from dashboards.promql import with_every_choice
@@ -78,14 +78,15 @@ def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str
         (("panels", 1, "gridPos", "x"), 11, "overlap at (11, 0)"),
     ],
 )
-def test_the_lint_sees(rendered: dict[str, Any], path: tuple[str | int, ...], value: object, fault: str) -> None:
-    broken: Any = copy.deepcopy(rendered)
+def test_the_lint_sees(path: tuple[str | int, ...], value: object, fault: str) -> None:
+    shown = json.loads(to_json(training_speed.DASHBOARD))
+    broken: Any = copy.deepcopy(shown)
     *way, last = path
     place = broken
     for key in way:
         place = place[key]
     place[last] = value
-    assert fault.format(first=rendered["panels"][0]["title"]) in grafana_lint.faults(broken)
+    assert fault.format(first=shown["panels"][0]["title"]) in grafana_lint.faults(broken)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
@@ -94,6 +95,12 @@ def test_the_worst_series_stands_first(dashboard: Dashboard) -> None:
     falling = [panel["options"]["legend"]["sortDesc"] for panel in shown]
     assert falling == [panel.worst == "highest" for panel in dashboard.panels]
     assert {panel["options"]["legend"]["sortBy"] for panel in shown} == {"Last *"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_an_axis_begins_at_zero_where_nothing_lies_below(dashboard: Dashboard) -> None:
+    for panel, shown in zip(dashboard.panels, json.loads(to_json(dashboard))["panels"], strict=True):
+        assert shown["fieldConfig"]["defaults"].get("min") == (None if panel.goes_below_zero else 0)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)

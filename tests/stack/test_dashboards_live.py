@@ -1,4 +1,4 @@
-"""Every expression of every dashboard has an answer in a real Prometheus, for a node with GPUs where a run goes on."""
+"""The dashboards of runs have an answer in a real Prometheus, for a node with GPUs where a run goes on."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from bench.serving import open_server
 from bench.store.history import History
 from collectors.catalogue import communication, memory, step
 from collectors.metric import Sample
+from collectors.node_log import open_node_log
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorded import RecordedNvml
 from collectors.nvml.recording import EIGHT_GPUS, load
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
-from collectors.sampler import open_node_log
-from dashboards import promql
-from dashboards.roster import DASHBOARDS
+from dashboards import pipeline, promql, training_speed
 from tests.bench.examples import SMALL, make_machine, small_case
 from tests.bench.fake_engine import FakeEngine
 from tests.servers import PrometheusServer, run_prometheus
@@ -44,6 +43,7 @@ STEPS_S = {
     "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
     "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
 }
+DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD)
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS
@@ -118,6 +118,7 @@ def _samples(number: int) -> list[Sample]:
     return [
         step.STEP_SECONDS.at(0.5),
         step.TOKENS.at(100.0 * number),
+        step.MFU.at(0.4),
         step.LOSS.at(2.0),
         memory.PEAK_BYTES.at(1e9),
         memory.RESIDENT_BYTES.at(1e8),

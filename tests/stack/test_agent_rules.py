@@ -1,0 +1,65 @@
+"""The alerts on agents, as Prometheus evaluates them minute by minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectors.catalogue.agent import AGENT_AGE_SECONDS, AGENT_BEATS, AGENT_COLLECTOR, AGENT_MISSED_BEATS
+from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+
+pytestmark = pytest.mark.stack
+
+UP = f'up{{job="{SCRAPED["job"]}",instance="{SCRAPED["instance"]}"}}'
+BEATS = shown(AGENT_BEATS, "0+60x10 stale")
+
+
+def test_an_agent_that_answers_no_more_is_told_after_five_minutes(tmp_path: Path) -> None:
+    gone = Rehearsal(series={**BEATS, UP: "1x10 0x20"}, folder=tmp_path)
+    gone.fires(at_minutes=14)
+    gone.fires(("NodeAgentGone", ""), at_minutes=17)
+
+
+def test_an_agent_that_was_taken_off_the_list_is_not_missed(tmp_path: Path) -> None:
+    Rehearsal(series={**BEATS, UP: "1x10 stale"}, folder=tmp_path).fires(at_minutes=17)
+
+
+def test_a_target_that_never_was_an_agent_is_none_of_ours(tmp_path: Path) -> None:
+    Rehearsal(series={UP: "0x30"}, folder=tmp_path).fires(at_minutes=17)
+
+
+def test_an_agent_that_misses_a_third_of_its_beats_is_late(tmp_path: Path) -> None:
+    series = {**shown(AGENT_BEATS, "0+40x40"), **shown(AGENT_MISSED_BEATS, "0+20x40")}
+    late = Rehearsal(series=series, folder=tmp_path)
+    late.fires(("NodeAgentLate", ""), at_minutes=30)
+    late.says(
+        "NodeAgentLate",
+        {
+            "summary": "The agent at node1:9464 misses its beats",
+            "description": "In the last 10 minutes 33.33% of the beats at node1:9464 went by without a reading: what is"
+            " shown of the node is older than it should be.",
+            "runbook": "docs/runbooks/node-agent-late.md",
+        },
+        at_minutes=30,
+        severity="ticket",
+    )
+
+
+def test_an_agent_that_misses_a_tenth_of_its_beats_is_not(tmp_path: Path) -> None:
+    series = {**shown(AGENT_BEATS, "0+54x40"), **shown(AGENT_MISSED_BEATS, "0+6x40")}
+    Rehearsal(series=series, folder=tmp_path).fires(at_minutes=30)
+
+
+@pytest.mark.parametrize(("state", "told"), [("late", True), ("failed", True), ("answering", False)])
+def test_a_collector_that_does_not_answer_is_told(state: str, told: bool, tmp_path: Path) -> None:
+    series = shown(AGENT_COLLECTOR, "1x30", collector="nvml", state=state)
+    Rehearsal(series=series, folder=tmp_path).fires(*[("NodeCollectorStale", "")] * told, at_minutes=20)
+
+
+def test_a_watch_that_stands_still_is_told_though_nothing_is_late(tmp_path: Path) -> None:
+    series = {
+        **shown(AGENT_COLLECTOR, "1x30", collector="nvml", state="answering"),
+        **shown(AGENT_AGE_SECONDS, "0+60x30", collector="nvml"),
+    }
+    Rehearsal(series=series, folder=tmp_path).fires(("NodeCollectorStale", ""), at_minutes=20)

@@ -1,0 +1,90 @@
+"""The recorded node, watched minute by minute for a lap: which alerts it sets off, and that it sets off no others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from collectors.catalogue.gpu_errors import GPU_XID_TIME
+from collectors.catalogue.placement import RANK_GPU
+from collectors.metric import Sample
+from collectors.nvml.recording import EIGHT_GPUS, load
+from tests.collectors.nvml.nodes import FakeClock, opened, replayed
+from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+
+pytestmark = pytest.mark.stack
+
+MINUTES = 13
+RANKS = 6
+Series = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    ranks = {
+        name: values
+        for rank in map(str, range(RANKS))
+        for name, values in shown(RANK_GPU, f"1x{MINUTES}", rank=rank, slot="0", run="8f2c", gpu=rank).items()
+    }
+    watched = {name: " ".join(values) for name, values in _watch().items()}
+    return Rehearsal(series={**watched, **ranks}, folder=tmp_path_factory.mktemp("node"))
+
+
+def _watch() -> Series:
+    """The samples of each minute, in the tester's notation, whose clock begins at 0."""
+    clock = FakeClock()
+    series: Series = {}
+    with opened(replayed(load(EIGHT_GPUS), clock), clock) as collector:
+        for minute in range(MINUTES):
+            clock.now_s = 60.0 * minute
+            time.sleep(0.05)  # The thread that listens for events goes by its own time.
+            now = {_name(sample): sample for sample in collector.read()}
+            for name in series.keys() | now.keys():
+                values = series.setdefault(name, ["_"] * minute)
+                values.append(_value(now[name], values, minute) if name in now else "stale")
+    return series
+
+
+def _name(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in {**SCRAPED, **sample.labels}.items())
+    return f"{sample.metric}{{{labels}}}"
+
+
+def _value(sample: Sample, before: list[str], minute: int) -> str:
+    """Times by the tester's clock: what is new happened now."""
+    if sample.metric != GPU_XID_TIME.name:
+        return f"{sample.value:.6f}"
+    return before[-1] if before and before[-1] != "_" else f"{60 * minute}"
+
+
+def test_errors_and_losses_are_told_at_once(node: Rehearsal) -> None:
+    node.fires(
+        ("GpuLost", "6"),
+        ("GpuXid", "5"),
+        ("GpuXid", "6"),
+        ("GpuMemoryError", "5"),
+        ("GpuNeedsReset", "5"),
+        at_minutes=9,
+    )
+
+
+def test_what_holds_back_is_told_when_it_has_lasted_and_what_was_repaired_no_more(node: Rehearsal) -> None:
+    node.fires(
+        ("GpuLost", "6"),
+        ("GpuXid", "5"),
+        ("GpuXid", "6"),
+        ("GpuMemoryError", "5"),
+        ("GpuHeldBack", "2"),
+        ("GpuHeldBack", "3"),
+        at_minutes=12,
+    )
+
+
+def test_a_driver_that_hangs_for_five_minutes_is_told(node: Rehearsal) -> None:
+    told = (("GpuLost", "6"), ("GpuNeedsReset", "5"), ("GpuXid", "5"), ("GpuXid", "6"), ("GpuMemoryError", "5"))
+    node.fires(("GpuLate", "4"), *told, at_minutes=8)
+
+
+def test_while_all_is_well_nobody_is_told(node: Rehearsal) -> None:
+    node.fires(at_minutes=4)

@@ -1,0 +1,200 @@
+"""The alerts on GPUs, as Prometheus evaluates them minute by minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectors.catalogue.gpu_errors import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_REPAIR, GPU_RECOVERY, GPU_XID_TIME
+from collectors.catalogue.gpu_identity import GPU_POWER_LIMIT_WATTS, GPU_STATE
+from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_RATIO, GPU_CLOCK_HELD_SECONDS
+from collectors.catalogue.placement import RANK_GPU
+from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+
+pytestmark = pytest.mark.stack
+
+HEALTHY = {
+    **shown(GPU_STATE, "1x60", gpu="0", state="answering"),
+    **shown(GPU_RECOVERY, "1x60", gpu="0", action="none"),
+    **shown(GPU_MEMORY_REPAIR, "0x60", gpu="0", repair="rows", state="pending"),
+    **shown(GPU_ECC_VOLATILE_ERRORS, "2x60", gpu="0", kind="uncorrected"),
+}
+HOT = "software_thermal"
+CAP = "software_power_cap"
+
+
+def _node(folder: Path, *more: dict[str, str]) -> Rehearsal:
+    return Rehearsal(series={name: values for part in (HEALTHY, *more) for name, values in part.items()}, folder=folder)
+
+
+def _rank(rank: str = "3") -> dict[str, str]:
+    return shown(RANK_GPU, "1x60", rank=rank, slot="0", run="8f2c", gpu="0")
+
+
+def _held(seconds_a_minute: int, reason: str) -> dict[str, str]:
+    return shown(GPU_CLOCK_HELD_SECONDS, f"0+{seconds_a_minute}x60", gpu="0", reason=reason)
+
+
+def _limits(current_w: int) -> dict[str, str]:
+    limits = {"current": current_w, "default": 700, "maximum": 800}
+    return {
+        name: values
+        for limit, watts in limits.items()
+        for name, values in shown(GPU_POWER_LIMIT_WATTS, f"{watts}x60", gpu="0", limit=limit).items()
+    }
+
+
+def test_of_a_healthy_gpu_nobody_is_told(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _limits(700)).fires(at_minutes=30)
+
+
+def test_a_lost_gpu_is_told_after_a_minute(tmp_path: Path) -> None:
+    node = _node(tmp_path, shown(GPU_STATE, "_x10 1x20", gpu="6", state="lost"))
+    node.fires(at_minutes=10)
+    node.fires(("GpuLost", "6"), at_minutes=12)
+
+
+def test_a_gpu_that_is_not_listed_any_more_is_lost(tmp_path: Path) -> None:
+    node = _node(tmp_path, shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"))
+    node.fires(at_minutes=9)
+    node.fires(("GpuLost", "6"), at_minutes=15)
+
+
+def test_of_gpus_that_vanish_with_their_agent_nobody_is_told(tmp_path: Path) -> None:
+    Rehearsal(series=shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"), folder=tmp_path).fires(at_minutes=15)
+
+
+def test_a_driver_that_asks_for_a_reset_is_heard(tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_RECOVERY, "1x30", gpu="5", action="gpu_reset")).fires(
+        ("GpuNeedsReset", "5"), at_minutes=20
+    )
+
+
+def test_a_repair_that_waits_is_told_and_says_what_it_is(tmp_path: Path) -> None:
+    labels = {"gpu": "5", "repair": "rows", "state": "pending"}
+    _node(tmp_path, shown(GPU_MEMORY_REPAIR, "1x30", **labels)).says(
+        "GpuNeedsReset",
+        {
+            "summary": "GPU 5 of node1:9464 waits for a reset or a repair",
+            "description": "The driver of GPU 5 of node1:9464 says that the repair of its memory's rows is pending."
+            " Until that is done no new work should be put on it.",
+            "runbook": "docs/runbooks/gpu-needs-reset.md",
+        },
+        at_minutes=20,
+        severity="ticket",
+        **labels,
+    )
+
+
+def test_a_driver_that_asks_for_a_reset_for_a_repair_is_heard_once(tmp_path: Path) -> None:
+    asks = shown(GPU_RECOVERY, "1x30", gpu="5", action="gpu_reset")
+    waits = shown(GPU_MEMORY_REPAIR, "1x30", gpu="5", repair="rows", state="pending")
+    _node(tmp_path, asks, waits).gives('count(ALERTS{alertstate="firing"})', {"{}": 1.0}, at_minutes=20)
+
+
+def test_an_xid_is_told_for_an_hour(tmp_path: Path) -> None:
+    node = _node(tmp_path, shown(GPU_XID_TIME, "_x10 600x200", gpu="6", xid="79"))
+    node.fires(("GpuXid", "6"), at_minutes=12)
+    node.fires(at_minutes=75)
+
+
+@pytest.mark.parametrize("xid", ["13", "31", "43", "45", "68", "109"])
+def test_an_xid_that_a_wrong_program_causes_is_none_of_the_gpus(xid: str, tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", xid=xid)).fires(at_minutes=12)
+
+
+def test_an_xid_is_named_with_its_age(tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", xid="79")).says(
+        "GpuXid",
+        {
+            "summary": "GPU 6 of node1:9464 reported XID 79",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 79 11m 0s ago, which is not among those that"
+            " a wrong program causes.",
+            "runbook": "docs/runbooks/gpu-xid.md",
+        },
+        at_minutes=12,
+        severity="ticket",
+        gpu="6",
+        xid="79",
+    )
+
+
+def test_a_new_uncorrected_error_is_told_and_an_old_one_is_not(tmp_path: Path) -> None:
+    node = _node(tmp_path, shown(GPU_ECC_VOLATILE_ERRORS, "2x20 3x120", gpu="5", kind="uncorrected"))
+    node.fires(at_minutes=20)
+    node.fires(("GpuMemoryError", "5"), at_minutes=25)
+    node.fires(at_minutes=85)
+
+
+def test_a_corrected_error_is_told_nobody(tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_ECC_VOLATILE_ERRORS, "0+5x60", gpu="5", kind="corrected")).fires(at_minutes=30)
+
+
+def test_heat_that_slows_down_a_rank_is_told(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _held(30, HOT)).fires(("GpuHeldBack", "0"), at_minutes=30)
+
+
+def test_it_says_for_how_long_what_held_back_which_rank(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _held(30, HOT)).says(
+        "GpuHeldBack",
+        {
+            "summary": "GPU 0 of node1:9464 is slowed down by software_thermal",
+            "description": "For 50% of the last 10 minutes software_thermal held back the clocks of GPU 0 of"
+            " node1:9464, on which a rank computes (8f2c rank 3). The slowest rank is the speed of all.",
+            "runbook": "docs/runbooks/gpu-held-back.md",
+        },
+        at_minutes=30,
+        severity="ticket",
+        gpu="0",
+        reason=HOT,
+        run="8f2c",
+        rank="3",
+        work="8f2c rank 3",
+    )
+
+
+def test_heat_on_a_gpu_that_two_ranks_share_is_told_once(tmp_path: Path) -> None:
+    node = _node(tmp_path, _rank("3"), _rank("4"), _held(30, HOT))
+    node.gives(
+        'ALERTS{alertstate="firing"}',
+        {
+            f'ALERTS{{alertname="GpuHeldBack", alertstate="firing", gpu="0", instance="{SCRAPED["instance"]}",'
+            f' job="{SCRAPED["job"]}", reason="{HOT}", severity="ticket"}}': 1.0
+        },
+        at_minutes=30,
+    )
+
+
+def test_heat_on_a_gpu_without_a_rank_is_told_nobody(tmp_path: Path) -> None:
+    _node(tmp_path, _held(30, HOT)).fires(at_minutes=30)
+
+
+def test_heat_for_a_moment_is_told_nobody(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _held(5, HOT)).fires(at_minutes=30)
+
+
+def test_a_reason_without_a_counter_is_sampled(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), shown(GPU_CLOCK_HELD_RATIO, "1x60", gpu="0", reason="hardware_slowdown")).fires(
+        ("GpuHeldBack", "0"), at_minutes=30
+    )
+
+
+def test_of_a_reason_with_a_counter_the_sample_does_not_count(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _held(1, HOT), shown(GPU_CLOCK_HELD_RATIO, "1x60", gpu="0", reason=HOT)).fires(
+        at_minutes=30
+    )
+
+
+def test_power_at_the_factory_limit_is_as_it_should_be(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _limits(700), _held(60, CAP)).fires(at_minutes=30)
+
+
+def test_power_at_a_lowered_limit_is_told(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _limits(450), _held(60, CAP)).fires(("GpuHeldBack", "0"), at_minutes=30)
+
+
+def test_a_gpu_that_does_not_answer_is_told_after_five_minutes(tmp_path: Path) -> None:
+    node = _node(tmp_path, shown(GPU_STATE, "_x10 1x20", gpu="4", state="late"))
+    node.fires(at_minutes=14)
+    node.fires(("GpuLate", "4"), at_minutes=17)
