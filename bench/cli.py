@@ -24,7 +24,7 @@ COMMANDS = {
     "show": "The history of runs, or one run whole.",
     "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
-    "serve": "Serve /metrics of runs and results to Prometheus.",
+    "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
 }
 """Each command and its one line of help, so that `--help` need load none of their files."""
 

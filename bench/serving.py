@@ -1,17 +1,28 @@
-"""Puts together what /metrics shows: the live runs of a folder, the newest results of a history, the exporter."""
+"""Puts together what /metrics shows: the live runs of a folder, the newest results of a history, and this node."""
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed
+from bench.followed_runs import FollowedRuns
 from bench.live import LiveRuns
 from bench.newest_results import NewestResults
+from bench.placement import Placement
+from bench.told_jobs import ToldJobs
 from collectors.catalogue.every import METRICS
-from collectors.exporter import CannotListen, Exporter, PortTaken, Server
+from collectors.dcgm.job_mapping import JobMapping
+from collectors.exporter import Exporter, Source
+from collectors.http_door import CannotListen, PortTaken, Server, Terms
+from collectors.poller import HOLD_S
+from collectors.roster import NodeCollector, open_collectors
+from collectors.wanted import Wanted
+from collectors.watch import NodeWatch
 
 HOST = "127.0.0.1"
 PORT = 9464
@@ -19,12 +30,29 @@ ASK_STORE_S = 5.0
 """Pause between two looks into the history."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """How this node is watched: how often, by which collectors, and who else is told which runs are on which GPU."""
+
+    wanted: Wanted
+    opener: Callable[[Wanted], Sequence[NodeCollector]] = open_collectors
+    mapping: JobMapping | None = None
+
+
 @contextmanager
 def open_server(
-    runs_folder: Path, store_url: str | None, *, host: str, port: int, on_notice: Callable[[str], None]
+    runs_folder: Path,
+    store_url: str | None,
+    *,
+    host: str,
+    port: int,
+    on_notice: Callable[[str], None],
+    terms: Callable[[], Terms] = Terms,
+    node: NodePlan | None = None,
 ) -> Iterator[Server]:
     """A server that answers as long as one is inside.
 
+    node: this node is watched meanwhile, and shown in place of what runs say of theirs. None has the runs speak.
     on_notice: is told first where it answers, then once each thing that cannot be shown; from any thread.
 
     Raises:
@@ -32,13 +60,9 @@ def open_server(
     """
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, _once(on_notice)))
-        except PortTaken as error:
-            raise InfrastructureFailed(
-                f"{error}, perhaps by another `observatory serve`; use that one, or choose another with --port"
-            ) from None
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), terms, node))
         except CannotListen as error:
-            raise InfrastructureFailed(f"{error}; choose another --host or --port") from None
+            raise refusal(error) from None
         yield server
 
 
@@ -55,34 +79,40 @@ def serving(
     with ExitStack() as stack:
         server = None
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, _once(on_notice)))
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), Terms, None))
         except CannotListen as error:
             on_notice(f"no /metrics of this run's own: {error}; an `observatory serve` there shows this run, too")
         yield server
 
 
 @contextmanager
-def _open(
-    runs_folder: Path, store_url: str | None, host: str, port: int, on_notice: Callable[[str], None]
+def answering(
+    sources: Sequence[Source], *, host: str, port: int, terms: Callable[[], Terms], on_notice: Callable[[str], None]
 ) -> Iterator[Server]:
-    live = LiveRuns(runs_folder, on_notice=on_notice)
-    results = NewestResults(store_url, on_notice=on_notice)
-    exporter = Exporter(METRICS, (live.samples, results.samples), on_notice=on_notice)
-    server = Server(exporter, host, port, on_notice=on_notice)
-    # A daemon: a store that does not answer must not keep the program from ending.
-    asking = threading.Thread(target=results.ask_every, args=(ASK_STORE_S,), name="newest results", daemon=True)
+    """A server of what the sources give, as long as one is inside.
+
+    Raises:
+        CannotListen: the address cannot be served.
+    """
+    exporter = Exporter(METRICS, sources, on_notice=on_notice)
+    server = Server(exporter, host, port, terms=terms, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")
-        asking.start()
         yield server
     finally:
-        results.stop()
         server.close()
-        if asking.ident is not None:
-            asking.join(timeout=ASK_STORE_S)
 
 
-def _once(on_notice: Callable[[str], None]) -> Callable[[str], None]:
+def refusal(error: CannotListen) -> InfrastructureFailed:
+    """What is said to somebody who asked for that address."""
+    if isinstance(error, PortTaken):
+        return InfrastructureFailed(
+            f"{error}, perhaps by another `observatory serve`; use that one, or choose another with --port"
+        )
+    return InfrastructureFailed(f"{error}; choose another --host or --port")
+
+
+def once(on_notice: Callable[[str], None]) -> Callable[[str], None]:
     """A listener that hears nothing twice, whichever thread says it."""
     said: set[str] = set()
     lock = threading.Lock()
@@ -95,3 +125,64 @@ def _once(on_notice: Callable[[str], None]) -> Callable[[str], None]:
         on_notice(text)
 
     return tell
+
+
+@contextmanager
+def _open(
+    runs_folder: Path,
+    store_url: str | None,
+    host: str,
+    port: int,
+    on_notice: Callable[[str], None],
+    terms: Callable[[], Terms],
+    node: NodePlan | None,
+) -> Iterator[Server]:
+    results = NewestResults(store_url, on_notice=on_notice)
+    # A daemon: a store that does not answer must not keep the program from ending.
+    asking = threading.Thread(target=results.ask_every, args=(ASK_STORE_S,), name="newest results", daemon=True)
+    with ExitStack() as stack:
+        watch: NodeWatch | None = None
+        if node is None:
+            shown = _runs_alone(runs_folder, on_notice, stack)
+        else:
+            watch, shown = _node_and_runs(runs_folder, node, on_notice, stack)
+        server = stack.enter_context(
+            answering([*shown, results.samples], host=host, port=port, terms=terms, on_notice=on_notice)
+        )
+        asking.start()
+        stack.callback(asking.join, ASK_STORE_S)
+        stack.callback(results.stop)
+        if watch is not None:
+            stack.enter_context(watch)
+        yield server
+
+
+def _runs_alone(runs_folder: Path, on_notice: Callable[[str], None], stack: ExitStack) -> list[Source]:
+    """The runs, looked at in each scrape, and what they say of their nodes."""
+    live = LiveRuns(runs_folder, on_notice=on_notice)
+    runs = stack.enter_context(closing(FollowedRuns(live.samples, on_notice=on_notice)))
+    return [runs.fresh]
+
+
+def _node_and_runs(
+    runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
+) -> tuple[NodeWatch, list[Source]]:
+    """This node's watch, to be entered, and what it shows; the runs are looked at after each of its beats."""
+
+    def look_at_runs() -> None:
+        runs.ask()
+
+    jobs = None if node.mapping is None else stack.enter_context(closing(ToldJobs(node.mapping, on_notice=on_notice)))
+    watch = NodeWatch(
+        lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice, on_beat=look_at_runs
+    )
+    placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
+    live = LiveRuns(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
+    runs = FollowedRuns(
+        live.samples,
+        on_notice=on_notice,
+        on_look=None if jobs is None else jobs.tell,
+        hold_s=node.wanted.held_s(HOLD_S),
+    )
+    stack.enter_context(closing(runs))
+    return watch, [watch.samples, runs.samples]

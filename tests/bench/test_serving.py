@@ -1,30 +1,38 @@
 """One server shows live runs and results together, and begins and ends in order."""
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Shown
 
+from bench.demonstration.node import NOTICE
+from bench.demonstration.serving import open_demonstration
 from bench.errors import InfrastructureFailed
-from bench.run import begin
-from bench.serving import open_server, serving
+from bench.run import Run, begin
+from bench.serving import NodePlan, open_server, serving
 from bench.store.history import History
+from collectors.catalogue.agent import AGENT_COLLECTOR
+from collectors.catalogue.gpu_identity import GPU_STATE
+from collectors.catalogue.host import HOST_LOAD, HOST_NETWORK_BYTES
+from collectors.catalogue.info import RUN_INFO
+from collectors.catalogue.placement import RANK_GPU, RANK_GPU_MEMORY
 from collectors.catalogue.results import RUN_STEP_SECONDS
 from collectors.catalogue.step import STEP_SECONDS
-from collectors.exporter import Server
+from collectors.dcgm.job_mapping import JobMapping
+from collectors.http_door import Server
 from collectors.metric import Sample
-from collectors.sample_log import Opened, Reading, SampleLog
+from collectors.nvml.processes import GpuProcess
+from collectors.sample_log import Opened, Polled, Reading, SampleLog
+from collectors.wanted import Wanted
 from tests.bench.examples import make_machine, make_summary, small_case
+from tests.collectors.fake_collectors import FakeCollector, ended
 
 
 class Notices(list[str]):
@@ -135,45 +143,92 @@ def test_an_embedded_server_answers_as_long_as_one_is_inside(tmp_path: Path, url
         _shown(server.url)
 
 
-@contextmanager
-def _serve(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    code = (
-        "import sys; from bench.cli import run; code = run(sys.argv[1:]);"
-        " print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", code, "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XDG_DATA_HOME": str(home)},
-    ) as served:
-        try:
-            yield served
-        finally:
-            served.kill()
+class FakeGpus(FakeCollector):
+    """Knows that this process computes on GPU 3."""
+
+    def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
+        return {os.getpid(): (GpuProcess(pid=os.getpid(), gpu="3", uuid="GPU-d", memory_bytes=1 << 30),)}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_says_where_it_is_ends_in_order_and_needs_no_torch(number: signal.Signals, tmp_path: Path) -> None:
-    with _serve(tmp_path, "--port", "0") as served:
-        assert served.stderr is not None
-        word, address = served.stderr.readline().split()
-        assert word == "serving"
-        assert address.startswith("http://127.0.0.1:")
-        assert _shown(address) == []
-        served.send_signal(number)
-        said, errors = served.communicate(timeout=60)
-    assert served.returncode == 0
-    assert said == ""
-    assert errors.splitlines()[-1] == "False"
-    assert "Traceback" not in errors
+def _begin_here(folder: Path) -> Run:
+    """A run whose rank is this process."""
+    run = begin(small_case(), make_machine(), folder)
+    log = SampleLog(run.folder / "rank0.jsonl")
+    log.write(Opened(run=run.id, trial=0, rank=0, time_ns=0, pid=os.getpid(), host=socket.gethostname()))
+    log.close()
+    return run
 
 
-def test_serve_refuses_a_taken_port_in_one_line_with_code_4(tmp_path: Path, taken: int) -> None:
-    with _serve(tmp_path, "--port", str(taken)) as served:
-        _, errors = served.communicate(timeout=60)
-    line, torch = errors.splitlines()
-    assert served.returncode == 4
-    assert line.startswith(f"observatory: port {taken} of 127.0.0.1 is taken")
-    assert torch == "False"
+def test_a_watched_node_is_shown_in_place_of_what_runs_say_of_it(tmp_path: Path, url: str) -> None:
+    run = begin(small_case(), make_machine(), tmp_path / "runs")
+    _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
+    log = SampleLog(run.folder / "node0.jsonl")
+    sent = HOST_NETWORK_BYTES.at(7, interface="eth0", direction="sent")
+    log.write(Polled(time_ns=1, samples=[HOST_LOAD.at(99), sent]))
+    log.close()
+    node = NodePlan(wanted=Wanted(beat_s=60), opener=lambda wanted: [FakeCollector()])
+    with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
+        _wait_until(lambda: {HOST_LOAD.name, STEP_SECONDS.name} <= _names(server))
+        shown = [sample.value for sample in _shown(server.url) if sample.name == HOST_LOAD.name]
+        watched = {sample.labels["collector"] for sample in _shown(server.url) if sample.name == AGENT_COLLECTOR.name}
+        assert watched == {"fake", "runs"}
+        assert HOST_NETWORK_BYTES.name not in _names(server)
+    run.close()
+    assert shown == [1]
+
+
+def test_a_rank_is_joined_to_the_gpu_that_its_process_computes_on(tmp_path: Path, url: str) -> None:
+    run = _begin_here(tmp_path / "runs")
+    node = NodePlan(wanted=Wanted(beat_s=60), opener=lambda wanted: [FakeGpus()])
+    with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
+        _wait_until(lambda: RANK_GPU.name in _names(server))
+        shown = {sample.name: sample for sample in _shown(server.url)}
+    run.close()
+    place = {"rank": "0", "slot": "0", "gpu": "3", "slice": ""}
+    assert shown[RANK_GPU.name].labels == {**place, "run": run.id}
+    assert (shown[RANK_GPU_MEMORY.name].labels, shown[RANK_GPU_MEMORY.name].value) == (place, 1 << 30)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_watched", [True, False], ids=["beside a watched node", "alone"])
+def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
+    tmp_path: Path, url: str, is_watched: bool
+) -> None:
+    run = begin(small_case(), make_machine(), tmp_path / "runs")
+    (run.folder / "machine.json").unlink()
+    os.mkfifo(run.folder / "machine.json")  # As a network file system that is gone: who opens it waits.
+    watched, notices = FakeCollector(), Notices()
+    late = "runs: their logs are not read within 1 s at times; what is shown is old"
+    node = NodePlan(wanted=Wanted(beat_s=0.1), opener=lambda wanted: [watched]) if is_watched else None
+    with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices, node=node) as server:
+        _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server) and late in notices)
+        reads = watched.reads
+        _wait_until(lambda: not is_watched or watched.reads > reads)
+    with (run.folder / "machine.json").open("w"):  # Lets the thread go.
+        pass
+    ended("runs")
+    run.close()
+
+
+def test_the_run_on_a_gpu_is_told_to_dcgm_exporter_until_it_ends(tmp_path: Path, url: str) -> None:
+    run = _begin_here(tmp_path / "runs")
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    with closing(JobMapping(jobs)) as mapping:
+        node = NodePlan(wanted=Wanted(beat_s=0.1), opener=lambda wanted: [FakeGpus()], mapping=mapping)
+        with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node):
+            _wait_until((jobs / "3").exists)
+            told = (jobs / "3").read_text()
+            run.close()
+            _wait_until(lambda: not (jobs / "3").exists())
+    assert told == f"{run.id}\n"
+
+
+def test_the_demonstration_says_what_it_is_and_shows_gpus_and_a_run() -> None:
+    notices = Notices()
+    with open_demonstration(host="127.0.0.1", port=0, wanted=Wanted(beat_s=60), on_notice=notices) as server:
+        _wait_until(lambda: GPU_STATE.name in _names(server))
+        assert RUN_STEP_SECONDS.name in _names(server)
+        runs = {sample.labels["run"] for sample in _shown(server.url) if sample.name == RUN_INFO.name}
+    assert runs == {"demonstration"}
+    assert notices[:2] == [f"serving {server.url}", NOTICE]
