@@ -47,7 +47,7 @@ def live_tensor_bytes(
     """The bytes of live tensors at their peak in one step, by category and in total.
 
     For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
-    not.
+    not. What gloo's threads have not let go of lives too: on a busy machine, a collective's tensors now and then.
     model: the outermost module that the step calls, or a list of several.
     on_tracking: is handed, before the step begins, what gives the bytes of live activations at any time in it.
 

@@ -128,7 +128,11 @@ def _rank(
         line.send_bytes(pickle.dumps((function(*arguments), None, "")))
     except BaseException as error:  # noqa: BLE001  # Whatever it is, the test shall see it.
         line.send_bytes(_pickled(error, traceback.format_exc()))
-    # A live process group may abort in the interpreter's farewell.
+    # Another rank may still be connecting to this one, to which it would say that its peer crashed: all stay until
+    # they are killed. A live process group may abort in the interpreter's farewell.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(0)
 
 

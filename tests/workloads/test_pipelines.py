@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, train
 from tests.workloads.watched_steps import held_states, watch_step
@@ -157,14 +157,6 @@ def test_all_ranks_skip_a_step_in_which_one_stage_overflows(on_ranks: OnRanks) -
     assert on_ranks(2, overflow_and_move, setup) == [(True, False), (False, False)]
 
 
-def live_bytes(setup: SmallSetup) -> dict[str, int]:
-    ready = make_ready(setup)
-    for _ in range(2):
-        ready.step()
-    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-    return {sample.labels["category"]: int(sample.value) for sample in samples}
-
-
 @pytest.mark.parametrize(
     ("name", "options"), [("interleaved", {}), ("zero_bubble", {"stages": 1}), ("zero_bubble", {"variant": "zbv"})]
 )
@@ -172,7 +164,7 @@ def test_live_tensors_can_be_followed_where_stages_take_turns(
     name: str, options: Mapping[str, OptionValue], on_ranks: OnRanks
 ) -> None:
     setup = small_setup(name, ranks=2, options=options)
-    for rank, live in enumerate(on_ranks(2, live_bytes, setup)):
+    for rank, live in enumerate(on_ranks(2, peak_by_category, setup)):
         states = card_of(name).states(setup, rank)
         assert (live["parameters"], live["optimizer"]) == (states.parameters_bytes, states.optimizer_bytes)
         assert live["activations"] > 0

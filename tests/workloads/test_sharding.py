@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import StepRecord, make_ready, train
 from tests.workloads.watched_steps import WatchedStep, held_states, watch_step
@@ -101,14 +101,6 @@ def test_ranks_hold_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Wat
     assert [seen.states for seen in watch(setup)] == [card.states(setup, rank) for rank in range(setup.ranks)]
 
 
-def peak_bytes(setup: SmallSetup) -> float:
-    ready = make_ready(setup)
-    for _ in range(2):
-        ready.step()
-    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-    return {sample.labels["category"]: sample.value for sample in samples}["total"]
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_rank_of_zero1_that_updates_most_has_the_peak_that_the_law_expects(
     accumulate: int, on_ranks: OnRanks
@@ -117,7 +109,7 @@ def test_the_rank_of_zero1_that_updates_most_has_the_peak_that_the_law_expects(
     predicted = card_of("zero1").peak(setup)
     assert isinstance(predicted, Prediction)
     scalars_bytes = 4 * accumulate  # The law leaves them out; these are the losses.
-    assert max(on_ranks(2, peak_bytes, setup)) == predicted.total_bytes + scalars_bytes
+    assert max(live["total"] for live in on_ranks(2, peak_by_category, setup)) == predicted.total_bytes + scalars_bytes
 
 
 def check_against_single(setup: SmallSetup, records: list[list[StepRecord]], on_ranks: OnRanks, limit: float) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import DTensor
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import StepRecord, make_ready, train
 from tests.workloads.watched_steps import WatchedStep, held_states, watch_step
@@ -57,14 +57,6 @@ def test_ranks_send_and_hold_the_bytes_that_the_card_declares(
         assert states == CARD.states(setup, rank)
 
 
-def peak_bytes(setup: SmallSetup) -> float:
-    ready = make_ready(setup)
-    for _ in range(2):
-        ready.step()
-    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-    return {sample.labels["category"]: sample.value for sample in samples}["total"]
-
-
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
@@ -80,8 +72,8 @@ def test_the_peak_is_that_of_the_law(options: Mapping[str, OptionValue], limit: 
     setup = small_setup("tensor_parallel", ranks=2, shape=PRESETS["tiny"], options=options)
     predicted = CARD.peak(setup)
     assert isinstance(predicted, Prediction)
-    for measured in on_ranks(2, peak_bytes, setup):
-        assert predicted.total_bytes == pytest.approx(measured, rel=limit)
+    for live in on_ranks(2, peak_by_category, setup):
+        assert predicted.total_bytes == pytest.approx(live["total"], rel=limit)
 
 
 def check_against_single(setup: SmallSetup, records: list[list[StepRecord]], on_ranks: OnRanks) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ranks import OnRanks
-from tests.workloads.laws.test_live_tensors import tracked
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, train
 from tests.workloads.watched_steps import WatchedStep, watch_step
@@ -79,7 +79,7 @@ def test_four_ranks_train_as_one_does(on_ranks: OnRanks) -> None:
 
 
 def peaks(asked: list[SmallSetup]) -> list[dict[str, int]]:
-    return [tracked(setup) for setup in asked]
+    return [peak_by_category(setup) for setup in asked]
 
 
 def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:

@@ -6,10 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
-from tests.workloads.training_runs import make_ready
 from workloads.cards.card import OptionValue, Precision
 from workloads.cards.training_options import local_batch
 from workloads.laws.activations import Checkpoint, Microbatch
@@ -57,18 +56,9 @@ def predict(setup: SmallSetup) -> Prediction:
     )
 
 
-def tracked(setup: SmallSetup) -> dict[str, int]:
-    """Live bytes by category at the peak of a third step."""
-    ready = make_ready(setup)
-    for _ in range(2):
-        ready.step()
-    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-    return {sample.labels["category"]: int(sample.value) for sample in samples}
-
-
 def assert_predicted(setup: SmallSetup, on_ranks: OnRanks) -> None:
     prediction = predict(setup)
-    for live in on_ranks(setup.ranks, tracked, setup):
+    for live in on_ranks(setup.ranks, peak_by_category, setup):
         assert prediction.parameters_bytes == live["parameters"]
         assert prediction.optimizer_bytes == live["optimizer"]
         assert prediction.buffers_bytes == live["buffers"]

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
-from tests.workloads.training_runs import make_ready
 from workloads.cards.card import OptionValue, Precision
 from workloads.cards.pipeline_options import counts
 from workloads.cards.training_options import microbatch
@@ -35,14 +34,8 @@ def predict(setup: SmallSetup, rank: int) -> Prediction:
 
 
 def tracked(setups: Sequence[SmallSetup]) -> list[dict[str, int]]:
-    """Live bytes by category at the peak of a second step of each setup."""
-    found = []
-    for setup in setups:
-        ready = make_ready(setup)
-        ready.step()
-        samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-        found.append({sample.labels["category"]: int(sample.value) for sample in samples})
-    return found
+    """Live bytes by category at the peak of a step of each setup."""
+    return [peak_by_category(setup) for setup in setups]
 
 
 def staged(

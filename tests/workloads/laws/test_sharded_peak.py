@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from collectors.live_tensors import live_tensor_bytes
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
-from tests.workloads.training_runs import Ready, make_ready
 from workloads.cards.card import OptionValue, Precision
 from workloads.laws.live_tensors import Prediction
 from workloads.laws.terms import NotCovered
@@ -32,19 +31,8 @@ def predict(setup: SmallSetup) -> Prediction:
 
 
 def tracked(setups: Sequence[SmallSetup]) -> list[dict[str, int]]:
-    """Live bytes by category at the peak of a step of each setup, the lesser of two: gloo may free its copies late."""
-    found = []
-    for setup in setups:
-        ready = make_ready(setup)
-        ready.step()
-        peaks = [tracked_step(ready) for _ in range(2)]
-        found.append(min(peaks, key=lambda live: live["total"]))
-    return found
-
-
-def tracked_step(ready: Ready) -> dict[str, int]:
-    samples = live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer)
-    return {sample.labels["category"]: int(sample.value) for sample in samples}
+    """Live bytes by category at the peak of a step of each setup."""
+    return [peak_by_category(setup) for setup in setups]
 
 
 def sharded(
