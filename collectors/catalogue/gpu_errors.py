@@ -69,7 +69,7 @@ GPU_EVENTS = Metric(
     labels=("gpu", "event"),
     help=(
         "Errors that the driver reported of the GPU since the agent began to listen, by kind; xid are those of "
-        "NVIDIA's list of XIDs. Those of the slices of a GPU that MIG split are counted together."
+        "NVIDIA's list of XIDs. Those of the slices of a GPU that MIG split are counted with the GPU's."
     ),
 )
 GPU_EVENT_TIME = Metric(
@@ -85,10 +85,10 @@ GPU_XIDS = Metric(
     kind="counter",
     unit="errors",
     scope="node",
-    labels=("gpu", "xid"),
+    labels=("gpu", "slice", "xid"),
     help=(
-        "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; those of "
-        "the slices of a GPU that MIG split are counted together."
+        "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; slice is "
+        "the part of one that MIG split to which the driver put it down, empty for the whole."
     ),
 )
 GPU_XID_TIME = Metric(
@@ -96,7 +96,7 @@ GPU_XID_TIME = Metric(
     kind="gauge",
     unit="timestamp_seconds",
     scope="node",
-    labels=("gpu", "xid"),
+    labels=("gpu", "slice", "xid"),
     help="When the driver last reported an XID of this number, in seconds since 1970.",
 )
 

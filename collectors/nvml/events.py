@@ -10,6 +10,7 @@ from typing import Any
 
 from collectors.catalogue import gpu_errors as errors
 from collectors.metric import Sample
+from collectors.nvml.instances import label_of_ids
 from collectors.nvml.library import (
     RETRY_S,
     Nvml,
@@ -45,8 +46,8 @@ class EventWatch:
     """Listens to one GPU from `start` until `close`, so that what happens between two polls is counted.
 
     The GPU has a thread and a set of events of its own: if its driver hangs, or it is lost, no other's events are.
-    Counts outlive a loss; a GPU that is found again is listened to again.
-    Not covered: an XID of an instance, of a GPU that MIG split, is counted with the whole GPU's.
+    Counts outlive a loss; a GPU that is found again is listened to again. An XID is the GPU's, or the slice's to which
+    the driver put it down.
 
     index: NVML's. reason: why nothing is counted, None where all is well. timed: what its calls cost, but for waiting.
     now_s: the time that a sample bears, in seconds since 1970. pause: waits, unless told to end.
@@ -69,8 +70,8 @@ class EventWatch:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._times: dict[str, float] = {}
-        self._xid_counts: dict[str, int] = {}
-        self._xid_times: dict[str, float] = {}
+        self._xid_counts: dict[tuple[str, str], int] = {}
+        self._xid_times: dict[tuple[str, str], float] = {}
         self._has_tried = threading.Event()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,8 +95,14 @@ class EventWatch:
             return [
                 *(errors.GPU_EVENTS.at(count, gpu=gpu, event=kind) for kind, count in self._counts.items()),
                 *(errors.GPU_EVENT_TIME.at(at_s, gpu=gpu, event=kind) for kind, at_s in self._times.items()),
-                *(errors.GPU_XIDS.at(count, gpu=gpu, xid=xid) for xid, count in self._xid_counts.items()),
-                *(errors.GPU_XID_TIME.at(at_s, gpu=gpu, xid=xid) for xid, at_s in self._xid_times.items()),
+                *(
+                    errors.GPU_XIDS.at(count, gpu=gpu, slice=part, xid=xid)
+                    for (part, xid), count in self._xid_counts.items()
+                ),
+                *(
+                    errors.GPU_XID_TIME.at(at_s, gpu=gpu, slice=part, xid=xid)
+                    for (part, xid), at_s in self._xid_times.items()
+                ),
             ]
 
     def end(self) -> None:
@@ -167,6 +174,6 @@ class EventWatch:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._times[kind] = at_s
             if event.eventType == XID:
-                xid = str(event.eventData)
+                xid = (label_of_ids(event.gpuInstanceId, event.computeInstanceId), str(event.eventData))
                 self._xid_counts[xid] = self._xid_counts.get(xid, 0) + 1
                 self._xid_times[xid] = at_s

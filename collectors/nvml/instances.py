@@ -17,6 +17,9 @@ from collectors.nvml.library import Nvml, NVMLError, code_of, says_unsupported
 from collectors.nvml.processes import GpuProcess, processes_on
 from collectors.nvml.standing import Standings
 
+NO_INSTANCE = 0xFFFFFFFF
+"""In an event, of what no instance did. Source: nvml.h, nvmlEventData_t."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
@@ -70,6 +73,22 @@ def read_instance(
     return samples, processes
 
 
+def instance_of(number: int) -> int | None:
+    """The instance that an event names by its number; None where it names none."""
+    return None if number == NO_INSTANCE else number
+
+
+def number_of(instance: int | None) -> int:
+    """What `instance_of` reads."""
+    return NO_INSTANCE if instance is None else instance
+
+
+def label_of_ids(gpu_instance: int, compute_instance: int) -> str:
+    """What `Instance.label` says of these numbers; of a GPU instance alone "1", and nothing of a whole GPU."""
+    ids = (instance_of(gpu_instance), instance_of(compute_instance))
+    return "/".join(str(number) for number in ids if number is not None)
+
+
 def _find(nvml: Nvml, handle: Any, place: int) -> Instance | None:
     try:
         found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
@@ -80,7 +99,7 @@ def _find(nvml: Nvml, handle: Any, place: int) -> Instance | None:
     gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(found)
     compute_instance = nvml.nvmlDeviceGetComputeInstanceId(found)
     return Instance(
-        label=f"{gpu_instance}/{compute_instance}",
+        label=label_of_ids(gpu_instance, compute_instance),
         handle=found,
         uuid=nvml.nvmlDeviceGetUUID(found),
         name=nvml.nvmlDeviceGetName(found),

@@ -23,6 +23,7 @@ from pynvml import (
     NVML_VALUE_TYPE_SIGNED_LONG_LONG,
 )
 
+from collectors.nvml.instances import number_of
 from collectors.nvml.library import Nvml, NVMLError, code_of
 from collectors.nvml.recording import RecordedGpu, Recording, field_question, question_of
 
@@ -211,7 +212,13 @@ class RecordedNvml:
             events.told += 1
             lost_s = handle.gpu.lost_from_s
             if handle in events.listening and (lost_s is None or at_s <= lost_s):
-                return SimpleNamespace(device=handle, eventType=event.kind, eventData=event.data)
+                return SimpleNamespace(
+                    device=handle,
+                    eventType=event.kind,
+                    eventData=event.data,
+                    gpuInstanceId=number_of(event.gpu_instance),
+                    computeInstanceId=number_of(event.compute_instance),
+                )
         return None
 
     def _answer(self, handle: RecordedHandle, question: str) -> Any:

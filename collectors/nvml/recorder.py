@@ -14,6 +14,7 @@ from pynvml import NVML_SUCCESS
 from collectors.nvml.batch import raw_of
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.fields import fields_of
+from collectors.nvml.instances import instance_of
 from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
 from collectors.nvml.recording import Event, RecordedGpu, Recording, Track, field_question, question_of
 
@@ -216,7 +217,15 @@ class _Listener:
     def _event_told(self, _: str, arguments: tuple[Any, ...], event: Any) -> None:
         found = self._by_handle.get(key_of(event.device))
         if found is not None:
-            found[0].events.append(Event(at_s=self._now_s(), kind=event.eventType, data=event.eventData))
+            found[0].events.append(
+                Event(
+                    at_s=self._now_s(),
+                    kind=event.eventType,
+                    data=event.eventData,
+                    gpu_instance=instance_of(event.gpuInstanceId),
+                    compute_instance=instance_of(event.computeInstanceId),
+                )
+            )
 
     def _now_s(self) -> float:
         return round(self._clock_s() - self.begun_s, 3)

@@ -40,11 +40,16 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that the driver reported. kind: NVML's bit. data: an XID's number."""
+    """An error that the driver reported.
+
+    kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of MIG, to which it was put down, if any.
+    """
 
     at_s: float
     kind: int
     data: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):

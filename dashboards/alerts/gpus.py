@@ -92,7 +92,8 @@ GROUP = Group(
             severity="ticket",
             summary=f"{_WHERE} reported XID {{{{ $labels.xid }}}}",
             description=(
-                f"The driver of {_WHERE} reported XID {{{{ $labels.xid }}}} {{{{ $value | humanizeDuration }}}} ago,"
+                f"The driver of {_WHERE} reported XID {{{{ $labels.xid }}}}"
+                "{{ with $labels.slice }} on its slice {{ . }}{{ end }} {{ $value | humanizeDuration }} ago,"
                 " which is not among those that a wrong program causes."
             ),
             runbook="docs/runbooks/gpu-xid.md",
@@ -124,13 +125,15 @@ GROUP = Group(
         ),
         Alert(
             name="GpuLate",
-            expression=promql.select(gpu_identity.GPU_STATE, state="late"),
+            expression=promql.select(gpu_identity.GPU_STATE, state=promql.one_of("late", "failed")),
             hold_minutes=5,
             severity="ticket",
             summary=f"{_WHERE} does not answer its agent",
             description=(
+                f'{{{{ if eq $labels.state "failed" }}}}For five minutes the agent has failed to read {_WHERE}, by a'
+                " mistake of its own that `observatory doctor` names.{{ else }}"
                 f"For five minutes the driver has kept the agent waiting for {_WHERE}. What is shown of it is old, and"
-                " then absent; a driver that hangs often comes before a GPU that is lost."
+                " then absent; a driver that hangs often comes before a GPU that is lost.{{ end }}"
             ),
             runbook="docs/runbooks/gpu-late.md",
         ),

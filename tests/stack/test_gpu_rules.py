@@ -94,18 +94,18 @@ def test_a_driver_that_asks_for_a_reset_for_a_repair_is_heard_once(tmp_path: Pat
 
 
 def test_an_xid_is_told_for_an_hour(tmp_path: Path) -> None:
-    node = _node(tmp_path, shown(GPU_XID_TIME, "_x10 600x200", gpu="6", xid="79"))
+    node = _node(tmp_path, shown(GPU_XID_TIME, "_x10 600x200", gpu="6", slice="", xid="79"))
     node.fires(("GpuXid", "6"), at_minutes=12)
     node.fires(at_minutes=75)
 
 
 @pytest.mark.parametrize("xid", ["13", "31", "43", "45", "68", "109"])
 def test_an_xid_that_a_wrong_program_causes_is_none_of_the_gpus(xid: str, tmp_path: Path) -> None:
-    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", xid=xid)).fires(at_minutes=12)
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", slice="", xid=xid)).fires(at_minutes=12)
 
 
 def test_an_xid_is_named_with_its_age(tmp_path: Path) -> None:
-    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", xid="79")).says(
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", slice="", xid="79")).says(
         "GpuXid",
         {
             "summary": "GPU 6 of node1:9464 reported XID 79",
@@ -117,6 +117,23 @@ def test_an_xid_is_named_with_its_age(tmp_path: Path) -> None:
         severity="ticket",
         gpu="6",
         xid="79",
+    )
+
+
+def test_an_xid_of_a_slice_names_it(tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", slice="2/0", xid="94")).says(
+        "GpuXid",
+        {
+            "summary": "GPU 6 of node1:9464 reported XID 94",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 94 on its slice 2/0 11m 0s ago, which is not"
+            " among those that a wrong program causes.",
+            "runbook": "docs/runbooks/gpu-xid.md",
+        },
+        at_minutes=12,
+        severity="ticket",
+        gpu="6",
+        slice="2/0",
+        xid="94",
     )
 
 
@@ -198,3 +215,19 @@ def test_a_gpu_that_does_not_answer_is_told_after_five_minutes(tmp_path: Path) -
     node = _node(tmp_path, shown(GPU_STATE, "_x10 1x20", gpu="4", state="late"))
     node.fires(at_minutes=14)
     node.fires(("GpuLate", "4"), at_minutes=17)
+
+
+def test_a_gpu_that_the_agent_fails_to_read_is_told_as_the_agents_mistake(tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_STATE, "1x20", gpu="4", state="failed")).says(
+        "GpuLate",
+        {
+            "summary": "GPU 4 of node1:9464 does not answer its agent",
+            "description": "For five minutes the agent has failed to read GPU 4 of node1:9464, by a mistake of its own"
+            " that `observatory doctor` names.",
+            "runbook": "docs/runbooks/gpu-late.md",
+        },
+        at_minutes=8,
+        severity="ticket",
+        gpu="4",
+        state="failed",
+    )

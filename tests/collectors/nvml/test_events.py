@@ -15,6 +15,7 @@ import pytest
 
 from collectors.catalogue import gpu_errors as errors
 from collectors.nvml.events import EventWatch
+from collectors.nvml.instances import NO_INSTANCE
 from collectors.nvml.library import RETRY_S, Nvml, NVMLError
 
 XID, DOUBLE_BIT = 0x8, 0x2
@@ -37,8 +38,17 @@ class FakeEvents:
     def nvml(self) -> Nvml:
         return cast(Nvml, self)
 
-    def happen(self, gpu: int, kind: int, data: int = 0) -> None:
-        self.happening[gpu].put(SimpleNamespace(device=gpu, eventType=kind, eventData=data))
+    def happen(self, gpu: int, kind: int, data: int = 0, *, instances: tuple[int, int] = (NO_INSTANCE,) * 2) -> None:
+        gpu_instance, compute_instance = instances
+        self.happening[gpu].put(
+            SimpleNamespace(
+                device=gpu,
+                eventType=kind,
+                eventData=data,
+                gpuInstanceId=gpu_instance,
+                computeInstanceId=compute_instance,
+            )
+        )
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802  # NVML's own names.
         return index
@@ -103,11 +113,23 @@ def test_events_are_counted_by_kind_and_xids_by_number_with_their_last_time() ->
             errors.GPU_EVENTS.at(0, gpu="1", event="double_bit_ecc"),
             errors.GPU_EVENTS.at(4, gpu="1", event="xid"),
             errors.GPU_EVENT_TIME.at(1.5e9, gpu="1", event="xid"),
-            errors.GPU_XIDS.at(3, gpu="1", xid="31"),
-            errors.GPU_XIDS.at(1, gpu="1", xid="79"),
-            errors.GPU_XID_TIME.at(1.5e9, gpu="1", xid="79"),
+            errors.GPU_XIDS.at(3, gpu="1", slice="", xid="31"),
+            errors.GPU_XIDS.at(1, gpu="1", slice="", xid="79"),
+            errors.GPU_XID_TIME.at(1.5e9, gpu="1", slice="", xid="79"),
         ]
         _until(lambda: all(sample in watch.samples() for sample in wanted))
+
+
+def test_an_xid_is_that_of_the_slice_to_which_the_driver_puts_it_down() -> None:
+    fake = FakeEvents()
+    fake.happen(0, XID, 94, instances=(2, 1))
+    fake.happen(0, XID, 94, instances=(2, NO_INSTANCE))
+    fake.happen(0, XID, 94)
+    with _watching(fake) as watch:
+        _until(lambda: errors.GPU_EVENTS.at(3, gpu="0", event="xid") in watch.samples())
+        xids = [sample for sample in watch.samples() if sample.metric == errors.GPU_XIDS.name]
+    counted = {sample.labels["slice"]: sample.value for sample in xids}
+    assert counted == {"2/1": 1, "2": 1, "": 1}
 
 
 def test_a_kind_that_the_gpu_can_report_begins_at_nought_so_that_its_first_event_is_a_growth() -> None:
@@ -131,7 +153,7 @@ def test_what_is_queued_of_a_gpu_outlasts_the_loss_of_another() -> None:
         fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
         _until(lambda: lost.reason is not None)
         fake.happen(1, XID, 31)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="1", xid="31") in other.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="1", slice="", xid="31") in other.samples())
         assert fake.sets[1] == [1], "the other's set was never freed"
         assert other.reason is None
 
@@ -140,14 +162,14 @@ def test_a_gpu_that_was_lost_is_tried_again_and_its_counts_go_on() -> None:
     fake, pauses = FakeEvents(), list[float]()
     with _watching(fake, pauses=pauses) as watch:
         fake.happen(0, XID, 79)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="79") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="79") in watch.samples())
         fake.refusing, fake.code = 0, pynvml.NVML_ERROR_GPU_IS_LOST
         fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
         _until(lambda: watch.reason is not None)
         assert fake.sets[0] == []
         fake.refusing = None
         fake.happen(0, XID, 79)
-        _until(lambda: errors.GPU_XIDS.at(2, gpu="0", xid="79") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(2, gpu="0", slice="", xid="79") in watch.samples())
         assert watch.reason is None
     assert RETRY_S in pauses
 
@@ -157,7 +179,7 @@ def test_a_wait_that_fails_otherwise_is_tried_again_with_the_same_set() -> None:
     fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_UNKNOWN))
     fake.happen(0, XID, 13)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
         assert fake.sets == [[0]]
 
 
@@ -187,7 +209,7 @@ def test_a_watch_that_ended_can_listen_again_and_one_that_listens_does_not_begin
         assert watch.close()
         watch.start()
         fake.happen(0, XID, 13)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
         assert fake.sets == [[], [0]]
 
 
@@ -209,6 +231,6 @@ def test_a_change_of_state_is_no_error(kind: int) -> None:
     fake.happen(0, kind)
     fake.happen(0, XID, 13)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", xid="13") in watch.samples())
+        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
         counted = sum(sample.value for sample in watch.samples() if sample.metric == errors.GPU_EVENTS.name)
     assert counted == 1
