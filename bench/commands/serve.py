@@ -54,7 +54,7 @@ def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float
     "--web-config",
     "web_config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File in the format of Prometheus's own exporters: TLS and passwords.",
+    help="File in the format of Prometheus's own exporters: TLS and passwords, without lists of ciphers.",
 )
 @click.option(
     "--targets",

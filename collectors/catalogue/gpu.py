@@ -90,7 +90,8 @@ GPU_TASKS = Metric(
     unit="tasks",
     scope="node",
     labels=("gpu",),
-    help="Processes that have a compute context on the GPU, those in its MIG instances included.",
+    help="Processes that have a compute context on the GPU, those in its MIG instances included; absent in a container"
+    " with PIDs of its own, where the driver does not name all.",
 )
 GPU_INSTANCE_MEMORY_USED_BYTES = Metric(
     name="observatory_gpu_instance_memory_used_bytes",
@@ -114,7 +115,7 @@ GPU_INSTANCE_TASKS = Metric(
     unit="tasks",
     scope="node",
     labels=("gpu", "slice"),
-    help="Processes that have a compute context in a MIG instance.",
+    help="Processes that have a compute context in a MIG instance; absent in a container with PIDs of its own.",
 )
 
 METRICS = (

@@ -21,7 +21,7 @@ def read(files: KernelFiles) -> Iterator[Sample]:
 
     What is made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
     """
-    disks = {name for name in files.names("sys/block") if _VIRTUAL not in files.target(f"sys/block/{name}")}
+    disks = {name for name in files.names("sys/block") if _is_own(files, name)}
     for line in files.text("proc/diskstats").splitlines():
         columns = line.split()
         device = columns[2]
@@ -34,3 +34,10 @@ def read(files: KernelFiles) -> Iterator[Sample]:
             yield host.HOST_DISK_REQUESTS.at(requests, **labels)
             yield host.HOST_DISK_REQUEST_SECONDS.at(spent_ms / 1e3, **labels)
         yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
+
+
+def _is_own(files: KernelFiles, name: str) -> bool:
+    try:
+        return _VIRTUAL not in files.target(f"sys/block/{name}")
+    except FileNotFoundError:  # It was taken out since.
+        return False

@@ -24,12 +24,15 @@ def read(files: KernelFiles) -> Iterator[Found]:
         numa = name.removeprefix("node")
         if not numa.isdecimal():
             continue
-        held = dict(line.split()[2:4] for line in files.text(f"{_FOLDER}/{name}/meminfo").splitlines())
+        try:
+            held = dict(line.split()[2:4] for line in files.text(f"{_FOLDER}/{name}/meminfo").splitlines())
+            counted = dict(line.split() for line in files.text(f"{_FOLDER}/{name}/numastat").splitlines())
+        except FileNotFoundError:  # It went offline since.
+            continue
         for kind, field in _KINDS.items():
             yield host.HOST_NUMA_MEMORY_BYTES.at(int(held[field]) * 1024, numa=numa, kind=kind)
         if not is_counting:
             continue
-        counted = dict(line.split() for line in files.text(f"{_FOLDER}/{name}/numastat").splitlines())
         for outcome, field in _OUTCOMES.items():
             yield host.HOST_NUMA_ALLOCATIONS.at(int(counted[field]), numa=numa, outcome=outcome)
         for cpu, field in _CPUS.items():

@@ -14,7 +14,7 @@ from collectors.nvml.events import EventWatch
 from collectors.nvml.gpu import Gpu
 from collectors.nvml.identity import cuda_version
 from collectors.nvml.library import RETRY_S, Nvml, NVMLError, Timed, installed_nvml, missing_driver
-from collectors.nvml.processes import GpuProcess
+from collectors.nvml.processes import GpuProcess, names_all_processes
 from collectors.nvml.refusals import refusals
 from collectors.nvml.standing import Standing
 from collectors.nvml.watched import WatchedGpu
@@ -44,7 +44,8 @@ class NvmlCollector:
     Each GPU is found, asked and listened to in threads of its own: one that fails is lost alone, and one that hangs is
     late alone, with the age of what is shown. (A driver that holds a lock over all its GPUs makes them all late.)
     What is gone is looked for again every RETRY_S: a GPU that is lost, or, while there is none that is not, NVML with
-    all its GPUs, so that a driver that is loaded later, or anew, is taken in.
+    all its GPUs, so that a driver that is loaded later, or anew, is taken in. (Not covered: one of another version,
+    whose library this process would have to load again.)
 
     per_link: also the bytes of each NVLink. deadline_s: see DEADLINE_S; below the beat. hold_s: see HOLD_S; some beats.
     clock_ns: never set back.
@@ -63,6 +64,7 @@ class NvmlCollector:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._nvml = installed_nvml() if nvml is None else nvml
+        self._names_processes = nvml is not None or names_all_processes()
         self._per_link = per_link
         self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
@@ -195,6 +197,7 @@ class NvmlCollector:
             driver=self._driver,
             cuda=self._cuda,
             per_link=self._per_link,
+            names_processes=self._names_processes,
             clock_ns=self._clock_ns,
         )
 

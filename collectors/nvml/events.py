@@ -130,8 +130,10 @@ class EventWatch:
                 continue
             self.reason = None
             self._has_tried.set()
-            self._listen(events)
+            is_over = self._listen(events)
             self._free(events)
+            if is_over:
+                return
 
     def _register(self) -> Any:
         nvml = self.timed.nvml
@@ -148,18 +150,37 @@ class EventWatch:
                 self._counts.setdefault(kind, 0)
         return events
 
-    def _listen(self, events: Any) -> None:
-        """Until told to end, or the GPU is lost and its set of events spoilt."""
+    def _listen(self, events: Any) -> bool:
+        """Until told to end, or the GPU is lost and its set of events spoilt; whether there is nothing to wait for."""
         while not self._ending.is_set():
             try:
                 event = self._untimed.nvmlEventSetWait_v2(events, _WAIT_MS)
             except NVMLError as error:
-                if not says_nothing_yet(error):
+                if says_nothing_yet(error):
+                    self.reason = None
+                elif says_lost(error):
                     self._pause(self._ending, _PAUSE_S)
-                if says_lost(error):
-                    return
+                    return False
+                elif says_unsupported(error) or says_forbidden(error):
+                    self.reason = (
+                        f"GPU {self._label}: its driver's events are not told ({error}); its XIDs are not counted"
+                    )
+                    self._withdraw()
+                    return True
+                else:
+                    self.reason = (
+                        f"GPU {self._label}: its driver's events are not always told ({error}); some may be missed"
+                    )
+                    self._pause(self._ending, _PAUSE_S)
             else:
+                self.reason = None
                 self._count(event)
+        return True
+
+    def _withdraw(self) -> None:
+        """What was never heard of is not known to be none."""
+        with self._lock:
+            self._counts = {kind: count for kind, count in self._counts.items() if count}
 
     def _free(self, events: Any) -> None:
         with suppress(NVMLError):  # Of a GPU that is lost.

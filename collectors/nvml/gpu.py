@@ -22,6 +22,10 @@ from collectors.nvml.standing import GpuLost, Standings
 
 SLOW_S = 10.0
 """How old an answer may be that rarely changes: limits, links, counts of errors, MIG's instances."""
+_PROCESSES = "list of processes"
+_UNNAMED = "in a container with PIDs of its own the driver does not name all processes, so they are not counted"
+_Parts = tuple[str, frozenset[str]]
+"""Whether MIG is on, and the UUIDs of its instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class Gpu:
     """Questions that were refused for good are not asked again; `standings` knows which, and what answers cost.
 
     Slow answers are repeated between the readings that ask for them.
+    names_processes: whether the driver names all of them to this process.
+    is_changed: MIG was switched, or split it otherwise; what it answers is another thing, and it is best found anew.
     timed: the functions that were called, with their time.
 
     Raises:
@@ -53,6 +59,7 @@ class Gpu:
         driver: str,
         cuda: str,
         per_link: bool,
+        names_processes: bool = True,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.label = str(index)
@@ -69,7 +76,10 @@ class Gpu:
         fields = fields_of(driver, per_link=len(links or ()))
         self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.standings, clock_ns=clock_ns)
         self._profile = Profile(self._nvml, self.handle, self.label, self.standings, clock_ns=clock_ns)
+        self._names_processes = names_processes
         self._instances: tuple[Instance, ...] = ()
+        self._parts: _Parts | None = None
+        self.is_changed = False
         self._slow: list[Sample] = []
         self._slow_due_ns = clock_ns()
         self._link: float | None = None
@@ -105,7 +115,11 @@ class Gpu:
         if is_slow:
             found = self.standings.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
             self._instances = self._instances if found is None else found
-            self._slow = [self._identity.read(), *slow, *slow_fields]
+            identity = self._identity.read()
+            self._slow = [identity, *slow, *slow_fields]
+            parts = (identity.labels["mig"], frozenset(instance.uuid for instance in self._instances))
+            self.is_changed = self.is_changed or self._parts not in {None, parts}
+            self._parts = parts
             self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
         tasks, processes = self._processes()
         return [*self._slow, *quick, *quick_fields, *seen.samples, *tasks], processes
@@ -125,13 +139,17 @@ class Gpu:
         lists: list[tuple[GpuProcess, ...] | None] = []
         for instance in self._instances:
             of_instance, processes = read_instance(self._nvml, instance, self.standings, gpu=self.label)
+            if not self._names_processes:
+                of_instance = [sample for sample in of_instance if sample.metric != use.GPU_INSTANCE_TASKS.name]
             samples += of_instance
             lists.append(processes)
         if not self._instances:
             ask = partial(processes_on, self._nvml, self.handle, gpu=self.label, uuid=self.uuid)
-            lists.append(self.standings.ask("list of processes", ask))
+            lists.append(self.standings.ask(_PROCESSES, ask))
         found = tuple(process for processes in lists for process in processes or ())
-        if None not in lists:
+        if not self._names_processes:
+            self.standings.doubted(_PROCESSES, _UNNAMED)
+        elif None not in lists:
             samples.append(use.GPU_TASKS.at(len({process.pid for process in found}), gpu=self.label))
         return samples, found
 

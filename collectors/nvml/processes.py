@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collectors.nvml.library import Nvml
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""Of the host itself. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,14 @@ class GpuProcess:
     uuid: str
     instance: str | None = None
     memory_bytes: int | None = None
+
+
+def names_all_processes(proc: Path = Path("/proc")) -> bool:
+    """Whether the driver names to this process all that compute: not in a container with PIDs of its own."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def processes_on(

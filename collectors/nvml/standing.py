@@ -33,12 +33,17 @@ class Standing:
 
 
 class Standings:
-    """All questions to one GPU. A question that was refused for good is never asked again."""
+    """All questions to one GPU. A question that was refused for good is never asked again.
+
+    One that has answered before is not refused for good: what was switched off may be switched on again, as MIG and
+    what it takes from a GPU.
+    """
 
     def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._gpu = gpu
         self._clock_ns = clock_ns
         self._by_question: dict[str, Standing] = {}
+        self._answering: set[str] = set()
 
     def ask(self, question: str, read: Callable[[], Told]) -> Told | None:
         """What `read` gives; None where that is refused now, or was for good.
@@ -59,6 +64,7 @@ class Standings:
 
     def answered(self, question: str, cost_s: float) -> None:
         """It answered. One that does not always answer keeps that mark."""
+        self._answering.add(question)
         before = self._by_question.get(question)
         if before is not None and before.answer == "not always":
             self._put(question, "not always", before.reason, cost_s)
@@ -73,7 +79,7 @@ class Standings:
         """
         if says_lost(error):
             raise GpuLost(str(error)) from error
-        if says_unsupported(error):
+        if says_unsupported(error) and question not in self._answering:
             self._put(question, "not supported", str(error), None)
             return False
         if says_forbidden(error):

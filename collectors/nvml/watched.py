@@ -177,6 +177,8 @@ class WatchedGpu:
             return _Missed(reason=f"no whole answer ({error})")
         except Exception as error:  # noqa: BLE001  # Whatever ails one GPU, the others are read.
             return self._give_up("failed", f"{type(error).__name__}: {error}")
+        if self._found.is_changed:
+            self._give_back()
         return answer if answer.lost is None else self._give_up("lost", answer.lost)
 
     def _give_up(self, state: Literal["lost", "failed", "forbidden"], reason: str) -> _GivenUp:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from collectors.catalogue import host
 from collectors.host.collector import HostCollector
+from collectors.host.kernel_files import KernelFiles
 from tests.collectors.host.nodes import of, read, recorded
 
 KIB = 1024
@@ -84,3 +85,19 @@ def test_a_kernel_that_is_told_not_to_count_allocations_gives_memory_only(tmp_pa
 def test_a_kernel_without_that_switch_counts(tmp_path: Path) -> None:
     files = recorded(tmp_path, without=("proc/sys",))
     assert len(of(read(files), host.HOST_NUMA_ALLOCATIONS)) == 4
+
+
+class FakeRace(KernelFiles):
+    """A disk and a NUMA node are gone between their folder's reading and their own."""
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """See `KernelFiles`."""
+        gone = {"sys/block": "nbd9", "sys/devices/system/node": "node9"}
+        return (*super().names(path), *([gone[path]] if path in gone else []))
+
+
+def test_what_goes_while_it_is_read_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    files = recorded(tmp_path)
+    collector = HostCollector(FakeRace(root=files.root))
+    assert {sample.metric for sample in collector.read()} == {sample.metric for sample in read(files)}
+    assert not any("left out from here on" in reason for reason in collector.absent)

@@ -183,6 +183,39 @@ def test_a_wait_that_fails_otherwise_is_tried_again_with_the_same_set() -> None:
         assert fake.sets == [[0]]
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "Function Not Found"),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "Not Supported"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
+    ],
+)
+def test_a_driver_that_never_tells_its_events_has_none_counted_and_not_a_count_of_none(code: int, words: str) -> None:
+    fake = FakeEvents()
+    fake.happening[0].put(NVMLError(code))
+    with _watching(fake) as watch:
+        _until(lambda: fake.sets == [[]])
+        assert watch.reason == f"GPU 0: its driver's events are not told ({words}); its XIDs are not counted"
+        assert watch.samples() == []
+    assert fake.waits == 1
+
+
+def test_events_that_may_have_been_missed_are_said_until_the_driver_is_heard_again() -> None:
+    fake = FakeEvents()
+    told: list[str | None] = []
+
+    def pause(ending: threading.Event, seconds: float) -> None:
+        told.append(watch.reason)
+
+    watch = EventWatch(fake.nvml, 0, now_s=lambda: 1.5e9, pause=pause)
+    fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_UNKNOWN))
+    watch.start()
+    _until(lambda: bool(told) and watch.reason is None)
+    assert watch.close()
+    assert told == ["GPU 0: its driver's events are not always told (Unknown Error); some may be missed"]
+
+
 def test_a_driver_without_events_is_said_and_not_waited_for() -> None:
     fake = FakeEvents(has_events=False)
     with _watching(fake) as watch:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pynvml
 import pytest
 
 from collectors.catalogue import gpu as use
 from collectors.catalogue import gpu_identity as identity
 from collectors.metric import Sample
+from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import NVMLError
 from collectors.nvml.made_recording import eight_gpus
+from collectors.nvml.recording import Track
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
 SPLIT = eight_gpus().gpus[7]
@@ -115,3 +118,41 @@ def test_a_gpu_without_mig_is_asked_for_slices_once(is_without: bool) -> None:
         (standing,) = [one for one in collector.standings() if one.question == "MIG instances"]
     assert standing.answer == ("not supported" if is_without else "answers")
     assert asked["nvmlDeviceGetMigMode"] == (2 if is_without else 6)
+
+
+def test_what_mig_takes_from_a_gpu_is_there_again_when_mig_is_switched_off() -> None:
+    clock = FakeClock()
+    modes = Track(at_s=[0.0, 60.0, 120.0], values=[[0, 0], [1, 1], [0, 0]])
+    whole = a_gpu()
+    gpu = msgspec.structs.replace(whole, tracks={**whole.tracks, "nvmlDeviceGetMigMode": modes})
+
+    def refuse(name: str, _: tuple[object, ...]) -> None:
+        if name == "nvmlDeviceGetUtilizationRates" and 60 <= clock.now_s < 120:
+            raise NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    seen: dict[float, bool] = {}
+    with opened(FakeFault(replayed(a_node(gpu), clock), spoil=refuse).spoilt, clock) as collector:
+        for clock.now_s in (0.0, 30.0, 60.0, 61.0, 62.0, 90.0, 120.0, 121.0, 122.0):
+            seen[clock.now_s] = use.GPU_UTILIZATION.name in values(collector.read())
+            if clock.now_s == 90.0:
+                assert _utilization(collector) == "not supported", "it was found anew, and has never answered since"
+    assert [at_s for at_s, is_seen in seen.items() if is_seen] == [0.0, 30.0, 122.0]
+
+
+def _utilization(collector: NvmlCollector) -> str:
+    return next(one.answer for one in collector.standings() if one.question == "utilization counter")
+
+
+def test_slices_that_are_made_again_tell_their_memory_again() -> None:
+    clock = FakeClock()
+
+    def refuse(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == MEMORY and arguments[0].gpu is not arguments[0].whole and clock.now_s == 5.0:
+            raise NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    with opened(FakeFault(replayed(a_node(SPLIT), clock), spoil=refuse).spoilt, clock) as collector:
+        collector.read()
+        clock.now_s = 5.0
+        assert use.GPU_INSTANCE_MEMORY_BYTES.name not in values(collector.read(), **FIRST)
+        clock.now_s = 6.0
+        assert use.GPU_INSTANCE_MEMORY_BYTES.name in values(collector.read(), **FIRST)

@@ -25,6 +25,13 @@ def test_a_question_is_asked_until_it_is_refused_for_good() -> None:
     assert not standings.is_asked("power")
 
 
+def test_what_has_answered_before_is_not_refused_for_good() -> None:
+    standings = Standings("0")
+    standings.answered("utilization", 0.5)
+    assert standings.refused("utilization", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert standings.is_asked("utilization")
+
+
 def test_an_answer_has_its_cost_and_one_that_was_silent_keeps_the_mark() -> None:
     standings = Standings("0")
     standings.answered("power", 0.5)
