@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collectors.http_door import Terms
 
 _LOOPBACK = "127.0.0.1"
+_HEAR_S = 1.0
+"""How late a signal is heard that the kernel gave to another thread, as it may after a stop."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 """Below, what NVML averages says nothing new; above, what is shown would be too old to be called live."""
 
@@ -117,7 +119,8 @@ def command(
             labels = {"__scheme__": server.url.partition(":")[0]}
             address = published_address(host, server.port)
             stack.enter_context(listed(targets_file, address, labels, on_notice=once(say)))
-        ended.wait()
+        while not ended.wait(_HEAR_S):
+            pass
 
 
 def _guarded(web_config: Path) -> Callable[[], Terms]:

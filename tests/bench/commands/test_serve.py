@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +64,18 @@ def test_serve_says_where_it_is_ends_in_order_and_needs_no_torch(number: signal.
     assert said == ""
     assert errors.splitlines()[-1] == "False"
     assert "Traceback" not in errors
+
+
+def test_serve_ends_by_a_signal_that_another_thread_of_its_was_given(tmp_path: Path) -> None:
+    with _serve(tmp_path, "--port", "0") as served:
+        assert served.stderr is not None
+        served.stderr.readline()
+        time.sleep(0.5)  # Until its first thread waits for nothing but a signal.
+        thread = max(int(task.name) for task in Path(f"/proc/{served.pid}/task").iterdir())
+        assert thread != served.pid
+        assert ctypes.CDLL(None).tgkill(served.pid, thread, signal.SIGTERM) == 0
+        served.communicate(timeout=30)
+    assert served.returncode == 0
 
 
 def test_serve_refuses_a_taken_port_in_one_line_with_code_4(tmp_path: Path, taken: int) -> None:
