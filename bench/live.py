@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from bench.errors import Misuse
 from bench.live_logs import LiveRank, LogFollower
 from bench.placement import Place
 from bench.run import CaseFile, case_file, machine_of
-from bench.run_folders import running_folders
+from bench.run_folders import FollowedFolders
 from bench.series import series_of
 from collectors.catalogue.info import RANK_INFO, RUN_INFO
 from collectors.catalogue.placement import RANK_GPU, RANK_GPU_MEMORY
@@ -28,7 +29,8 @@ class LiveRuns:
 
     It reads from the disk whenever it is asked, and hangs with it.
     has_nodes: shows what the runs' logs say of their nodes, too; not where somebody else watches the node.
-    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone.
+    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: never set
+    back.
     """
 
     def __init__(
@@ -38,13 +40,14 @@ class LiveRuns:
         on_notice: Callable[[str], None],
         has_nodes: bool = True,
         places_of: PlacesOf = lambda opened: (),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._runs = runs
+        self._folders = FollowedFolders(runs, clock_ns=clock_ns)
         self._on_notice = on_notice
         self._has_nodes = has_nodes
         self._places_of = places_of
         self._followed: dict[str, _Run] = {}
-        self._ended: set[str] = set()
         self._looks = 0
 
     def samples(self) -> list[Owned]:
@@ -61,19 +64,12 @@ class LiveRuns:
 
     def _look_for_runs(self) -> None:
         try:
-            self._take_up(*self._found())
+            self._take_up(self._folders.running())
         except OSError as error:
             self._followed.clear()
             self._on_notice(f"{self._runs} cannot be read ({error.strerror}): no live series are shown")
 
-    def _found(self) -> tuple[set[str], dict[str, Path]]:
-        """Names of runs that had begun before we looked for locks, and the folders of those that go on."""
-        known = self._runs.iterdir() if self._runs.is_dir() else ()
-        begun = {path.name for path in known if path.name not in self._ended and (path / "case.json").exists()}
-        return begun, {folder.name: folder for folder in running_folders(self._runs, self._ended)}
-
-    def _take_up(self, begun: set[str], running: dict[str, Path]) -> None:
-        self._ended |= begun - running.keys()  # For good: a run is never taken up again.
+    def _take_up(self, running: Mapping[str, Path]) -> None:
         for name in self._followed.keys() - running.keys():
             run = self._followed.pop(name)
             if not run.folder.is_dir():
@@ -86,7 +82,7 @@ class LiveRuns:
                         folder, case_file(folder), hardware, self._on_notice, has_nodes=self._has_nodes
                     )
                 except Misuse as error:
-                    self._ended.add(name)
+                    self._folders.leave_out(name)
                     self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Container, Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
+
+Stage = Literal["not begun", "running", "ended"]
+
+SETTLED_S = 5.0
+"""How long a folder must have kept its time of change before what was found in it counts: file systems tell that time
+in ticks, some of which take seconds, and two changes within one look alike."""
+AGAIN_S = 30.0
+"""How long a list is good for at most: file systems on a network may tell a change late, or never."""
 
 
 def ended_folders(runs: Path) -> Iterator[Path]:
@@ -14,13 +24,85 @@ def ended_folders(runs: Path) -> Iterator[Path]:
     return (folder for folder in _folders(runs) if not is_running(folder))
 
 
-def running_folders(runs: Path, ended: Container[str] = ()) -> Iterator[Path]:
-    """Folders of runs that somebody works on, oldest first. ended: names of folders that need no look."""
-    return (
-        folder
-        for folder in _folders(runs)
-        if folder.name not in ended and not (folder / "summary.json").exists() and is_running(folder)
-    )
+def running_folders(runs: Path) -> Iterator[Path]:
+    """Folders of runs that somebody works on, oldest first."""
+    return (folder for folder in _folders(runs) if stage_of(folder) == "running")
+
+
+def stage_of(folder: Path) -> Stage:
+    """Whether the folder holds no run yet, one that goes on, or one that is over or not ours to read."""
+    try:
+        # In this order: a run has its lock before it has its case.
+        if not (folder / "case.json").is_file():
+            return "not begun"
+        is_over = (folder / "summary.json").exists()
+    except PermissionError:
+        return "ended"
+    return "running" if not is_over and is_running(folder) else "ended"
+
+
+class FollowedFolders:
+    """The runs of a folder that go on, look after look; a run that has ended is looked at no more.
+
+    So a look costs what the runs that go on cost, however many were kept. The folder is listed anew when its time of
+    change says so, and when that cannot be relied on; see SETTLED_S and AGAIN_S.
+
+    stage: of one run's folder. clock_ns: never set back.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        stage: Callable[[Path], Stage] = stage_of,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._runs = runs
+        self._stage, self._clock_ns = stage, clock_ns
+        self._names: list[str] = []
+        self._ended: set[str] = set()
+        self._change: tuple[int, int] | None = None
+        self._changed_ns = self._listed_ns = 0
+
+    def running(self) -> dict[str, Path]:
+        """The folders of the runs that go on now, by name, oldest first; none where there is no folder of runs.
+
+        Raises:
+            OSError: the folder of runs cannot be read.
+        """
+        self._list()
+        found: dict[str, Path] = {}
+        for name in tuple(self._names):
+            folder = self._runs / name
+            stage = self._stage(folder)
+            if stage == "running":
+                found[name] = folder
+            elif stage == "ended":
+                self.leave_out(name)
+        return found
+
+    def leave_out(self, name: str) -> None:
+        """Take the run for one that has ended."""
+        self._ended.add(name)
+        self._names.remove(name)
+
+    def _list(self) -> None:
+        now_ns = self._clock_ns()
+        try:
+            told = self._runs.stat()
+        except FileNotFoundError:
+            self._names, self._change = [], None
+            return
+        change = (told.st_ino, told.st_mtime_ns)
+        if change != self._change:
+            self._change, self._changed_ns = change, now_ns
+        elif self._listed_ns - self._changed_ns >= SETTLED_S * 1e9 and now_ns - self._listed_ns < AGAIN_S * 1e9:
+            return
+        with os.scandir(self._runs) as entries:
+            found = {entry.name for entry in entries if entry.name in self._ended or entry.is_dir()}
+        self._ended &= found
+        self._names = sorted(found - self._ended)
+        self._listed_ns = now_ns
 
 
 def is_running(folder: Path) -> bool:

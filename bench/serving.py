@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ HOST = "127.0.0.1"
 PORT = 9464
 ASK_STORE_S = 5.0
 """Pause between two looks into the history."""
+FORGOTTEN_S = 3600.0
+"""How long something that was said must not have come again before it is news."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,8 @@ def open_server(
     """A server that answers as long as one is inside.
 
     node: this node is watched meanwhile, and shown in place of what runs say of theirs. None has the runs speak.
-    on_notice: is told first where it answers, then once each thing that cannot be shown; from any thread.
+    on_notice: is told first where it answers, then once each thing that cannot be shown, and again where it comes
+    after an hour without it; from any thread.
 
     Raises:
         InfrastructureFailed: the address cannot be served.
@@ -112,17 +116,28 @@ def refusal(error: CannotListen) -> InfrastructureFailed:
     return InfrastructureFailed(f"{error}; choose another --host or --port")
 
 
-def once(on_notice: Callable[[str], None]) -> Callable[[str], None]:
-    """A listener that hears nothing twice, whichever thread says it."""
-    said: set[str] = set()
+def once(
+    on_notice: Callable[[str], None],
+    *,
+    forgotten_s: float = FORGOTTEN_S,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> Callable[[str], None]:
+    """A listener that hears nothing again as long as it goes on, whichever thread says it.
+
+    forgotten_s: see FORGOTTEN_S. clock_s: never set back.
+    """
+    heard_s: dict[str, float] = {}  # When each came last, the oldest first.
     lock = threading.Lock()
 
     def tell(text: str) -> None:
         with lock:
-            if text in said:
-                return
-            said.add(text)
-        on_notice(text)
+            now_s = clock_s()
+            while heard_s and now_s - heard_s[oldest := next(iter(heard_s))] >= forgotten_s:
+                del heard_s[oldest]
+            is_news = heard_s.pop(text, None) is None
+            heard_s[text] = now_s
+        if is_news:
+            on_notice(text)
 
     return tell
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from collectors.metric import Sample
 from collectors.nvml.answering import Answerer
-from collectors.roster import NodeCollector
+from collectors.roster import CountingCollector, NodeCollector
 
 DEADLINE_S = 1.0
 """How long the collectors may take to answer at one beat, all of them together; longer than any deadline of theirs."""
@@ -27,6 +27,8 @@ class Part:
 
     samples: of its last answer; none of one that failed, or is late for too long. at_ns: when that answer was there,
     by the monotonic clock; None before the first. read_s, read_samples: what all its answers took, and held.
+    read_fields: what it really asked its source for, as the collector counts it, else the samples that were new with an
+    answer; None where it asks for no fields.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Part:
     at_ns: int | None
     read_s: float
     read_samples: int
+    read_fields: int | None = None
 
 
 class Poller:
@@ -108,6 +111,7 @@ class Poller:
             at_ns=None if answer is None else answer.at_ns,
             read_s=0.0 if answer is None else answer.read_s,
             read_samples=0 if answer is None else answer.read_samples,
+            read_fields=0 if answer is None else answer.read_fields,
         )
 
     def _say(self, reason: str) -> None:
@@ -116,13 +120,14 @@ class Poller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """An answer and when it was there; read_s, read_samples: with those of all answers before it."""
+    """An answer and when it was there; read_s, read_samples, read_fields: with those of all answers before it."""
 
     samples: list[Sample]
     absent: tuple[str, ...]
     at_ns: int
     read_s: float
     read_samples: int
+    read_fields: int
 
 
 class _Asked:
@@ -132,6 +137,7 @@ class _Asked:
         self.collector = collector
         self.state: State = "answering"
         self._clock_ns = clock_ns
+        self._counting = collector if isinstance(collector, CountingCollector) else None
         self.answerer: Answerer[_Answer] = Answerer(f"collector-{collector.name}", self._read)
 
     @property
@@ -151,4 +157,13 @@ class _Asked:
             at_ns=at_ns,
             read_s=(0.0 if before is None else before.read_s) + (at_ns - begun_ns) / 1e9,
             read_samples=(0 if before is None else before.read_samples) + len(samples),
+            read_fields=self._fields(samples, before),
         )
+
+    def _fields(self, samples: list[Sample], before: _Answer | None) -> int:
+        if self._counting is not None:
+            return self._counting.fields_asked
+        # What a collector repeats is the very sample that it gave before.
+        repeated = set() if before is None else set(map(id, before.samples))
+        new = sum(id(sample) not in repeated for sample in samples)
+        return new + (0 if before is None else before.read_fields)

@@ -42,6 +42,15 @@ class GpuCollector(Protocol):
         """The GPUs that each process computes on, by its pid, as last read; from any thread."""
 
 
+@runtime_checkable
+class CountingCollector(Protocol):
+    """A collector that counts what it asks for."""
+
+    @property
+    def fields_asked(self) -> int:
+        """Fields, and questions for one thing each, that it has asked for since it was opened; from any thread."""
+
+
 def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
     """The GPUs of this node, or of another NVML that is given."""
     return NvmlCollector(

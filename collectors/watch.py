@@ -120,12 +120,14 @@ class NodeWatch:
 
 
 def told_of(part: Part, now_ns: int) -> list[Sample]:
-    """What the agent tells of a collector: how it answers, how old that is, what its answers took and held."""
+    """What the agent tells of a collector: how it answers, how old that is, what its answers took, asked and held."""
     samples = [
         agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),
         agent.AGENT_READ_SECONDS.at(part.read_s, collector=part.name),
         agent.AGENT_SAMPLES.at(part.read_samples, collector=part.name),
     ]
+    if part.read_fields is not None:
+        samples.append(agent.AGENT_FIELDS.at(part.read_fields, collector=part.name))
     if part.at_ns is not None and part.state != "failed":
         samples.append(agent.AGENT_AGE_SECONDS.at((now_ns - part.at_ns) / 1e9, collector=part.name))
     return samples

@@ -131,5 +131,10 @@ DASHBOARD = Dashboard(
             queries=(_rate(agent.AGENT_READ_SECONDS, "ratio"),),
             worst="highest",
         ),
+        Panel(
+            title="Fields that collectors ask for per second",
+            queries=(_rate(agent.AGENT_FIELDS, "per_second"),),
+            worst="highest",
+        ),
     ),
 )

@@ -27,6 +27,8 @@ _EXPOSED, _HIDDEN, _COMPUTED = 0.07, 0.21, 0.88
 _GIB = 1 << 30
 _STATE = {"parameters": 13 * _GIB, "gradients": 13 * _GIB, "optimizer": 26 * _GIB}
 _ALLOCATED, _PEAK, _RESERVED = 54 * _GIB, 97 * _GIB, 104 * _GIB
+_ACTIVE, _INACTIVE_SPLIT = _ALLOCATED + _GIB // 4, 3 * _GIB
+"""Active is what is allocated, and what messages that are still under way hold; split is the fragmentation."""
 _CONTEXT = _GIB // 2
 """What the driver counts for a process beyond what torch reserves."""
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
@@ -94,6 +96,8 @@ def _traced(at_s: float) -> Iterator[Sample]:
 def _memory() -> Iterator[Sample]:
     yield memory.ALLOCATED_BYTES.at(_ALLOCATED)
     yield memory.RESERVED_BYTES.at(_RESERVED)
+    yield memory.ACTIVE_BYTES.at(_ACTIVE)
+    yield memory.INACTIVE_SPLIT_BYTES.at(_INACTIVE_SPLIT)
     yield memory.PEAK_BYTES.at(_PEAK)
     for phase, peak_bytes in _PHASE_PEAKS.items():
         yield memory.PHASE_PEAK_BYTES.at(peak_bytes, phase=phase)

@@ -71,7 +71,17 @@ AGENT_SAMPLES = Metric(
     unit="samples",
     scope="node",
     labels=("collector",),
-    help="Samples that a collector's answers held; their rate is the fields that it reads per second.",
+    help="Samples that a collector's answers held, those included that it repeats from an earlier answer.",
+)
+AGENT_FIELDS = Metric(
+    name="observatory_agent_fields_total",
+    kind="counter",
+    unit="fields",
+    scope="node",
+    labels=("collector",),
+    help="Fields that a collector asked its source for, answered or not; their rate is the fields per second that the"
+    " agent reads. Of nvml each field of a batch, each metric of the monitors, and each call for anything else; of the"
+    " host each figure that was read, and not what is repeated from an earlier answer.",
 )
 
 METRICS = (
@@ -84,4 +94,5 @@ METRICS = (
     AGENT_COLLECTOR,
     AGENT_READ_SECONDS,
     AGENT_SAMPLES,
+    AGENT_FIELDS,
 )

@@ -119,6 +119,11 @@ class NvmlCollector:
                 found[process.pid] = (*found.get(process.pid, ()), process)
         return found
 
+    @property
+    def fields_asked(self) -> int:
+        """Fields, metrics of the monitors, and calls for one thing each, that GPUs were asked for so far."""
+        return sum(one.gpu.timed.asked for one in self._watched() if one.gpu is not None)
+
     def standings(self) -> tuple[Standing, ...]:
         """How each GPU stands to each question that it was asked: a table of questions by GPUs."""
         gpus = [watched.gpu for watched in self._watched()]

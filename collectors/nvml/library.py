@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 import pynvml
@@ -119,12 +119,15 @@ def installed_nvml() -> Nvml:
 class Timed:
     """NVML, with the time that each of its functions took in `seconds`, and their calls in `calls`; for one thread.
 
+    asked: what all calls asked for: each field and each metric of the monitors, which come many to a call, and else
+    each call.
     A function that this `pynvml` or this driver does not have refuses like one that is not supported, as NVML has it.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
+        self.asked = 0
         self._nvml = nvml
         self._clock_ns = clock_ns
 
@@ -138,6 +141,7 @@ class Timed:
         for function, spent_s in before.seconds.items():
             self.seconds[function] = self.seconds.get(function, 0.0) + spent_s
             self.calls[function] = self.calls.get(function, 0) + before.calls[function]
+        self.asked += before.asked
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name, None)
@@ -150,10 +154,22 @@ class Timed:
                 return function(*arguments, **named)
             finally:
                 self.calls[name] = self.calls.get(name, 0) + 1
+                self.asked += _asked_with(name, arguments)
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
         setattr(self, name, timed)  # The next call finds it without coming here.
         return timed
+
+
+def _asked_with(function: str, arguments: Sequence[Any]) -> int:
+    """How many things a call asks for."""
+    match function:
+        case "nvmlDeviceGetFieldValues":
+            return len(arguments[1])
+        case "nvmlGpmMetricsGet":
+            return int(arguments[0].numMetrics)
+        case _:
+            return 1
 
 
 def key_of(handle: Any) -> Hashable:

@@ -4,7 +4,8 @@
 
 The load is that of an H200 (driver 590.48.01, nvidia-smi under gpu_burn); the course of events is made up. All GPUs
 train; GPU 2 runs into its power limit, GPU 3 grows hot and slows down, the driver of GPU 4 hangs, GPU 5 has an
-uncorrected memory error and waits for a reset, GPU 6 falls off the bus, GPU 7 is split by MIG.
+uncorrected memory error and waits for a reset, GPU 6 falls off the bus, GPU 7 is split by MIG. Of the 18 NVLinks of a
+GPU the first two tell their own bytes.
 
 Alerts on the agent itself (a collector that is late or has failed, an agent that is gone) find nothing here.
 """
@@ -32,7 +33,9 @@ from collectors.nvml.tracks import Course, always, at, fields, grown, stepped, s
 
 DURATION_S = 600.0
 _TOTAL_BYTES, _RESERVED_BYTES = 150_754_820_096, 643_825_664
-_LINKS = 18
+_LINKS, _TOLD_LINKS = 18, 2
+_NVLINK_BYTES_PER_SECOND = 210e9
+_NVLINK_FIELDS = (138, 139)
 _EVENT_KINDS = 0x1 | 0x2 | 0x8
 _POWER_MW = (76_250, 627_400)
 _POWER_LIMIT_MW = 700_000
@@ -131,17 +134,25 @@ def _counters(course: Course) -> dict[str, Track]:
         197: grown(course, lambda load: 1.1e9 * load, begun=1 << 40),
         198: grown(course, lambda load: 2.3e9 * load, begun=1 << 41),
     }
-    nvlink = {number: grown(course, lambda load: 210e9 / 1024 * load, begun=1 << 36) for number in (138, 139)}
     return {
         **{field_question(number, 0): track for number, track in tracks.items()},
-        **{field_question(number, ALL_LINKS): track for number, track in nvlink.items()},
+        **{field_question(number, ALL_LINKS): _nvlink(course, _LINKS) for number in _NVLINK_FIELDS},
+        **{
+            field_question(number, link): _nvlink(course, 1) for number in _NVLINK_FIELDS for link in range(_TOLD_LINKS)
+        },
         **fields({74: 0, 76: 0, 77: 0, 79: 0, 269: 0, 270: 0, 271: 0}),
     }
 
 
+def _nvlink(course: Course, links: int) -> Track:
+    """The bytes that so many links have carried in one direction, in KiB."""
+    full = _NVLINK_BYTES_PER_SECOND / 1024 / _LINKS * links
+    return grown(course, lambda load: full * load, begun=(1 << 36) // _LINKS * links)
+
+
 def _monitors(course: Course) -> dict[str, Track]:
     shares = {1: 99.2, 2: 91.5, 3: 31.4, 4: 24.0, 5: 61.8, 6: 0.0, 7: 61.8, 9: 0.0, 10: 44.6, 11: 0.0, 12: 9.7, 13: 0.3}
-    rates = {20: 1.1e9, 21: 2.3e9, 60: 210e9, 61: 210e9}
+    rates = {20: 1.1e9, 21: 2.3e9, 60: _NVLINK_BYTES_PER_SECOND, 61: _NVLINK_BYTES_PER_SECOND}
     return {
         "nvmlGpmQueryDeviceSupport": always({"isSupportedDevice": 1}),
         "nvmlGpmSampleGet": always(0),
@@ -159,7 +170,7 @@ def _health() -> dict[str, Track]:
 def _latencies() -> dict[str, int]:
     """What fields took on an H200's like, by public reports: energy and PCIe ask the GPU, the others a cache."""
     dear = {83: 2400, 197: 310, 198: 310, 82: 60, 138: 120, 139: 120}
-    return {field_question(number, ALL_LINKS if number in (138, 139) else 0): cost for number, cost in dear.items()}
+    return {field_question(number, ALL_LINKS if number in _NVLINK_FIELDS else 0): cost for number, cost in dear.items()}
 
 
 def _capped(gpu: RecordedGpu) -> RecordedGpu:

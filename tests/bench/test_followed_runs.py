@@ -103,6 +103,7 @@ def test_the_looking_is_told_of_as_of_a_collector() -> None:
         assert _values(runs, agent.AGENT_AGE_SECONDS) == [(3, {"collector": "runs"})]
         assert _values(runs, agent.AGENT_READ_SECONDS) == [(0.25, {"collector": "runs"})]
         assert _values(runs, agent.AGENT_SAMPLES) == [(2, {"collector": "runs"})]
+        assert _values(runs, agent.AGENT_FIELDS) == []
 
 
 def test_beats_that_follow_fast_do_not_look_each_time() -> None:

@@ -16,7 +16,7 @@ from bench.demonstration.node import NOTICE
 from bench.demonstration.serving import open_demonstration
 from bench.errors import InfrastructureFailed
 from bench.run import Run, begin
-from bench.serving import NodePlan, open_server, serving
+from bench.serving import NodePlan, once, open_server, serving
 from bench.store.history import History
 from collectors.catalogue.agent import AGENT_COLLECTOR
 from collectors.catalogue.gpu_identity import GPU_STATE
@@ -79,6 +79,23 @@ def _write_step(folder: Path, run: str, *samples: Sample) -> None:
     log.write(Opened(run=run, trial=0, rank=0, time_ns=0, pid=1, host="node0"))
     log.write(Reading(trial=0, time_ns=0, mark="measured", step=1, samples=list(samples)))
     log.close()
+
+
+def test_what_goes_on_is_said_once_and_again_when_it_has_been_away_for_an_hour() -> None:
+    now_s, notices = [0.0], Notices()
+    tell = once(notices, clock_s=lambda: now_s[0])
+
+    def say_at(at_s: float, text: str) -> int:
+        now_s[0] = at_s
+        tell(text)
+        return len(notices)
+
+    assert say_at(0, "no InfiniBand") == 1
+    assert say_at(1, "GPU 3 is lost") == 2
+    assert [say_at(at_s, "no InfiniBand") for at_s in range(1_000, 20_000, 1_000)] == [2] * 19
+    assert say_at(20_000, "GPU 3 is lost") == 3
+    assert say_at(20_001, "no InfiniBand") == 3
+    assert [say_at(at_s, "GPU 3 is lost") for at_s in (23_599, 27_199)] == [3, 4]
 
 
 def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_path: Path, url: str) -> None:

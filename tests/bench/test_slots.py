@@ -58,7 +58,6 @@ def test_running_are_the_folders_that_somebody_works_on(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     (tmp_path / "no run").mkdir()
     assert list(running_folders(tmp_path)) == [running.folder]
-    assert list(running_folders(tmp_path, ended={running.folder.name})) == []
     assert list(running_folders(tmp_path / "nowhere")) == []
 
 

@@ -1,20 +1,23 @@
 """What the node's agent costs with 8 GPUs and 8 ranks: its beats, its scrapes, its memory, and what a run's log takes.
 
-The GPUs are the recorded ones, the host is this machine's; the ranks log as many steps between two scrapes as they
-would in 15 s. The clock is simulated, so that an hour of beats takes as long as its work. Each beat is charged the
-whole process's CPU time, and so the replaying of the recording, whose share is printed: a real driver costs what it
+The GPUs are the recorded ones, the host is this machine's; the ranks log their steps between the beats, in a folder
+that keeps many runs that have ended. The runs are looked at after a beat as often as the agent does, and by its parts.
+The clock is simulated, so that an hour of beats takes as long as its work. Each beat is charged the whole process's CPU
+time, and so the look after it and the replaying of the recording, whose shares are printed: a real driver costs what it
 costs instead. A scrape is charged its thread's.
 
-    python -m tests.benchmarks.exporter [--hours N] [--step-ms N]
+    python -m tests.benchmarks.exporter [--hours N] [--step-ms N] [--ended-runs N]
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -22,24 +25,24 @@ from typing import Any, cast
 
 import psutil
 
+from bench.followed_runs import PAUSE_S, FollowedRuns
 from bench.live import LiveRuns
-from bench.run import Run, begin
-from collectors.catalogue import communication, memory, step
+from bench.placement import Placement
+from bench.run import begin
 from collectors.catalogue.every import METRICS
-from collectors.exporter import Exporter
+from collectors.exporter import Exporter, Owned
 from collectors.host.collector import HostCollector
-from collectors.metric import Metric, Sample
 from collectors.node_log import NodeLogWriter
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml
 from collectors.nvml.recorded import RecordedNvml
 from collectors.nvml.recording import EIGHT_GPUS, load
 from collectors.roster import NodeCollector
-from collectors.sample_log import Mark, Opened, Reading, SampleLog
+from collectors.sample_log import SampleLog
 from collectors.watch import NodeWatch
 from tests.bench.examples import make_case, make_machine
+from tests.benchmarks.logging_ranks import RANKS, LoggingRanks
 
-RANKS = 8
 SCRAPE_INTERVAL_S = 15
 SCRAPE_PROMISE_MS = 10.0
 CORE_PROMISE = 0.01
@@ -48,45 +51,45 @@ SETTLED_S = 600.0
 """When memory is looked at first: the recording has been through all its GPUs' answers."""
 QUICK_BEAT_S, QUICK_S = 0.1, 240.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-VALUES = {
-    "phase": step.PHASES,
-    "category": ("parameters", "gradients", "optimizer", "activations", "buffers", "temporary", "other", "total"),
-    "part": ("parameters", "gradients", "optimizer"),
-    "collective": ("all_reduce",),
-    "axis": ("data",),
-    "stage": ("0",),
-}
-"""Values of the labels of ranks' metrics."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--ended-runs", type=int, default=1000)
     arguments = parser.parse_args()
-    steps = round(1e3 * SCRAPE_INTERVAL_S / arguments.step_ms)
     with tempfile.TemporaryDirectory() as name:
-        run = begin(make_case(ranks=RANKS), make_machine(), Path(name))
+        runs = Path(name)
+        for number in range(arguments.ended_runs):
+            _end(runs / f"20200101-000000-ended-{number:06d}")
+        run = begin(make_case(ranks=RANKS), make_machine(), runs)
         try:
-            ranks = _Ranks(run)
-            live = LiveRuns(Path(name), on_notice=print, has_nodes=False)
-            hour = _agent(1.0, 3600.0 * arguments.hours, live, lambda: ranks.log(steps))
-            quick = _agent(QUICK_BEAT_S, QUICK_S, live, lambda: ranks.log(steps))
-            _report(hour, quick, steps)
-            print(_logged(Path(name) / "node0.jsonl"))
+            ranks = LoggingRanks(run, arguments.step_ms / 1e3)
+            hour = _agent(1.0, 3600.0 * arguments.hours, runs, ranks)
+            quick = _agent(QUICK_BEAT_S, QUICK_S, runs, ranks)
+            _report(hour, quick, arguments)
+            print(_logged(run.folder / "node0.jsonl"))
         finally:
             run.close()
 
 
+def _end(folder: Path) -> None:
+    """A folder as that of a run that has ended, as far as the agent looks into it."""
+    folder.mkdir()
+    for name in ("case.json", "summary.json"):
+        (folder / name).touch()
+
+
 @dataclass(kw_only=True)
 class _Cost:
-    """What an agent took. beats_ms: CPU time of all measured beats together."""
+    """What an agent took. beats_ms: CPU time of all measured beats together, their looks included."""
 
     beat_s: float
     beats: int = 0
     beats_ms: float = 0.0
     replayed_ms: float = 0.0
-    reading_ms: list[float] = field(default_factory=list)
+    looks_ms: list[float] = field(default_factory=list)
     text_ms: list[float] = field(default_factory=list)
     openmetrics_ms: list[float] = field(default_factory=list)
     body: bytes = b""
@@ -95,13 +98,13 @@ class _Cost:
 
     @property
     def beat_ms(self) -> float:
-        """CPU time of a beat."""
+        """CPU time of a beat and of the look after it, where there is one."""
         return self.beats_ms / self.beats
 
     @property
     def core_ratio(self) -> float:
-        """Share of a core that beats take, and a scrape each 15 s with the reading of the logs before it."""
-        scrape_ms = max(median(self.text_ms), median(self.openmetrics_ms)) + median(self.reading_ms)
+        """Share of a core that beats take, the looks after them, and a scrape each 15 s."""
+        scrape_ms = max(median(self.text_ms), median(self.openmetrics_ms))
         return self.beat_ms / (1e3 * self.beat_s) + scrape_ms / (1e3 * SCRAPE_INTERVAL_S)
 
 
@@ -153,45 +156,83 @@ class _Metered:
         return metered
 
 
-def _agent(beat_s: float, seconds: float, live: LiveRuns, between_scrapes: Callable[[], None]) -> _Cost:
-    """An agent that beats and is scraped for so many simulated seconds."""
+class _Looks:
+    """The looks at the runs, begun on the beat as the agent begins them, and over before the clock moves on."""
+
+    def __init__(self, look: Callable[[], list[Owned]], cost: _Cost, clock: _FastTime) -> None:
+        self.followed = FollowedRuns(self._metered, on_notice=print, clock_ns=clock.ns)
+        self._look, self._cost, self._clock = look, cost, clock
+        self._begun_ns: int | None = None
+        self._over = threading.Semaphore(0)
+
+    def begin(self) -> None:
+        """What is done on a beat."""
+        self.followed.ask()
+
+    def finish(self) -> None:
+        """Wait for the look of this beat, where there is one."""
+        now_ns = self._clock.ns()
+        if self._begun_ns is None or now_ns - self._begun_ns >= round(PAUSE_S * 1e9):
+            self._begun_ns = now_ns
+            assert self._over.acquire(timeout=60), "the look that was due at this beat did not end"
+
+    def _metered(self) -> list[Owned]:
+        begun_ns = time.thread_time_ns()
+        try:
+            return self._look()
+        finally:
+            if self._clock.seconds() >= WARM_UP_S:
+                self._cost.looks_ms.append(_since_ms(begun_ns))
+            self._over.release()
+
+
+def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _Cost:
+    """An agent that beats, looks and is scraped for so many simulated seconds."""
     cost, clock = _Cost(beat_s=beat_s), _FastTime(seconds)
     metered = _Metered(RecordedNvml(load(EIGHT_GPUS), clock_s=clock.seconds).nvml)
 
     def opener() -> Sequence[NodeCollector]:
         return HostCollector(clock_ns=clock.ns), NvmlCollector(metered.nvml, clock_ns=clock.ns)
 
-    watch = NodeWatch(opener, beat_s=beat_s, on_notice=lambda text: None, clock_ns=clock.ns, wait=clock.wait)
-    ranks = [*live.samples()]
-    exporter = Exporter(METRICS, [watch.samples, lambda: ranks], on_notice=print)
+    watch = NodeWatch(
+        opener,
+        beat_s=beat_s,
+        on_notice=lambda text: None,
+        on_beat=lambda: looks.begin(),
+        clock_ns=clock.ns,
+        wait=clock.wait,
+    )
+    placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
+    live = LiveRuns(runs, on_notice=print, has_nodes=False, places_of=placement.places_of, clock_ns=clock.ns)
+    looks = _Looks(live.samples, cost, clock)
+    exporter = Exporter(METRICS, [watch.samples, looks.followed.samples], on_notice=print)
     process = psutil.Process()
+    ranks.begin()
     begun_ms, begun_replayed_ns, scraped_s = time.process_time() * 1e3, 0, 0.0
 
     def at_wait(at_s: float) -> None:
         nonlocal begun_ms, begun_replayed_ns, scraped_s
+        looks.finish()
         if at_s >= WARM_UP_S:
             cost.beats += 1
             cost.beats_ms += time.process_time() * 1e3 - begun_ms
             cost.replayed_ms += (metered.spent_ns - begun_replayed_ns) / 1e6
         if at_s - scraped_s >= SCRAPE_INTERVAL_S:
             scraped_s = at_s
-            between_scrapes()
-            _scrape(cost, exporter, live, ranks)
+            _scrape(cost, exporter)
+        ranks.log_until(at_s)
         if at_s <= SETTLED_S:
             cost.settled_bytes = process.memory_info().rss
         begun_ms, begun_replayed_ns = time.process_time() * 1e3, metered.spent_ns
 
     clock.at_wait = at_wait
-    with watch:
+    with closing(looks.followed), watch:
         clock.is_over.wait()
     cost.ended_bytes = process.memory_info().rss
     return cost
 
 
-def _scrape(cost: _Cost, exporter: Exporter, live: LiveRuns, ranks: list[Any]) -> None:
-    begun_ns = time.thread_time_ns()
-    ranks[:] = live.samples()
-    cost.reading_ms.append(_since_ms(begun_ns))
+def _scrape(cost: _Cost, exporter: Exporter) -> None:
     begun_ns = time.thread_time_ns()
     cost.body, _ = exporter.render("")
     cost.text_ms.append(_since_ms(begun_ns))
@@ -200,20 +241,21 @@ def _scrape(cost: _Cost, exporter: Exporter, live: LiveRuns, ranks: list[Any]) -
     cost.openmetrics_ms.append(_since_ms(begun_ns))
 
 
-def _report(hour: _Cost, quick: _Cost, steps: int) -> None:
+def _report(hour: _Cost, quick: _Cost, arguments: argparse.Namespace) -> None:
     text, openmetrics = median(hour.text_ms), median(hour.openmetrics_ms)
     series = sum(not line.startswith(b"#") for line in hour.body.splitlines())
     print(
         f"{series} series of 8 GPUs, {RANKS} ranks and the host: {text:.1f} ms CPU a scrape as text"
         f" ({len(hour.body)} bytes), {openmetrics:.1f} ms as OpenMetrics, medians of {len(hour.text_ms)}; the promise"
-        f" of {SCRAPE_PROMISE_MS:g} ms is {_verdict(max(text, openmetrics), SCRAPE_PROMISE_MS)}; reading what the ranks"
-        f" logged since ({RANKS} x {steps} steps) {median(hour.reading_ms):.1f} ms more"
+        f" of {SCRAPE_PROMISE_MS:g} ms is {_verdict(max(text, openmetrics), SCRAPE_PROMISE_MS)}"
     )
     for cost in (hour, quick):
         print(
             f"a beat each {cost.beat_s:g} s: {cost.beat_ms:.2f} ms CPU a beat, of which the replaying takes"
-            f" {cost.replayed_ms / cost.beats:.2f} ms; with a scrape each {SCRAPE_INTERVAL_S} s"
-            f" {cost.core_ratio:.2%} of a core"
+            f" {cost.replayed_ms / cost.beats:.2f} ms and looking at the runs {sum(cost.looks_ms) / cost.beats:.2f} ms"
+            f" (a look at {RANKS} ranks with steps of {arguments.step_ms:g} ms beside {arguments.ended_runs} runs that"
+            f" have ended: {median(cost.looks_ms):.2f} ms, median of {len(cost.looks_ms)}); with a scrape each"
+            f" {SCRAPE_INTERVAL_S} s {cost.core_ratio:.2%} of a core"
         )
     print(f"the promise of {CORE_PROMISE:.0%} at a beat each 1 s is {_verdict(hour.core_ratio, CORE_PROMISE)}")
     grown = (hour.ended_bytes - hour.settled_bytes) / (1 << 20)
@@ -251,39 +293,6 @@ def _verdict(measured: float, promised: float) -> str:
 
 def _since_ms(begun_ns: int) -> float:
     return (time.thread_time_ns() - begun_ns) / 1e6
-
-
-class _Ranks:
-    """Writes what 8 ranks would."""
-
-    def __init__(self, run: Run) -> None:
-        self._logs = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(RANKS)]
-        seldom = (memory.LIVE_TENSOR_BYTES, memory.TIMELINE_PEAK_BYTES)
-        each_step = [*step.METRICS, *(metric for metric in memory.METRICS if metric not in seldom)]
-        self._step = [sample for metric in each_step for sample in _samples(metric)]
-        tensors = [sample for metric in seldom for sample in _samples(metric)]
-        traced = [sample for metric in communication.METRICS for sample in _samples(metric)]
-        for rank, log in enumerate(self._logs):
-            log.write(Opened(run=run.id, trial=0, rank=rank, time_ns=0, pid=1, host="node0"))
-            log.write(self._reading("traced", traced))
-            log.write(self._reading("memory", tensors))
-
-    def log(self, steps: int) -> None:
-        """As much as comes between two scrapes."""
-        for log in self._logs:
-            for _ in range(steps):
-                log.write(self._reading("measured", self._step))
-
-    def _reading(self, mark: Mark, samples: list[Sample]) -> Reading:
-        return Reading(trial=0, time_ns=time.time_ns(), mark=mark, step=0, samples=samples)
-
-
-def _samples(metric: Metric) -> list[Sample]:
-    """One of each series that the metric has on such a rank."""
-    combinations: list[dict[str, str]] = [{}]
-    for label in metric.labels:
-        combinations = [{**labels, label: value} for labels in combinations for value in VALUES[label]]
-    return [metric.at(1234.56789, **labels) for labels in combinations]
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ BASE_UNITS |= {
     "microbatches",
     "beats",
     "samples",
+    "fields",
     "pairs",
     "faults",
     "packets",

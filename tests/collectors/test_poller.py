@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from collectors.catalogue.host import HOST_LOAD
+from collectors.metric import Sample
 from collectors.poller import HOLD_S, Part, Poller
 from collectors.roster import NodeCollector
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
@@ -60,6 +61,7 @@ def test_each_collector_gives_its_part_in_order() -> None:
             at_ns=8 * SECOND,
             read_s=0.0,
             read_samples=2,
+            read_fields=2,
         )
         for name in ("a", "b")
     ]
@@ -71,6 +73,29 @@ def test_the_time_of_reads_is_added_up() -> None:
     slow = FakeCollector(at_read={0: lambda: clock.pass_s(0.25), 1: lambda: clock.pass_s(0.5)})
     with closing(Poller([slow], deadline_s=60, clock_ns=clock)) as poller:
         assert [poller.poll()[0].read_s for _ in range(3)] == [0.25, 0.75, 0.75]
+
+
+def test_samples_that_a_collector_repeats_are_no_fields_that_it_read_again() -> None:
+    class FakeRepeating(FakeCollector):
+        slow = HOST_LOAD.at(7)
+
+        def read(self) -> list[Sample]:
+            return [self.slow, *super().read()]
+
+    with closing(Poller([FakeRepeating()], deadline_s=60)) as poller:
+        parts = [poller.poll()[0] for _ in range(3)]
+    assert [part.read_samples for part in parts] == [2, 4, 6]
+    assert [part.read_fields for part in parts] == [2, 3, 4]
+
+
+def test_a_collector_that_counts_its_fields_itself_is_believed() -> None:
+    class FakeCounting(FakeCollector):
+        @property
+        def fields_asked(self) -> int:
+            return 10 * self.reads
+
+    with closing(Poller([FakeCounting()], deadline_s=60)) as poller:
+        assert [poller.poll()[0].read_fields for _ in range(2)] == [10, 20]
 
 
 def test_one_that_hangs_shows_what_it_said_last_and_the_others_go_on() -> None:

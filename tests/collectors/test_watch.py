@@ -107,6 +107,7 @@ def test_the_agents_own_cost_is_told() -> None:
         assert _values(watch, agent.AGENT_MISSED_BEATS) == [(2, {})]
         assert _values(watch, agent.AGENT_LATENESS_SECONDS) == [(0, {})]
         assert _values(watch, agent.AGENT_SAMPLES) == [(3, {"collector": "a"}), (3, {"collector": "b"})]
+        assert _values(watch, agent.AGENT_FIELDS) == [(3, {"collector": "a"}), (3, {"collector": "b"})]
         assert _values(watch, agent.AGENT_READ_SECONDS)[1] == (2.5, {"collector": "b"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
@@ -14,9 +14,10 @@ from bench.demonstration.node import open_recorded_collectors
 from bench.demonstration.ports import BROKEN, DOWN_S, UP_S, MadePorts
 from bench.demonstration.ranks import COOL_S, HOT_S, HOT_STEP_S, LAP_S, RANKS, STEP_S, MadeRanks, steps_by
 from bench.demonstration.results import MadeResults
-from collectors.catalogue import host
+from collectors.catalogue import host, memory
 from collectors.catalogue.every import METRICS
 from collectors.catalogue.gpu_errors import GPU_XID_TIME
+from collectors.catalogue.gpu_links import GPU_NVLINK_LINK_BYTES
 from collectors.catalogue.info import RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
 from collectors.catalogue.placement import RANK_GPU, RANK_GPU_MEMORY
 from collectors.catalogue.step import STEP_SECONDS, TOKENS
@@ -24,6 +25,7 @@ from collectors.exporter import Exporter, Owned
 from collectors.metric import Metric
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.made_recording import DURATION_S, eight_gpus
+from collectors.wanted import Wanted
 from collectors.watch import NodeWatch
 from dashboards.roster import DASHBOARDS, GROUPS
 from tests.collectors.nvml.nodes import FakeClock, replayed
@@ -75,6 +77,25 @@ def shown() -> set[str]:
 @pytest.mark.parametrize("name", sorted(QUERIED))
 def test_what_a_panel_or_an_alert_asks_for_is_shown(name: str, shown: set[str]) -> None:
     assert name in shown
+
+
+@pytest.mark.parametrize("per_nvlink", [True, False])
+def test_the_bytes_of_each_nvlink_are_shown_where_they_are_wanted(per_nvlink: bool) -> None:
+    with ExitStack() as stack:
+        opened = open_recorded_collectors(Wanted(beat_s=60, per_nvlink=per_nvlink))
+        for collector in opened:
+            stack.enter_context(closing(collector))
+        shown = [one for collector in opened for one in collector.read() if one.metric == GPU_NVLINK_LINK_BYTES.name]
+    links = {(one.labels["gpu"], one.labels["link"]) for one in shown}
+    assert links == ({(str(gpu), link) for gpu in range(RANKS + 1) for link in "01"} if per_nvlink else set())
+
+
+def test_the_allocators_account_of_a_made_rank_agrees_with_itself() -> None:
+    accounts = (memory.ALLOCATED_BYTES, memory.ACTIVE_BYTES, memory.PEAK_BYTES, memory.RESERVED_BYTES)
+    allocated, active, peak, reserved = (_values(metric, 0)[0] for metric in accounts)
+    split = _values(memory.INACTIVE_SPLIT_BYTES, 0)[0]
+    assert allocated <= active <= active + split <= reserved
+    assert allocated <= peak <= reserved
 
 
 def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None:

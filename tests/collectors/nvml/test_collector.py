@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,32 @@ def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
     calls = {one.labels["function"]: one.value for one in samples if one.metric == reading.GPU_CALLS.name}
     assert calls.keys() == functions
     assert (calls["nvmlInit"], calls["nvmlDeviceGetPowerUsage"]) == (1, 8)
+
+
+def test_what_is_asked_of_gpus_is_counted_and_what_is_repeated_is_not() -> None:
+    clock, asked = FakeClock(), list[int]()
+    own = Counter[str]()
+
+    def count(name: str, arguments: tuple[Any, ...]) -> None:
+        own[name] += len(arguments[1]) if name == "nvmlDeviceGetFieldValues" else 1
+
+    gpu = a_gpu(without=("nvmlGpmQueryDeviceSupport",))
+    with opened(FakeFault(replayed(a_node(gpu), clock), spoil=count).spoilt, clock) as collector:
+        for clock.now_s in (0.0, 1.0, 2.0, 10.0):
+            collector.read()
+            asked.append(collector.fields_asked)
+        not_of_gpus = {name for name in own if name.startswith(("nvmlInit", "nvmlSystem", "nvmlEvent"))}
+        not_of_gpus |= {
+            "nvmlDeviceGetCount",
+            "nvmlDeviceRegisterEvents",
+            "nvmlDeviceGetSupportedEventTypes",
+            "nvmlShutdown",
+        }
+        by_hand = sum(count for name, count in own.items() if name not in not_of_gpus)
+    quick, slow = asked[1] - asked[0], asked[3] - asked[2]
+    assert asked[2] - asked[1] == quick < slow
+    # The handle that the thread of events asks for is not told by the GPU's.
+    assert asked[3] == by_hand - 1
 
 
 def test_all_fields_of_a_gpu_are_one_call() -> None:
