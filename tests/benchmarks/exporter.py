@@ -41,6 +41,7 @@ from collectors.roster import NodeCollector
 from collectors.sample_log import SampleLog
 from collectors.watch import NodeWatch
 from tests.bench.examples import make_case, make_machine
+from tests.benchmarks.fast_time import FastTime
 from tests.benchmarks.logging_ranks import RANKS, LoggingRanks
 
 SCRAPE_INTERVAL_S = 15
@@ -50,6 +51,8 @@ WARM_UP_S = 60.0
 SETTLED_S = 600.0
 """When memory is looked at first: the recording has been through all its GPUs' answers."""
 QUICK_BEAT_S, QUICK_S = 0.1, 240.0
+LOOK_S = 60.0
+"""What no look takes, however busy the machine is."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -108,29 +111,6 @@ class _Cost:
         return self.beat_ms / (1e3 * self.beat_s) + scrape_ms / (1e3 * SCRAPE_INTERVAL_S)
 
 
-class _FastTime:
-    """A clock that waiting moves at once. at_wait: what else happens then; tells to stop after so many seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.at_wait: Callable[[float], None] = lambda at_s: None
-        self.is_over = threading.Event()
-        self._now_ns = 0
-        self._end_ns = round(1e9 * seconds)
-
-    def ns(self) -> int:
-        return self._now_ns
-
-    def seconds(self) -> float:
-        return self._now_ns / 1e9
-
-    def wait(self, told: threading.Event, seconds: float) -> bool:
-        self.at_wait(self.seconds())
-        self._now_ns += round(1e9 * seconds)
-        if self._now_ns > self._end_ns:
-            self.is_over.set()
-        return self.is_over.is_set()
-
-
 class _Metered:
     """NVML, and the CPU time that its functions took."""
 
@@ -159,7 +139,7 @@ class _Metered:
 class _Looks:
     """The looks at the runs, begun on the beat as the agent begins them, and over before the clock moves on."""
 
-    def __init__(self, look: Callable[[], list[Owned]], cost: _Cost, clock: _FastTime) -> None:
+    def __init__(self, look: Callable[[], list[Owned]], cost: _Cost, clock: FastTime) -> None:
         self.followed = FollowedRuns(self._metered, on_notice=print, clock_ns=clock.ns)
         self._look, self._cost, self._clock = look, cost, clock
         self._begun_ns: int | None = None
@@ -174,7 +154,11 @@ class _Looks:
         now_ns = self._clock.ns()
         if self._begun_ns is None or now_ns - self._begun_ns >= round(PAUSE_S * 1e9):
             self._begun_ns = now_ns
-            assert self._over.acquire(timeout=60), "the look that was due at this beat did not end"
+            until_s = time.monotonic() + LOOK_S
+            while not self._over.acquire(timeout=0.01):
+                assert time.monotonic() < until_s, "the look that was due at this beat did not end"
+                # Time stands still here: the thread may not have been done with the last look when it was asked.
+                self.followed.ask()
 
     def _metered(self) -> list[Owned]:
         begun_ns = time.thread_time_ns()
@@ -188,7 +172,7 @@ class _Looks:
 
 def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _Cost:
     """An agent that beats, looks and is scraped for so many simulated seconds."""
-    cost, clock = _Cost(beat_s=beat_s), _FastTime(seconds)
+    cost, clock = _Cost(beat_s=beat_s), FastTime(seconds)
     metered = _Metered(RecordedNvml(load(EIGHT_GPUS), clock_s=clock.seconds).nvml)
 
     def opener() -> Sequence[NodeCollector]:
@@ -226,8 +210,11 @@ def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _C
         begun_ms, begun_replayed_ns = time.process_time() * 1e3, metered.spent_ns
 
     clock.at_wait = at_wait
+    threading.excepthook = clock.end_by
     with closing(looks.followed), watch:
         clock.is_over.wait()
+    if clock.error is not None:
+        raise clock.error
     cost.ended_bytes = process.memory_info().rss
     return cost
 
@@ -267,7 +254,7 @@ def _report(hour: _Cost, quick: _Cost, arguments: argparse.Namespace) -> None:
 
 def _logged(path: Path) -> str:
     """What a run's log of such a node takes, and what writing it costs."""
-    clock = _FastTime(600.0)
+    clock = FastTime(600.0)
     nvml = NvmlCollector(RecordedNvml(load(EIGHT_GPUS), clock_s=clock.seconds).nvml, clock_ns=clock.ns)
     host = HostCollector(clock_ns=clock.ns)
     log = SampleLog(path)
