@@ -9,6 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,6 +34,13 @@ PRELOADED = [
 
 class RankFailed(RuntimeError):
     """What a rank said of its own failure, beneath the exception that the test sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What a rank's function gives to be gone at once: its result. All others stay until all are done."""
+
+    result: object
 
 
 class OnRanks(Protocol):
@@ -125,7 +133,11 @@ def _rank(
             world_size=ranks,
             timeout=timedelta(seconds=limit_s),
         )
-        line.send_bytes(pickle.dumps((function(*arguments), None, "")))
+        result = function(*arguments)
+        if isinstance(result, Leaving):
+            line.send_bytes(pickle.dumps((result.result, None, "")))
+            os._exit(0)
+        line.send_bytes(pickle.dumps((result, None, "")))
     except BaseException as error:  # noqa: BLE001  # Whatever it is, the test shall see it.
         line.send_bytes(_pickled(error, traceback.format_exc()))
     # Another rank may still be connecting to this one, to which it would say that its peer crashed: all stay until
