@@ -14,7 +14,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -37,10 +37,13 @@ class RankFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """What a rank's function gives to be gone at once: its result. All others stay until all are done."""
-
+class _Leaving:
     result: object
+
+
+def leaving(result: Result) -> Result:
+    """What a rank's function returns to be gone at once with this result; all others stay until all are done."""
+    return cast(Result, _Leaving(result))
 
 
 class OnRanks(Protocol):
@@ -134,7 +137,7 @@ def _rank(
             timeout=timedelta(seconds=limit_s),
         )
         result = function(*arguments)
-        if isinstance(result, Leaving):
+        if isinstance(result, _Leaving):
             line.send_bytes(pickle.dumps((result.result, None, "")))
             os._exit(0)
         line.send_bytes(pickle.dumps((result, None, "")))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.optim import SGD
 
-from tests.ranks import Leaving, OnRanks
+from tests.ranks import OnRanks, leaving
 from tests.workloads.forgetful_feedback import FakeForgetfulFeedback
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, no_phase, train
@@ -149,13 +149,13 @@ def test_rounded_gradients_are_those_of_whole_ones_within_the_rounding(
     assert worst > LIMITS["fp32"]  # Something was rounded.
 
 
-def step_whose_peer_has_left(setup: SmallSetup) -> bool | Leaving:
+def step_whose_peer_has_left(setup: SmallSetup) -> bool:
     """On rank 0, whether its step failed; rank 1 leaves before it."""
     ready = make_ready(setup)
     for _ in range(2):
         ready.step()
     if dist.get_rank() == 1:
-        return Leaving(False)
+        return leaving(False)
     with pytest.raises(RuntimeError, match=r"Connection|Broken pipe"):
         ready.step()
     return True

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import OnRanks
+from tests.ranks import OnRanks, leaving
 from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, train
 from workloads.cards.card import LIMITS, OptionValue, Precision
@@ -183,17 +183,17 @@ def test_every_rank_counts_the_bytes_of_the_law(mode: str, servers: int, workers
 
 
 def last_words(setup: SmallSetup, leaver: int) -> str:
-    """What this rank says when, after a step of all, one rank has left."""
+    """What this rank says when, after a step of all, one rank has left; then it leaves too, as ranks of a trial do."""
     ready = make_ready(setup)
     ready.step()
     if dist.get_rank() == leaver:
-        return "left"
+        return leaving("left")
     try:
         for _ in range(2):
             ready.step()
     except PeerLost as error:
-        return str(error)
-    return "nothing was amiss"
+        return leaving(str(error))
+    return leaving("nothing was amiss")
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
