@@ -27,8 +27,10 @@ def read(files: KernelFiles) -> Iterator[Found]:
         try:
             held = dict(line.split()[2:4] for line in files.text(f"{_FOLDER}/{name}/meminfo").splitlines())
             counted = dict(line.split() for line in files.text(f"{_FOLDER}/{name}/numastat").splitlines())
-        except FileNotFoundError:  # It went offline since.
-            continue
+        except FileNotFoundError:
+            if name in files.names(_FOLDER):
+                raise
+            continue  # It went offline since.
         for kind, field in _KINDS.items():
             yield host.HOST_NUMA_MEMORY_BYTES.at(int(held[field]) * 1024, numa=numa, kind=kind)
         if not is_counting:

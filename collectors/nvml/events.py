@@ -130,9 +130,9 @@ class EventWatch:
                 continue
             self.reason = None
             self._has_tried.set()
-            is_over = self._listen(events)
+            is_untold = self._listen(events)
             self._free(events)
-            if is_over:
+            if is_untold:
                 return
 
     def _register(self) -> Any:
@@ -151,7 +151,7 @@ class EventWatch:
         return events
 
     def _listen(self, events: Any) -> bool:
-        """Until told to end, or the GPU is lost and its set of events spoilt; whether there is nothing to wait for."""
+        """Until told to end, or the GPU is lost and its set of events spoilt; whether the driver never tells any."""
         while not self._ending.is_set():
             try:
                 event = self._untimed.nvmlEventSetWait_v2(events, _WAIT_MS)
@@ -175,7 +175,7 @@ class EventWatch:
             else:
                 self.reason = None
                 self._count(event)
-        return True
+        return False  # It may have been told to go on meanwhile.
 
     def _withdraw(self) -> None:
         """What was never heard of is not known to be none."""

@@ -12,7 +12,7 @@ from collectors.catalogue.gpu_identity import GPU_PCIE_LINK
 from collectors.metric import Sample
 from collectors.nvml.batch import FieldBatch
 from collectors.nvml.fields import fields_of
-from collectors.nvml.identity import Identity, nvlinks
+from collectors.nvml.identity import UNKNOWN, Identity, nvlinks
 from collectors.nvml.instances import Instance, find_instances, read_instance
 from collectors.nvml.library import Nvml, NVMLError, Timed, says_lost
 from collectors.nvml.processes import GpuProcess, processes_on
@@ -118,8 +118,9 @@ class Gpu:
             identity = self._identity.read()
             self._slow = [identity, *slow, *slow_fields]
             parts = (identity.labels["mig"], frozenset(instance.uuid for instance in self._instances))
-            self.is_changed = self.is_changed or self._parts not in {None, parts}
-            self._parts = parts
+            if parts[0] != UNKNOWN:
+                self.is_changed = self.is_changed or self._parts not in {None, parts}
+                self._parts = parts
             self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
         tasks, processes = self._processes()
         return [*self._slow, *quick, *quick_fields, *seen.samples, *tasks], processes

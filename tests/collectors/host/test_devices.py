@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectors.catalogue import host
@@ -87,13 +88,16 @@ def test_a_kernel_without_that_switch_counts(tmp_path: Path) -> None:
     assert len(of(read(files), host.HOST_NUMA_ALLOCATIONS)) == 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FakeRace(KernelFiles):
     """A disk and a NUMA node are gone between their folder's reading and their own."""
 
+    there: dict[str, str] = field(default_factory=lambda: {"sys/block": "nbd9", "sys/devices/system/node": "node9"})
+
     def names(self, path: str) -> tuple[str, ...]:
         """See `KernelFiles`."""
-        gone = {"sys/block": "nbd9", "sys/devices/system/node": "node9"}
-        return (*super().names(path), *([gone[path]] if path in gone else []))
+        gone = self.there.pop(path, None)
+        return (*KernelFiles.names(self, path), *([] if gone is None else [gone]))
 
 
 def test_what_goes_while_it_is_read_takes_nothing_else_with_it(tmp_path: Path) -> None:
@@ -101,3 +105,9 @@ def test_what_goes_while_it_is_read_takes_nothing_else_with_it(tmp_path: Path) -
     collector = HostCollector(FakeRace(root=files.root))
     assert {sample.metric for sample in collector.read()} == {sample.metric for sample in read(files)}
     assert not any("left out from here on" in reason for reason in collector.absent)
+
+
+def test_a_numa_node_that_is_there_and_lacks_a_file_is_said(tmp_path: Path) -> None:
+    collector = HostCollector(recorded(tmp_path, without=("sys/devices/system/node/node1/numastat",)))
+    assert of(collector.read(), host.HOST_NUMA_MEMORY_BYTES) == {}
+    assert any("node1/numastat" in reason for reason in collector.absent)

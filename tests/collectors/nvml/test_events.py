@@ -246,6 +246,27 @@ def test_a_watch_that_ended_can_listen_again_and_one_that_listens_does_not_begin
         assert fake.sets == [[], [0]]
 
 
+def test_a_watch_that_is_told_to_go_on_as_it_ends_listens_again() -> None:
+    class FakeChange(FakeEvents):
+        """Told to end while it waits, and to begin as it gives its set back."""
+
+        def nvmlEventSetWait_v2(self, events: list[int], timeout_ms: int) -> Any:  # noqa: N802
+            if not self.waits:
+                watch.end()
+            return super().nvmlEventSetWait_v2(events, timeout_ms)
+
+        def nvmlEventSetFree(self, events: list[int]) -> None:  # noqa: N802
+            if len(self.sets) == 1:
+                watch.start()
+            super().nvmlEventSetFree(events)
+
+    fake = FakeChange()
+    watch = EventWatch(fake.nvml, 0, now_s=lambda: 1.5e9)
+    watch.start()
+    _until(lambda: fake.sets == [[], [0]])
+    assert watch.close()
+
+
 def test_waiting_is_no_cost() -> None:
     fake = FakeEvents()
     with _watching(fake) as watch:

@@ -139,6 +139,20 @@ def test_what_mig_takes_from_a_gpu_is_there_again_when_mig_is_switched_off() -> 
     assert [at_s for at_s, is_seen in seen.items() if is_seen] == [0.0, 30.0, 122.0]
 
 
+def test_a_gpu_that_tells_late_whether_mig_is_on_is_not_found_anew_for_it() -> None:
+    clock, found = FakeClock(), Counter[str]()
+
+    def watch(name: str, _: tuple[object, ...]) -> None:
+        found.update([name])
+        if name == "nvmlDeviceGetMigMode" and clock.now_s == 0.0:
+            raise NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+
+    with opened(FakeFault(replayed(a_node(a_gpu()), clock), spoil=watch).spoilt, clock) as collector:
+        for clock.now_s in (0.0, 10.0, 20.0, 21.0):
+            collector.read()
+    assert found["nvmlDeviceGetUUID"] == 1
+
+
 def _utilization(collector: NvmlCollector) -> str:
     return next(one.answer for one in collector.standings() if one.question == "utilization counter")
 
