@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from itertools import count
+from multiprocessing.util import Finalize
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.ranks import OnRanks, Result, run_on_ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One folder for what everything here keeps as temporary files: what is left by those that were killed goes too."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders stay where people look for them.
+    os.environ["TMPDIR"] = tempfile.tempdir = folder = tempfile.mkdtemp(prefix="observatory-")
+    Path(folder).chmod(0o711)  # Servers that run as users of their own have folders in there.
+    # After multiprocessing's own end, at -100, which wants to remove what it has in there itself.
+    Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.fixture(scope="session")
