@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
 		--option bucket_mb=1
 
-test: $(VENV)/.installed-dev servers check
+test: servers $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev
@@ -20,7 +20,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/observatory dashboards render --check
 
-# Debian's packages, where we may install them; elsewhere the tests that need a server say so and skip.
+# Debian's packages, where we may install them; elsewhere the tests that need one say so and skip.
 servers:
 	@sh tests/install_servers.sh
 
@@ -34,7 +34,9 @@ benchmarks: $(VENV)/.installed-dev
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+SCANNER := hatch_build.py $(wildcard collectors/traces/reading/scanner/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(SCANNER)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
@@ -44,4 +46,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f collectors/traces/reading/_scanner.abi3.so

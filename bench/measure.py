@@ -34,7 +34,8 @@ from collectors.metric import Sample
 from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
 from collectors.step_clock import StepTimes, make_clock
-from collectors.traces.breakdown import breakdowns, why_no_communication
+from collectors.traces.steps.breakdown import breakdowns, why_no_communication
+from collectors.traces.timeline_file import save
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
 from workloads.workload import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
@@ -196,7 +197,7 @@ class _Rank:
                 self._position.step += 1
         after = flight_recorder.dump(order.case.backend)
         timeline = window.timeline(order.rank)
-        timeline.save(Path(order.folder) / f"rank{order.rank}.timeline.npz")
+        save(timeline, Path(order.folder) / f"rank{order.rank}.timeline.npz")
         if order.keep_trace:
             window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
         if (reason := why_no_communication(timeline)) is not None:

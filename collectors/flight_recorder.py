@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
+
+from collectors.traces.calls import Call
+from collectors.traces.names import collective_of
+from collectors.traces.reading.collectives_said import DTYPES
+from collectors.traces.reading.gloo_calls import Issued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,8 @@ class _Entry(msgspec.Struct):
     output_sizes: list[list[int]] = []
     output_dtypes: list[str] = []
     is_p2p: bool = False
+    collective_seq_id: int | None = None
+    time_created_ns: int = 0
 
 
 class _Record(msgspec.Struct):
@@ -87,20 +95,64 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     Raises:
         Forgotten: more of them than the buffer holds, or elements of a size that is not known.
     """
-    first, sizes = count(before), _group_sizes()
-    entries = [entry for entry in _entries(after) if entry.record_id >= first]
-    if len(entries) != count(after) - first:
-        raise Forgotten(f"the Flight Recorder holds {len(entries)} of the last {count(after) - first} collectives")
+    groups = group_ranks()
     return [
         Entered(
             number=entry.record_id,
             name=_name(entry),
             group=entry.process_group[0],
-            payload_bytes=_payload_bytes(entry, sizes.get(entry.process_group[0], 1)),
+            payload_bytes=_payload_bytes(entry, len(groups.get(entry.process_group[0], (0,)))),
         )
-        for entry in entries
-        if not entry.is_p2p
+        for entry in _entries_since(before, after)
     ]
+
+
+def issued_since(before: bytes, after: bytes) -> list[Issued]:
+    """The same collectives, as the events of a trace are told by.
+
+    Raises:
+        Forgotten: more of them than the buffer holds.
+    """
+    groups = group_ranks()
+    return [_issued(entry, groups.get(entry.process_group[0], ())) for entry in _entries_since(before, after)]
+
+
+def group_ranks() -> dict[str, tuple[int, ...]]:
+    """The ranks of each group that this rank is in now, by the group's name."""
+    return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _world.pg_map}
+
+
+def _entries_since(before: bytes, after: bytes) -> list[_Entry]:
+    first = count(before)
+    entries = [entry for entry in _entries(after) if entry.record_id >= first]
+    if len(entries) != count(after) - first:
+        raise Forgotten(f"the Flight Recorder holds {len(entries)} of the last {count(after) - first} collectives")
+    return [entry for entry in entries if not entry.is_p2p]
+
+
+def _issued(entry: _Entry, ranks: tuple[int, ...]) -> Issued:
+    dtypes = {DTYPES.get(name, name.lower()) for name in (*entry.input_dtypes, *entry.output_dtypes)}
+    given, filled = _elements(entry.input_sizes), _elements(entry.output_sizes)
+    if given is not None and filled is not None and _name(entry) == "all_gather":
+        filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
+    return Issued(
+        event=entry.profiling_name,
+        created_ns=entry.time_created_ns,
+        call=Call(
+            collective=collective_of(entry.profiling_name),
+            group=entry.process_group[0],
+            ranks=ranks,
+            dtype=dtypes.pop() if len(dtypes) == 1 else None,
+            given_elements=given,
+            filled_elements=filled,
+        ),
+        sequence=entry.collective_seq_id,
+    )
+
+
+def _elements(sizes: list[list[int]]) -> int | None:
+    """Those of all tensors together; None where there is no tensor."""
+    return sum(math.prod(size) for size in sizes) if sizes else None
 
 
 def _entries(record: bytes) -> list[_Entry]:
@@ -111,11 +163,6 @@ def _name(entry: _Entry) -> str:
     """The collective: gloo:all_reduce and nccl:all_reduce are one, and what takes one tensor is what takes a list."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     return _NAMES.get(name, name)
-
-
-def _group_sizes() -> dict[str, int]:
-    """The ranks of each group that this rank is in, by the group's name."""
-    return {str(group.group_name): group.size() for group in _world.pg_map}
 
 
 def _payload_bytes(entry: _Entry, ranks: int) -> int:

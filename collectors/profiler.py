@@ -10,8 +10,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from collectors.traces.in_process import read_events
 from collectors.traces.names import STEP
+from collectors.traces.reading.in_process import read_events
 from collectors.traces.spans import Timeline
 
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs from Debian what the tests marked `stack` start for themselves; says what is missing where it may not.
+# Installs from Debian what the tests marked `stack` start for themselves, and the compiler that builds the scanner of
+# traces; says what is missing where it may not.
 set -eu
 
 packages=""
@@ -8,6 +9,7 @@ command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || 
 command -v tc >/dev/null 2>&1 || packages="$packages iproute2"
 command -v systemd-analyze >/dev/null 2>&1 || packages="$packages systemd"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
+command -v g++ >/dev/null 2>&1 || packages="$packages g++"
 [ -z "$packages" ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then

@@ -49,4 +49,4 @@ def intersection(one: Times, other: Times) -> Times:
 
 def clip(intervals: Times, start_ns: int, end_ns: int) -> Times:
     """What of the set lies in one window."""
-    return intersection(intervals, np.array([[start_ns, end_ns]], dtype=np.int64))
+    return intersection(np.array([[start_ns, end_ns]], dtype=np.int64), intervals)

@@ -7,13 +7,11 @@ Source: Trace Event Format, Google (the JSON that ui.perfetto.dev reads).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from io import BytesIO
 
 import msgspec
-
-T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,57 +36,102 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """An arrow from the end of one span to the start of another."""
+    """An arrow from one span to another.
+
+    left_ns, arrived_ns: within the spans; None: from the end of the one to the start of the other.
+    """
 
     name: str
     source: TraceSpan
     target: TraceSpan
+    left_ns: int | None = None
+    arrived_ns: int | None = None
 
 
-def encode(spans: Sequence[TraceSpan], flows: Iterable[Flow] = ()) -> bytes:
-    """The trace as JSON; groups and rows are in the order in which spans name them first."""
-    begins_ns = min((span.start_ns for span in spans), default=0)
-    groups = _numbered(span.track.group for span in spans)
-    tracks = _numbered(span.track for span in spans)
-    place = {track: {"pid": groups[track.group], "tid": number} for track, number in tracks.items()}
-    events: list[dict[str, object]] = []
-    for group, number in groups.items():
-        events.append(_named("process_name", {"pid": number}, group))
-        events.append(_sorted("process_sort_index", {"pid": number}, number))
-    for track, where in place.items():
-        events.append(_named("thread_name", where, track.name))
-        events.append(_sorted("thread_sort_index", where, tracks[track]))
-    events += [
-        {
-            "ph": "X",
-            "name": span.name,
-            "cat": span.category,
-            "ts": (span.start_ns - begins_ns) / 1e3,
-            "dur": (span.end_ns - span.start_ns) / 1e3,
-            **place[span.track],
-            "args": dict(span.arguments),
-        }
-        for span in spans
-    ]
+def encode(
+    spans: Iterable[TraceSpan],
+    flows: Iterable[Flow] = (),
+    *,
+    begins_ns: int | None = None,
+    about: Mapping[str, object] | None = None,
+) -> bytes:
+    """The trace as JSON; groups and rows are in the order in which spans name them first.
+
+    flows: between spans of rows that spans named. begins_ns: the moment that times are counted from, so that spans can
+    be taken one by one; without it the earliest, for which all are kept.
+    about: what else the file says of itself beside that moment, in its `otherData`.
+    """
+    if begins_ns is None:
+        spans = list(spans)
+        begins_ns = min((span.start_ns for span in spans), default=0)
+    file = _File(begins_ns, about or {})
+    for span in spans:
+        file.add(span)
     for number, flow in enumerate(flows, start=1):
+        file.connect(number, flow)
+    return file.end()
+
+
+class _File:
+    """A trace file that grows event by event, so that no more than its text is held."""
+
+    def __init__(self, begins_ns: int, about: Mapping[str, object]) -> None:
+        self._begins_ns = begins_ns
+        self._groups: dict[str, int] = {}
+        self._tracks: dict[Track, dict[str, int]] = {}
+        self._encoder = msgspec.json.Encoder()
+        said = self._encoder.encode({**about, "begins_ns": str(begins_ns)})
+        self._text = BytesIO()
+        self._text.write(b'{"displayTimeUnit":"ns","otherData":%b,"traceEvents":[' % said)
+        self._is_empty = True
+
+    def add(self, span: TraceSpan) -> None:
+        """Write the span, after the names of its row and group where they are new."""
+        place = self._tracks.get(span.track) or self._new(span.track)
+        self._write(
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.category,
+                "ts": (span.start_ns - self._begins_ns) / 1e3,
+                "dur": (span.end_ns - span.start_ns) / 1e3,
+                **place,
+                "args": dict(span.arguments),
+            }
+        )
+
+    def connect(self, number: int, flow: Flow) -> None:
+        """Write the arrow."""
         arrow = {"name": flow.name, "cat": "flow", "id": number}
+        source, target = flow.source, flow.target
         # An arrow's end belongs to the span that it lies in, and at its end a span is over.
-        left_ns = max(flow.source.start_ns, flow.source.end_ns - 1)
-        events.append({"ph": "s", **arrow, "ts": (left_ns - begins_ns) / 1e3, **place[flow.source.track]})
-        arrived_us = (flow.target.start_ns - begins_ns) / 1e3
-        events.append({"ph": "f", "bp": "e", **arrow, "ts": arrived_us, **place[flow.target.track]})
-    return msgspec.json.encode(
-        {"displayTimeUnit": "ns", "otherData": {"begins_ns": str(begins_ns)}, "traceEvents": events}
-    )
+        left_ns = max(source.start_ns, source.end_ns - 1) if flow.left_ns is None else flow.left_ns
+        arrived_ns = target.start_ns if flow.arrived_ns is None else flow.arrived_ns
+        left_us, arrived_us = (left_ns - self._begins_ns) / 1e3, (arrived_ns - self._begins_ns) / 1e3
+        self._write({"ph": "s", **arrow, "ts": left_us, **self._tracks[source.track]})
+        self._write({"ph": "f", "bp": "e", **arrow, "ts": arrived_us, **self._tracks[target.track]})
 
+    def end(self) -> bytes:
+        """The whole file."""
+        self._text.write(b"]}")
+        return self._text.getvalue()
 
-def _numbered(things: Iterable[T]) -> dict[T, int]:
-    return {thing: number for number, thing in enumerate(dict.fromkeys(things), start=1)}
+    def _new(self, track: Track) -> dict[str, int]:
+        group = self._groups.get(track.group)
+        if group is None:
+            group = self._groups[track.group] = len(self._groups) + 1
+            self._name("process", {"pid": group}, track.group, group)
+        number = len(self._tracks) + 1
+        place = self._tracks[track] = {"pid": group, "tid": number}
+        self._name("thread", place, track.name, number)
+        return place
 
+    def _name(self, kind: str, where: Mapping[str, int], name: str, order: int) -> None:
+        self._write({"ph": "M", "name": f"{kind}_name", **where, "args": {"name": name}})
+        self._write({"ph": "M", "name": f"{kind}_sort_index", **where, "args": {"sort_index": order}})
 
-def _named(kind: str, where: Mapping[str, int], name: str) -> dict[str, object]:
-    return {"ph": "M", "name": kind, **where, "args": {"name": name}}
-
-
-def _sorted(kind: str, where: Mapping[str, int], number: int) -> dict[str, object]:
-    return {"ph": "M", "name": kind, **where, "args": {"sort_index": number}}
+    def _write(self, event: Mapping[str, object]) -> None:
+        if not self._is_empty:
+            self._text.write(b",")
+        self._is_empty = False
+        self._text.write(self._encoder.encode(event))

@@ -2,37 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.traces.allocations import NO_ALLOCATIONS, Allocations
+from collectors.traces.calls import Call
 from collectors.traces.intervals import Times, intersection, length_ns, union
 
-SCHEMA_VERSION = 1
-Kind = Literal["compute", "communication", "copy", "host", "step"]
+Kind = Literal["compute", "communication", "copy", "host", "step", "launch", "wait"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+"""host: operators and annotations. launch: calls of the driver. wait: a stream, or the host, that waits for another."""
+
+ABSENT = -1
+"""In a column, what a span does not have; no span has it of its own."""
+
+STREAM_BITS = 32
+"""Of a stream's number; where a trace has several devices, the device's stands above them."""
+
+MOST_DEVICES = 1 << 10
+"""A number that tells of a device beyond these is a thread's: some systems number threads by addresses."""
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One event. stream: a stream of the device, or a thread of the host."""
+    """One event.
+
+    stream: a stream of the device, or a thread of the host.
+    correlation: shared by the launch and what it put on the device; None where there is none.
+    call, sequence: of communication, what it says of itself, and its number in its process group.
+    shape: of an operator, the sizes of its inputs as its trace writes them; "" where it says none.
+    """
 
     name: str
     kind: Kind
     start_ns: int
     end_ns: int
     stream: int
+    correlation: int | None = None
+    call: Call | None = None
+    sequence: int | None = None
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a trace says of its rank; None and empty where it does not.
+
+    groups: the ranks of each process group, by its name.
+    left_out: what of the trace could not be used, one line each.
+    is_cut: its file ends before its events do, where they stand in no order of time: any of them may be missing.
+    """
+
+    world_size: int | None = None
+    device_name: str | None = None
+    host: str | None = None
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All spans of one rank, by start.
+    """All spans of one rank, by start; of those that start together the longer is first.
 
-    names: each name once. name, kind: per span its index in `names` and in `KINDS`; start_ns, end_ns: Unix time.
+    names, calls, shapes: each once. name, call, shape: per span its index there; kind: its index in `KINDS`.
+    start_ns, end_ns: Unix time. stream, correlation, sequence: see `Span`; `ABSENT` where it has none. Where a trace
+    has several devices, the device's number stands above a stream's 32 bits.
     is_device: the spans of computation, communication and copies are a device's, not the host's.
     """
 
@@ -44,10 +85,23 @@ class Timeline:
     start_ns: Times
     end_ns: Times
     stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    calls: tuple[Call, ...]
+    call: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    shapes: tuple[str, ...]
+    shape: NDArray[np.int32]
+    allocations: Allocations = NO_ALLOCATIONS
+    about: About = field(default_factory=About)
+
+    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+        """Per span whether it is of the kind."""
+        chosen: NDArray[np.bool_] = self.kind == KINDS.index(kind)
+        return chosen
 
     def intervals(self, kind: Kind) -> Times:
         """When at least one span of the kind ran."""
-        chosen = self.kind == KINDS.index(kind)
+        chosen = self.of_kind(kind)
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
     def busy_ns(self, kind: Kind) -> int:
@@ -60,62 +114,62 @@ class Timeline:
 
     def steps(self) -> list[tuple[int, int]]:
         """Start and end of each whole step, in order."""
-        chosen = self.kind == KINDS.index("step")
+        chosen = self.of_kind("step")
         return [(int(start), int(end)) for start, end in zip(self.start_ns[chosen], self.end_ns[chosen], strict=True)]
 
-    def save(self, path: Path) -> None:
-        """Write the columns into one compressed file."""
-        with path.open("wb") as file:
-            np.savez_compressed(
-                file,
-                schema_version=np.int64(SCHEMA_VERSION),
-                rank=np.int64(self.rank),
-                is_device=np.bool_(self.is_device),
-                names=np.array(self.names, dtype=np.str_),
-                name=self.name,
-                kind=self.kind,
-                start_ns=self.start_ns,
-                end_ns=self.end_ns,
-                stream=self.stream,
-            )
+    def moved(self, offset_ns: int) -> Timeline:
+        """The same, on a clock that shows this much more."""
+        return replace(
+            self,
+            start_ns=self.start_ns + offset_ns,
+            end_ns=self.end_ns + offset_ns,
+            allocations=replace(self.allocations, time_ns=self.allocations.time_ns + offset_ns),
+        )
 
 
-def timeline_of(spans: Iterable[Span], *, rank: int, is_device: bool) -> Timeline:
+def timeline_of(
+    spans: Iterable[Span],
+    *,
+    rank: int,
+    is_device: bool,
+    allocations: Allocations = NO_ALLOCATIONS,
+    about: About | None = None,
+) -> Timeline:
     """The spans as columns."""
     rows = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(span.name for span in rows))}
+    names = _numbered(span.name for span in rows)
+    calls = _numbered(span.call for span in rows if span.call is not None)
+    shapes = _numbered(span.shape for span in rows if span.shape)
     kinds = {kind: number for number, kind in enumerate(KINDS)}
     return Timeline(
         rank=rank,
         is_device=is_device,
-        names=tuple(numbers),
-        name=np.array([numbers[span.name] for span in rows], dtype=np.int32),
+        names=tuple(names),
+        name=np.array([names[span.name] for span in rows], dtype=np.int32),
         kind=np.array([kinds[span.kind] for span in rows], dtype=np.int8),
         start_ns=np.array([span.start_ns for span in rows], dtype=np.int64),
         end_ns=np.array([span.end_ns for span in rows], dtype=np.int64),
         stream=np.array([span.stream for span in rows], dtype=np.int64),
+        correlation=_column(span.correlation for span in rows),
+        calls=tuple(calls),
+        call=np.array([ABSENT if span.call is None else calls[span.call] for span in rows], dtype=np.int32),
+        sequence=_column(span.sequence for span in rows),
+        shapes=tuple(shapes),
+        shape=np.array([shapes[span.shape] if span.shape else ABSENT for span in rows], dtype=np.int32),
+        allocations=allocations,
+        about=About() if about is None else about,
     )
 
 
-def load(path: Path) -> Timeline:
-    """The Timeline of a file that `Timeline.save` wrote.
+def stream_name(stream: int) -> int | str:
+    """A stream as people call it: its number, and its device where the trace has several: "7 of GPU 3"."""
+    device, number = divmod(stream, 1 << STREAM_BITS)
+    return f"{number} of GPU {device}" if 0 < device < MOST_DEVICES else stream
 
-    Raises:
-        ValueError: a newer version wrote it.
-    """
-    with np.load(path, allow_pickle=False) as file:
-        version = int(file["schema_version"])
-        if version > SCHEMA_VERSION:
-            raise ValueError(
-                f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads"
-            )
-        return Timeline(
-            rank=int(file["rank"]),
-            is_device=bool(file["is_device"]),
-            names=tuple(str(name) for name in file["names"]),
-            name=file["name"],
-            kind=file["kind"],
-            start_ns=file["start_ns"],
-            end_ns=file["end_ns"],
-            stream=file["stream"],
-        )
+
+def _numbered(things: Iterable[T]) -> dict[T, int]:
+    return {thing: number for number, thing in enumerate(dict.fromkeys(things))}
+
+
+def _column(values: Iterable[int | None]) -> NDArray[np.int64]:
+    return np.array([ABSENT if value is None else value for value in values], dtype=np.int64)

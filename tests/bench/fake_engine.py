@@ -14,7 +14,7 @@ from collectors.catalogue.memory import LIVE_TENSOR_BYTES, RESIDENT_BYTES, STAGE
 from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
 from collectors.metric import Sample
 from collectors.sample_log import Ended, Opened, Performed, Reading, SampleLog, TimedAction
-from collectors.traces.breakdown import Breakdown
+from collectors.traces.steps.breakdown import Breakdown
 from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import ActionKind, actions
 from workloads.laws.simulator import simulate

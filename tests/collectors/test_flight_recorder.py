@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from collectors import flight_recorder
-from collectors.flight_recorder import Entered, Forgotten, count, entered_since
+from collectors.flight_recorder import Entered, Forgotten, count, entered_since, group_ranks, issued_since
+from collectors.traces.calls import Call
 from tests.ranks import OnRanks
 from workloads.parts.mesh import make_mesh
 
@@ -61,6 +62,50 @@ def test_collectives_that_were_forgotten_are_not_passed_over() -> None:
 def test_elements_of_unknown_size_are_named() -> None:
     with pytest.raises(Forgotten, match="ComplexFloat"):
         entered_since(EMPTY, _record(0, dtype="ComplexFloat"))
+
+
+def test_what_was_issued_bears_its_number_and_elements() -> None:
+    entry = {
+        "record_id": 4,
+        "profiling_name": "gloo:all_reduce",
+        "process_group": ["3", "mesh_tensor"],
+        "collective_seq_id": 2,
+        "time_created_ns": 1_700_000_000_000_000_001,
+        "input_sizes": [[2, 3], [5]],
+        "input_dtypes": ["BFloat16", "BFloat16"],
+        "output_sizes": [[11]],
+        "output_dtypes": ["BFloat16"],
+    }
+    (one,) = issued_since(_record(0, 1, 2, 3), json.dumps({"entries": [entry]}).encode())
+    assert (one.event, one.created_ns, one.sequence) == ("gloo:all_reduce", 1_700_000_000_000_000_001, 2)
+    assert one.call == Call(collective="all_reduce", group="3", dtype="bfloat16", given_elements=11, filled_elements=11)
+
+
+def test_elements_of_several_dtypes_have_none_in_common() -> None:
+    (one,) = issued_since(EMPTY, _record(0))
+    assert one.call.dtype is None
+    assert one.sequence is None
+
+
+def world_and_pair() -> tuple[dict[str, tuple[int, ...]], list[tuple[str | None, tuple[int, ...], int | None]]]:
+    """The groups, and of each collective its group, the ranks in it and its number."""
+    pair = dist.new_group([0, 1])
+    before = flight_recorder.dump("gloo")
+    dist.all_reduce(torch.zeros(1), group=pair)
+    dist.all_reduce(torch.zeros(1), group=pair)
+    issued = issued_since(before, flight_recorder.dump("gloo"))
+    return group_ranks(), [(one.call.group, one.call.ranks, one.sequence) for one in issued]
+
+
+def test_ranks_of_a_group_number_its_collectives_alike(on_ranks: OnRanks) -> None:
+    (groups, first), (_, second) = on_ranks(2, world_and_pair)
+    assert first == second
+    (group, ranks, number), (same, _, next_number) = first
+    assert group == same
+    assert group is not None
+    assert ranks == groups[group] == (0, 1)
+    assert number is not None
+    assert next_number == number + 1
 
 
 def gathered() -> list[tuple[str, int]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from collectors.profiler import Window, warm
-from collectors.traces.breakdown import breakdowns
+from collectors.traces.steps.breakdown import breakdowns
 from tests.slow.boxed_ranks import Order, serve_rank
 from tests.slow.priority import go_first
 from workloads.parts.ring import Ring

@@ -21,7 +21,7 @@ from torch.profiler import record_function
 
 from collectors.profiler import Window, warm
 from collectors.step_clock import HostClock, StepTimes
-from collectors.traces.breakdown import breakdowns
+from collectors.traces.steps.breakdown import breakdowns
 from tests.slow.boxed_ranks import Order, serve_rank
 from tests.slow.priority import go_first
 from tests.workloads.setups import SmallSetup, small_setup

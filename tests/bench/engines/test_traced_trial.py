@@ -11,8 +11,8 @@ from bench.engines.local import LocalEngine
 from bench.engines.messages import TrialOrder
 from bench.judgement.traced import Traced
 from bench.judgement.trials import Logs, read_trials
-from collectors.traces.breakdown import breakdowns
-from collectors.traces.spans import load
+from collectors.traces.steps.breakdown import breakdowns
+from collectors.traces.timeline_file import load
 from tests.bench.examples import small_case
 
 TRACE_STEPS = 3

@@ -41,6 +41,11 @@ def test_the_file_names_the_moment_that_it_counts_from() -> None:
     assert json.loads(encode([FIRST, SECOND]))["otherData"] == {"begins_ns": str(UNIX_NS)}
 
 
+def test_what_the_file_is_told_of_itself_stands_beside_that_moment() -> None:
+    said = json.loads(encode([FIRST], about={"clocks": {"0": "7"}}))["otherData"]
+    assert said == {"clocks": {"0": "7"}, "begins_ns": str(UNIX_NS)}
+
+
 def test_each_row_has_its_name_within_its_group() -> None:
     events = _events()
     places = {(event["pid"], event["tid"]) for event in _of(events, "X")}
@@ -62,6 +67,17 @@ def test_an_arrow_leaves_within_its_source_and_arrives_where_its_target_begins()
     assert first["ts"] <= start["ts"] < first["ts"] + first["dur"]
     assert (finish["pid"], finish["tid"], finish["ts"]) == (second["pid"], second["tid"], second["ts"])
     assert finish["bp"] == "e"
+
+
+def test_an_arrow_may_leave_and_arrive_at_moments_within_its_spans() -> None:
+    flow = Flow(name="last", source=FIRST, target=SECOND, left_ns=UNIX_NS + 500, arrived_ns=UNIX_NS + 3_250)
+    events = _events(flow)
+    assert [event["ts"] for phase in ("s", "f") for event in _of(events, phase)] == [0.5, 3.25]
+
+
+def test_spans_that_come_one_by_one_count_from_the_moment_that_is_given() -> None:
+    text = encode(iter([FIRST, SECOND]), begins_ns=UNIX_NS - 1_000)
+    assert [event["ts"] for event in _of(json.loads(text)["traceEvents"], "X")] == [1.0, 4.0]
 
 
 def test_a_trace_of_nothing_is_whole() -> None:

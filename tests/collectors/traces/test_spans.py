@@ -1,11 +1,9 @@
-"""A Timeline keeps its spans, in memory and on the disk."""
-
-from pathlib import Path
+"""A Timeline keeps its spans as columns."""
 
 import numpy as np
-import pytest
 
-from collectors.traces.spans import SCHEMA_VERSION, Span, Timeline, load, timeline_of
+from collectors.traces.calls import Call
+from collectors.traces.spans import ABSENT, Span, Timeline, stream_name, timeline_of
 
 SPANS = [
     Span(name="aten::mm", kind="compute", start_ns=5, end_ns=9, stream=1),
@@ -31,19 +29,34 @@ def test_times_are_unions() -> None:
     assert timeline.overlap_ns("compute", "communication") == 2
 
 
-def test_a_timeline_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
-    timeline = _timeline()
-    timeline.save(tmp_path / "rank3.timeline.npz")
-    again = load(tmp_path / "rank3.timeline.npz")
-    assert (again.rank, again.is_device, again.names) == (3, False, timeline.names)
-    for column in ("name", "kind", "start_ns", "end_ns", "stream"):
-        ours, theirs = getattr(timeline, column), getattr(again, column)
-        assert ours.dtype == theirs.dtype
-        assert ours.tolist() == theirs.tolist()
+def test_what_a_span_does_not_say_is_absent() -> None:
+    call = Call(collective="all_reduce", group="0")
+    told = Span(
+        name="nccl",
+        kind="communication",
+        start_ns=0,
+        end_ns=1,
+        stream=3,
+        correlation=0,
+        call=call,
+        sequence=0,
+        shape="[2]",
+    )
+    timeline = timeline_of([told, *SPANS], rank=0, is_device=True)
+    assert timeline.correlation.tolist() == timeline.sequence.tolist() == [0, ABSENT, ABSENT, ABSENT]
+    assert (timeline.calls, timeline.shapes) == ((call,), ("[2]",))
+    assert timeline.call.tolist() == timeline.shape.tolist() == [0, ABSENT, ABSENT, ABSENT]
 
 
-def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rank3.timeline.npz"
-    np.savez(path, schema_version=np.int64(SCHEMA_VERSION + 1))
-    with pytest.raises(ValueError, match=r"schema version 2 is newer than 1"):
-        load(path)
+def test_a_timeline_moves_to_another_clock() -> None:
+    moved = _timeline().moved(-4)
+    assert (moved.start_ns.tolist(), moved.end_ns.tolist()) == ([-3, 1, 3], [-1, 5, 8])
+
+
+def test_a_stream_is_called_by_its_number_and_of_several_devices_by_its_device_too() -> None:
+    assert (stream_name(7), stream_name((3 << 32) + 7)) == (7, "7 of GPU 3")
+
+
+def test_a_thread_that_is_numbered_by_an_address_is_of_no_device() -> None:
+    address = 0x7F12_3456_7890
+    assert (stream_name(address), stream_name(ABSENT)) == (address, ABSENT)

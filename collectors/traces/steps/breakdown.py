@@ -1,4 +1,4 @@
-"""How a traced step divides into computation, communication, copies and nothing.
+"""How a traced step, or other stretch of a trace, divides into computation, communication, copies and nothing.
 
 Time is a union: spans that overlap count once. Exact, in integer nanoseconds.
 Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
@@ -6,7 +6,7 @@ Source: HolisticTraceAnalysis, temporal breakdown and communication-computation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,16 +15,18 @@ from collectors.catalogue import communication as metrics
 from collectors.metric import Sample
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union
 from collectors.traces.names import collective_of
-from collectors.traces.spans import KINDS, Timeline
+from collectors.traces.spans import ABSENT, KINDS, Timeline
+from collectors.traces.steps.stretches import Stretch, steps
 
 NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """One step of one rank.
+    """One step, or other stretch, of one rank.
 
-    communication_ns, overlap_ns, exposed_communication_ns: None where the step holds no communication.
+    step: which of them it is, from 0; step_ns: how long it lasts.
+    communication_ns, overlap_ns, exposed_communication_ns: None where the whole trace holds no communication.
     exposed_copy_ns: None on the host, where a copy is an operator like others.
     idle_ns: nothing of all this ran.
     collectives_ns: of communication, by collective: the time in which it ran, and that in which computation did too.
@@ -52,8 +54,9 @@ class Breakdown:
             metrics.IDLE_SECONDS: self.idle_ns,
         }
         samples = [metric.at(value / 1e9) for metric, value in known.items() if value is not None]
-        if self.communication_ns and self.overlap_ns is not None and self.exposed_communication_ns is not None:
+        if self.communication_ns and self.overlap_ns is not None:
             samples.append(metrics.OVERLAP_RATIO.at(self.overlap_ns / self.communication_ns))
+        if self.step_ns and self.exposed_communication_ns is not None:
             samples.append(metrics.EXPOSED_COMMUNICATION_RATIO.at(self.exposed_communication_ns / self.step_ns))
         for name, (run_ns, overlap_ns) in self.collectives_ns.items():
             samples.append(metrics.COLLECTIVE_SECONDS.at(run_ns / 1e9, collective=name))
@@ -62,19 +65,26 @@ class Breakdown:
 
 
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
-    """One for each step that the trace holds whole."""
+    """One for each step that the trace holds whole, over its time on the device; numbered as they are marked."""
+    marked = steps(timeline)
+    divided = divide(timeline, marked)
+    return [breakdown for breakdown, step in zip(divided, marked, strict=True) if step.part == "step"]
+
+
+def divide(timeline: Timeline, parts: Sequence[Stretch]) -> list[Breakdown]:
+    """One for each of these stretches, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
     return [
         _breakdown(
             number,
-            end_ns - start_ns,
-            clip(compute, start_ns, end_ns),
-            _absent_if_empty(clip(communication, start_ns, end_ns)),
-            clip(copies, start_ns, end_ns) if timeline.is_device else None,
-            {name: clip(intervals, start_ns, end_ns) for name, intervals in collectives.items()},
+            part.end_ns - part.start_ns,
+            clip(compute, part.start_ns, part.end_ns),
+            clip(communication, part.start_ns, part.end_ns) if communication.size else None,
+            clip(copies, part.start_ns, part.end_ns) if timeline.is_device else None,
+            {name: clip(intervals, part.start_ns, part.end_ns) for name, intervals in collectives.items()},
         )
-        for number, (start_ns, end_ns) in enumerate(timeline.steps())
+        for number, part in enumerate(parts)
     ]
 
 
@@ -91,14 +101,16 @@ def why_no_communication(timeline: Timeline) -> str | None:
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
     """When each collective ran, in the order of their names."""
-    is_communication = timeline.kind == KINDS.index("communication")
-    called = {
-        int(number): collective_of(timeline.names[number]) for number in np.unique(timeline.name[is_communication])
-    }
+    rows = np.flatnonzero(timeline.of_kind("communication"))
+    called, which = np.unique(np.stack((timeline.call[rows], timeline.name[rows])), axis=1, return_inverse=True)
+    collectives = [
+        collective_of(timeline.names[name]) if call == ABSENT else timeline.calls[call].collective
+        for call, name in called.T.tolist()
+    ]
     intervals = {}
-    for collective in sorted(set(called.values())):
-        numbers = [number for number, name in called.items() if name == collective]
-        chosen = is_communication & np.isin(timeline.name, numbers)
+    for collective in sorted(set(collectives)):
+        is_this = np.array([name == collective for name in collectives], dtype=np.bool_)
+        chosen = rows[is_this[which.ravel()]]
         intervals[collective] = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
     return intervals
 
@@ -132,10 +144,6 @@ def _breakdown(
             if intervals.size
         },
     )
-
-
-def _absent_if_empty(intervals: Times) -> Times | None:
-    return intervals if intervals.size else None
 
 
 def _together(one: Times, other: Times) -> Times:

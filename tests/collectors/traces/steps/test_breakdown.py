@@ -3,8 +3,9 @@
 import pytest
 
 from collectors.catalogue import communication as metrics
-from collectors.traces.breakdown import Breakdown, breakdowns, why_no_communication
+from collectors.traces.calls import Call
 from collectors.traces.spans import Kind, Span, Timeline, timeline_of
+from collectors.traces.steps.breakdown import Breakdown, breakdowns, why_no_communication
 
 
 def _timeline(*spans: tuple[Kind, int, int], is_device: bool = True) -> Timeline:
@@ -48,8 +49,13 @@ def test_a_span_over_the_edge_of_two_steps_counts_in_each_with_its_part() -> Non
 
 
 def test_what_lies_outside_of_steps_counts_nowhere() -> None:
-    timeline = _timeline(("compute", 0, 9), ("step", 10, 20), ("compute", 30, 40))
-    assert [found.compute_ns for found in breakdowns(timeline)] == [0]
+    timeline = _timeline(("compute", 0, 9), ("step", 10, 20), ("compute", 12, 15), ("compute", 30, 40))
+    assert [found.compute_ns for found in breakdowns(timeline)] == [3]
+
+
+def test_a_step_in_which_nothing_ran_is_left_out() -> None:
+    timeline = _timeline(("step", 0, 10), ("compute", 0, 9), ("step", 10, 12))
+    assert [(found.step, found.compute_ns) for found in breakdowns(timeline)] == [(0, 9)]
 
 
 def test_without_communication_it_is_absent_and_the_names_that_were_seen_are_said() -> None:
@@ -66,9 +72,16 @@ def test_without_communication_it_is_absent_and_the_names_that_were_seen_are_sai
     }
 
 
-def test_a_step_without_communication_beside_one_with_has_none_and_not_zero() -> None:
+def test_a_step_without_communication_beside_one_with_is_known_to_have_zero() -> None:
     timeline = _timeline(("step", 0, 10), ("step", 10, 20), ("communication", 2, 4), ("compute", 0, 20))
-    assert [found.communication_ns for found in breakdowns(timeline)] == [2, None]
+    found = breakdowns(timeline)
+    assert [(step.communication_ns, step.overlap_ns, step.exposed_communication_ns) for step in found] == [
+        (2, 2, 0),
+        (0, 0, 0),
+    ]
+    known = {sample.metric: sample.value for sample in found[1].samples()}
+    assert known[metrics.COMMUNICATION_SECONDS.name] == known[metrics.EXPOSED_COMMUNICATION_RATIO.name] == 0
+    assert metrics.OVERLAP_RATIO.name not in known
 
 
 def test_on_the_host_copies_are_no_share_of_their_own() -> None:
@@ -112,5 +125,38 @@ def test_each_collective_has_its_own_overlap() -> None:
 
 
 def test_a_collective_that_a_step_holds_none_of_is_absent_there() -> None:
-    timeline = _timeline(("step", 0, 10), ("step", 10, 20), ("communication", 12, 14))
+    timeline = _timeline(("step", 0, 10), ("compute", 1, 2), ("step", 10, 20), ("communication", 12, 14))
     assert [found.collectives_ns for found in breakdowns(timeline)] == [{}, {"other": (2, 0)}]
+
+
+def test_a_collective_is_called_what_its_trace_calls_it_and_not_as_its_kernel() -> None:
+    call = Call(collective="all_to_all", group="0")
+    spans = [
+        Span(name="step", kind="step", start_ns=0, end_ns=20, stream=0),
+        Span(name="ncclKernel_SendRecv", kind="communication", start_ns=2, end_ns=5, stream=1, call=call),
+        Span(name="ncclKernel_SendRecv", kind="communication", start_ns=7, end_ns=9, stream=1),
+    ]
+    (found,) = breakdowns(timeline_of(spans, rank=0, is_device=True))
+    assert found.collectives_ns == {"all_to_all": (3, 0), "send": (2, 0)}
+
+
+def test_a_step_is_divided_over_its_time_on_the_device() -> None:
+    spans = [
+        Span(name="ProfilerStep#7", kind="step", start_ns=0, end_ns=10, stream=0),
+        Span(name="cudaLaunchKernel", kind="launch", start_ns=1, end_ns=2, stream=0, correlation=1),
+        Span(name="gemm", kind="compute", start_ns=8, end_ns=30, stream=7, correlation=1),
+    ]
+    (found,) = breakdowns(timeline_of(spans, rank=0, is_device=True))
+    assert (found.step_ns, found.compute_ns, found.idle_ns) == (30, 22, 8)
+
+
+def test_a_step_that_the_trace_does_not_hold_whole_is_left_out_and_the_others_keep_their_numbers() -> None:
+    spans = [
+        Span(name="ProfilerStep#7", kind="step", start_ns=0, end_ns=10, stream=0),
+        Span(name="cudaLaunchKernel", kind="launch", start_ns=1, end_ns=2, stream=0, correlation=1),
+        Span(name="ProfilerStep#8", kind="step", start_ns=10, end_ns=20, stream=0),
+        Span(name="cudaLaunchKernel", kind="launch", start_ns=11, end_ns=12, stream=0, correlation=2),
+        Span(name="gemm", kind="compute", start_ns=13, end_ns=15, stream=7, correlation=2),
+    ]
+    (found,) = breakdowns(timeline_of(spans, rank=0, is_device=True))
+    assert (found.step, found.compute_ns) == (1, 2)

@@ -1,0 +1,122 @@
+/* The module collectors.traces.reading._scanner: a chunk of a trace in, its rows out as bytes.
+ *
+ * Written against Python's stable ABI, so that one build serves all versions from 3.11 on.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "events.h"
+
+/* The texts of a tuple of strings; to be freed. They live as long as the tuple. */
+static Slice *slices_of(PyObject *strings, size_t *count)
+{
+    const Py_ssize_t length = PyTuple_Size(strings);
+    if (length < 0)
+        return NULL;
+    *count = (size_t)length;
+    Slice *slices = malloc(sizeof(Slice) * (*count + 1));
+    if (!slices)
+        return (Slice *)PyErr_NoMemory();
+    for (Py_ssize_t number = 0; number < length; number++) {
+        Py_ssize_t bytes;
+        const char *text = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(strings, number), &bytes);
+        if (!text) {
+            free(slices);
+            return NULL;
+        }
+        slices[number] = (Slice){(const uint8_t *)text, (size_t)bytes};
+    }
+    return slices;
+}
+
+static PyObject *strings_of(const Interned *all)
+{
+    PyObject *strings = PyTuple_New(all->count);
+    if (!strings)
+        return NULL;
+    for (int32_t number = 0; number < all->count; number++) {
+        const Slice text = all->texts[number];
+        PyObject *string = PyUnicode_DecodeASCII((const char *)text.begin, (Py_ssize_t)text.length, NULL);
+        if (!string || PyTuple_SetItem(strings, number, string)) {
+            Py_DECREF(strings);
+            return NULL;
+        }
+    }
+    return strings;
+}
+
+static PyObject *bytes_of(const Pile *pile)
+{
+    return PyBytes_FromStringAndSize(pile->bytes, (Py_ssize_t)pile->used);
+}
+
+static PyObject *found_in(const Scan *scan)
+{
+    return Py_BuildValue("(NNNNNLNN)", bytes_of(&scan->rows), strings_of(&scan->names), strings_of(&scan->shapes),
+                         bytes_of(&scan->said), bytes_of(&scan->allocations), (long long)scan->without_address,
+                         strings_of(&scan->unknown), strings_of(&scan->unread_phases));
+}
+
+static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *kept, *not_kept, *found = NULL;
+    Py_buffer chunk;
+    const char *phases;
+    Py_ssize_t phase_count;
+    Scan scan = {0};
+    if (!PyArg_ParseTuple(arguments, "y*O!O!s#", &chunk, &PyTuple_Type, &kept, &PyTuple_Type, &not_kept, &phases,
+                          &phase_count))
+        return NULL;
+    scan.phases = (Slice){(const uint8_t *)phases, (size_t)phase_count};
+    Slice *of_kept = slices_of(kept, &scan.kept_count), *of_not_kept = NULL;
+    if (of_kept && (of_not_kept = slices_of(not_kept, &scan.not_kept_count))) {
+        bool is_read = false;
+        scan.begin = chunk.buf;
+        scan.end = scan.begin + chunk.len;
+        scan.kept = of_kept;
+        scan.not_kept = of_not_kept;
+        if (chunk.len <= INT32_MAX && scan.kept_count <= INT8_MAX) {
+            Py_BEGIN_ALLOW_THREADS
+            is_read = read_chunk(&scan);
+            Py_END_ALLOW_THREADS
+        }
+        found = is_read ? found_in(&scan) : Py_NewRef(Py_None);
+    }
+    free(of_kept);
+    free(of_not_kept);
+    throw_away(&scan);
+    PyBuffer_Release(&chunk);
+    return found;
+}
+
+static PyMethodDef methods[] = {
+    {"scan", scan_chunk, METH_VARARGS, "See _scanner.pyi."},
+    {0},
+};
+
+static int add_sizes(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "ROW_BYTES", sizeof(Row)) ||
+           PyModule_AddIntConstant(module, "SAID_BYTES", sizeof(Said)) ||
+           PyModule_AddIntConstant(module, "ALLOCATION_BYTES", sizeof(Allocation));
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)add_sizes},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "collectors.traces.reading._scanner",
+    .m_doc = "See _scanner.pyi.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__scanner(void)
+{
+    return PyModuleDef_Init(&definition);
+}
