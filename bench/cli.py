@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import NoReturn
 
 import click
@@ -22,6 +23,7 @@ COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
     "run": "Measure one strategy on this machine.",
     "show": "The history of runs, or one run whole.",
+    "analyse": "What traces tell: a run's, or those of any torch.profiler.",
     "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
@@ -90,6 +92,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
     code = run(sys.argv[1:])
     _drop_unsaid()
     sys.exit(code)

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from bench import cli
+from tests.bench.small_traces import write_kineto
 
 ROOT = Path(__file__).parents[1]
 # Smaller than what people run, so that it ends in seconds.
@@ -50,6 +51,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the traces that examples name."""
+    folder = tmp_path_factory.mktemp("traces")
+    for name, rank in (("rank0", 0), ("rank1", 1), ("before", 0), ("after", 0)):
+        write_kineto(folder / f"{name}.json.gz", rank)
+    return folder
+
+
 def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
@@ -59,7 +69,7 @@ def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("example", sorted(set(_in_readme() + _in_help())))
-def test_an_example_ends_as_it_should(example: str, home: Path) -> None:
+def test_an_example_ends_as_it_should(example: str, home: Path, traces: Path) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":
         words += ["--steps=3", *SMALLER_PROBES[words[1]]] if words[1] in SMALLER_PROBES else SMALLER
@@ -68,6 +78,7 @@ def test_an_example_ends_as_it_should(example: str, home: Path) -> None:
     if words[0] == "serve":
         _start_and_end([*command, "--port=0"], environment)
         return
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    folder = traces if words[0] == "analyse" else None
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder)
     expected = 3 if "--inject" in words else 0
     assert ended.returncode == expected, ended.stderr

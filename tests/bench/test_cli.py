@@ -22,6 +22,7 @@ LIGHT = [
     "show --help",
     "show",
     "serve --help",
+    "analyse --help",
     "doctor --help",
     "dashboards --help",
 ]

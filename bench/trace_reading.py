@@ -1,0 +1,130 @@
+"""Trace files read into Timelines, large ones in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import zipfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.trace_files import OWN
+from collectors.traces.spans import Timeline
+
+APART_FROM_BYTES = 256 << 20
+"""Files that are together larger are read side by side; for less, starting processes costs more than it saves."""
+_PACKED = 16
+"""How many times as large a trace is without gzip, about."""
+
+_BROKEN = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError)
+"""What reading a timeline raises of a damaged one; the RuntimeErrors are zipfile's, of encryptions that it lacks."""
+
+Answer: TypeAlias = tuple[Literal["read"], Timeline] | tuple[Literal["refused", "broken"], str]
+
+
+def read_files(
+    paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
+) -> tuple[Timeline, ...]:
+    """The Timeline of each file. rank: in place of what the file says.
+
+    Raises:
+        Misuse: a file is missing, no trace, or broken.
+        InfrastructureFailed: a process that read one died.
+    """
+    foreign = [path for path in paths if not path.name.endswith(OWN)]
+    cores = len(os.sched_getaffinity(0))
+    if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
+        return tuple(_value(_read(path, rank)) for path in paths)
+    with ThreadPoolExecutor(cores) as threads:  # Each waits for a process, which ends with what it reads.
+        largest_first = sorted(paths, key=_content_bytes, reverse=True)
+        read = threads.map(lambda path: _read_apart(path, rank), largest_first)
+        answers = dict(zip(largest_first, read, strict=True))
+    return tuple(_value(answers[path]) for path in paths)
+
+
+def _value(answer: Answer) -> Timeline:
+    if answer[0] == "read":
+        return answer[1]
+    if answer[0] == "refused":
+        raise Misuse(answer[1])
+    raise RuntimeError(answer[1])
+
+
+def _content_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size * (_PACKED if path.suffix == ".gz" else 1)
+    except OSError:  # Whoever reads it says so.
+        return 0
+
+
+def _read_apart(path: Path, rank: int | None) -> Answer:
+    """What a new process makes of the file."""
+    context = multiprocessing.get_context("forkserver")  # A fork of this one would take locks of its threads with it.
+    context.set_forkserver_preload([__name__])
+    ours, its = context.Pipe(duplex=False)
+    with ours:
+        reader = context.Process(target=_send, args=(its, path, rank), daemon=True)
+        reader.start()
+        its.close()
+        try:
+            answer: Answer = ours.recv()
+        except EOFError:
+            reader.join()
+            raise InfrastructureFailed(
+                f"{path}: the process that read it ended with code {reader.exitcode}; is there memory enough?"
+                " name fewer files at a time"
+            ) from None
+        reader.join()
+    return answer
+
+
+def _send(to: Connection, path: Path, rank: int | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Whoever interrupts us interrupts it, and one voice is enough.
+    with to:
+        try:
+            answer = _read(path, rank)
+        except Exception:  # noqa: BLE001  # Our own mistake is told where it can be written down.
+            answer = "broken", traceback.format_exc()
+        to.send(answer)
+
+
+def _read(path: Path, rank: int | None) -> Answer:
+    try:
+        if path.name.endswith(OWN):
+            return "read", _load(path, rank)
+        from collectors.traces.reading.json_reader import Unreadable, read_trace
+
+        try:
+            return "read", read_trace(path, rank=rank)
+        except Unreadable as error:
+            text = str(error)
+            return "refused", text if str(path) in text else f"{path}: {text}"
+    except OSError as error:
+        return "refused", f"{path} cannot be read: {error.strerror or error}"
+    except Misuse as error:
+        return "refused", str(error)
+
+
+def _load(path: Path, rank: int | None) -> Timeline:
+    from collectors.traces.timeline_file import load
+
+    with path.open("rb") as file:
+        is_whole = zipfile.is_zipfile(file)  # Asked first: numpy leaves a file open that is none.
+    if not is_whole:
+        raise Misuse(f"{path} is no timeline of ours, or the first part of one")
+    try:
+        timeline = load(path)
+    except _BROKEN as error:
+        is_told = str(error).startswith(str(path))  # Such as one that a newer version wrote.
+        raise Misuse(str(error) if is_told else f"{path} is no timeline of ours, or a broken one: {error}") from None
+    return timeline if rank is None else replace(timeline, rank=rank)
