@@ -18,12 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.engines.messages import RankOrder
 from bench.faults import commit
 from bench.joining import join, take_device, wait_for_all
+from bench.kept_windows import keep
 from bench.looks import Looks
 from bench.memory_looks import MemoryLooks
 from bench.peaks import peak_of
 from bench.phase_marks import PhaseMarks
 from bench.position import Position
 from bench.step_speed import StepSpeed
+from bench.traced_window import trace
 from collectors import flight_recorder
 from collectors.action_clock import host_clock_name, make_action_clock
 from collectors.allocator import make_memory
@@ -31,11 +33,9 @@ from collectors.catalogue.communication import ATTENTION_PAIRS, PAYLOAD_BYTES
 from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.group_axes import OTHER_AXIS, axes_of_groups
 from collectors.metric import Sample
-from collectors.profiler import Window
 from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
 from collectors.step_clock import StepTimes, make_clock
 from collectors.traces.steps.breakdown import breakdowns, why_no_communication
-from collectors.traces.timeline_file import save
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
 from workloads.workload import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
@@ -185,28 +185,30 @@ class _Rank:
 
     def _trace(self) -> None:
         """A window of steps under the profiler, and what the rank handed to collectives in it."""
-        order = self._order
-        told: Counter[str] = Counter()
-        before = flight_recorder.dump(order.case.backend)
-        with Window(self._device) as window:
-            for _ in range(order.case.trace_steps):
-                with window.step():
-                    self._step()
-                if isinstance(self._workload, CountsPayload):
-                    told.update(self._workload.payload_bytes())
-                self._position.step += 1
-        after = flight_recorder.dump(order.case.backend)
-        timeline = window.timeline(order.rank)
-        save(timeline, Path(order.folder) / f"rank{order.rank}.timeline.npz")
+        order, told = self._order, Counter[str]()
+
+        def run_step() -> None:
+            self._step()
+            if isinstance(self._workload, CountsPayload):
+                told.update(self._workload.payload_bytes())
+            self._position.step += 1
+
+        case = order.case
+        traced = trace(
+            case.trace_steps, run_step, device=self._device, backend=case.backend, rank=order.rank, ranks=case.ranks
+        )
+        keep(traced.timeline, Path(order.folder), order.trial)
         if order.keep_trace:
-            window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
-        if (reason := why_no_communication(timeline)) is not None:
+            traced.window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
+        for text in traced.notes:
+            self._note(f"rank {order.rank}: {text}")
+        if (reason := why_no_communication(traced.timeline)) is not None:
             self._note(f"communication is absent: {reason}")
-        payloads = self._payloads(before, after, told)
+        payloads = self._payloads(traced.before, traced.after, told)
         pairs = (
             [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
         )
-        for breakdown in breakdowns(timeline):
+        for breakdown in breakdowns(traced.timeline):
             self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads + pairs))
             self._logged += 1
 

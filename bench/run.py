@@ -19,6 +19,7 @@ from bench.engines.messages import Cause, Outcome
 from bench.environment import redact
 from bench.errors import InfrastructureFailed, Misuse
 from bench.faults import Fault
+from bench.judgement.estimate import Estimate
 from bench.judgement.findings import findings
 from bench.judgement.rank_logs import node_notes
 from bench.machine import Machine
@@ -113,6 +114,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         found = findings(case, folder, _device_name(case, machine))
     except NewerSchema as error:
         raise Misuse(str(error)) from None
+    joined, not_joined = _joined(case, folder, found.trials_done)
     return Summary(
         run=file.run,
         case=case,
@@ -124,15 +126,25 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         outcome=outcome,
         cause=cause,
         trials_done=found.trials_done,
-        estimates=found.estimates,
+        estimates=(*found.estimates, *joined),
         scaling=(),
         effective_batch=found.effective_batch,
         peak=found.peak,
         step_spread_ratio=found.step_spread_ratio,
         # What a node lacks for GPUs says nothing of a run on its CPU.
-        notes=(*found.notes, *(node_notes(folder) if case.device == "cuda" else ())),
+        notes=(*found.notes, *not_joined, *(node_notes(folder) if case.device == "cuda" else ())),
         folder=str(folder),
     )
+
+
+def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """What the traced windows of the run's ranks say together."""
+    from bench.joined_trials import joined_estimates  # Who only reads a summary does without numpy.
+
+    try:
+        return joined_estimates(case, folder, trials)
+    except Exception as error:  # noqa: BLE001  # Whatever a trace holds, the run's other figures must not be lost.
+        return (), (f"waits and stragglers are absent: the windows cannot be joined: {type(error).__name__}: {error}",)
 
 
 def _device_name(case: Case, machine: Machine) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.demonstration.ranks import RANKS, RUN, SERIES, STEP_S, STEP_TOKENS, STRATEGY
-from collectors.catalogue import info, pipeline, results
+from collectors.catalogue import info, joined_ranks, pipeline, results
 from collectors.exporter import Owned
 from collectors.metric import Sample
 
@@ -16,6 +16,8 @@ INTERVAL_RATIO = 0.02
 COMPLETED_AGO_S = 3600.0
 _PIPELINE, _PIPELINE_SERIES = "one_f_one_b", "demonstration-one_f_one_b"
 _STAGE_S = {"forward": 0.011, "backward": 0.023}
+_HELD_BACK = 3
+"""The rank on the GPU that grows hot."""
 _GIB = 1 << 30
 
 
@@ -73,6 +75,20 @@ _SCALING = _Result(
         results.RUN_TRACED_RATIO.at(0.88, part="compute"),
         results.RUN_TRACED_RATIO.at(0.28, part="communication"),
         results.RUN_TRACED_RATIO.at(0.07, part="exposed_communication"),
+        joined_ranks.RUN_WAITING_RATIO.at(0.31),
+        joined_ranks.RUN_COLLECTIVE_WAIT_SECONDS.at(0.0018, collective="all_reduce"),
+        joined_ranks.RUN_COLLECTIVE_TRANSFER_SECONDS.at(0.0041, collective="all_reduce"),
+        joined_ranks.RUN_TRACED_BUS_BANDWIDTH.at(362e9, collective="all_reduce"),
+        joined_ranks.RUN_STRAGGLER_RATIO.at(0.06, rank=str(_HELD_BACK), cause="compute"),
+        joined_ranks.RUN_CLOCK_RESIDUAL_SECONDS.at(4e-6),
+        *(
+            metric.at(at_worst if rank == _HELD_BACK else elsewhere, rank=str(rank))
+            for metric, at_worst, elsewhere in (
+                (joined_ranks.RUN_LAST_RATIO, 0.83, 0.02),
+                (joined_ranks.RUN_HELD_UP_RATIO, 0.06, 0.001),
+            )
+            for rank in range(RANKS)
+        ),
     ),
 )
 _WAITING = _Result(

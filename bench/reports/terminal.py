@@ -19,7 +19,7 @@ from bench.reports.memory import MEMORY_PARTS, memory_cell
 from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
 from bench.summary import Summary
-from collectors.catalogue import results
+from collectors.catalogue import joined_ranks, results
 from collectors.metric import Metric
 from workloads.parts.shape import Shape
 
@@ -44,6 +44,12 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("attention pairs of a rank:", results.RUN_ATTENTION_PAIRS),
     ("payload", results.RUN_PAYLOAD_BYTES),
     ("communication", results.RUN_COMMUNICATION_SECONDS),
+    ("waiting / time in collectives", joined_ranks.RUN_WAITING_RATIO),
+    ("  wait of one", joined_ranks.RUN_COLLECTIVE_WAIT_SECONDS),
+    ("  transfer of one", joined_ranks.RUN_COLLECTIVE_TRANSFER_SECONDS),
+    ("  busbw of", joined_ranks.RUN_TRACED_BUS_BANDWIDTH),
+    ("held up by rank", joined_ranks.RUN_STRAGGLER_RATIO),
+    ("clocks agree within", joined_ranks.RUN_CLOCK_RESIDUAL_SECONDS),
 )
 
 
