@@ -30,6 +30,8 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.exporter
 	$(BIN)/python -m tests.benchmarks.sharded
 	$(BIN)/python -m tests.benchmarks.sequence
+	$(BIN)/python -m tests.benchmarks.traces
+	$(BIN)/python -m tests.benchmarks.traces --growth
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
