@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import run as runs
 from bench.case import Case
 from bench.controller import Conduct, measure
+from bench.engines.messages import Progress, TrialEnded, TrialOrder
 from bench.gpus import Gpu
 from bench.keeping import keep
+from bench.kept_windows import keep as keep_window
 from bench.machine import Machine
 from bench.serving import open_server
 from bench.store.history import History
@@ -26,16 +29,21 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorded import RecordedNvml
 from collectors.nvml.recording import EIGHT_GPUS, load
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
+from dashboards import communication as waiting
 from dashboards import pipeline, promql, training_speed
 from tests.bench.examples import SMALL, make_machine, small_case
 from tests.bench.fake_engine import FakeEngine
+from tests.bench.windows import made_windows
 from tests.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
 H200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150_754_820_096)
 NODE = replace(make_machine(), gpus=(H200, replace(H200, index=1, uuid="GPU-1")), driver_version="570.0")
-DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl")
+DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl", trace_steps=8)
+LATE = ([(1, 300_000)] * 8, [(1, 320_000)] * 7 + [(0, 30_000)])
+"""By trial the rank, and by how many nanoseconds, in each traced step."""
+
 SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", model=replace(SMALL, batch=2))
 PIPELINE = small_case("gpipe", ranks=2, trials=2, device="cuda", backend="nccl")
 STEPS_S = {
@@ -43,13 +51,25 @@ STEPS_S = {
     "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
     "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
 }
-DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD)
+DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD, waiting.DASHBOARD)
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS
     for panel in dashboard.panels
     for query in panel.queries
 ]
+
+
+class TracingEngine(FakeEngine):
+    """One that also keeps windows: one rank comes late, and in turn each leaves a collective microseconds later."""
+
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        """Write each rank's log and window."""
+        for window in made_windows(LATE[order.trial], ranks=order.case.ranks):
+            is_later = window.of_kind("communication") & (np.arange(window.kind.size) % 2 == window.rank)
+            end_ns = window.end_ns + is_later * 1_000 * (order.trial + 1)
+            keep_window(replace(window, end_ns=end_ns), Path(order.folder), order.trial)
+        return super().run(order, progress)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +89,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
 
 
 def _measure_before(folder: Path, store: str) -> None:
-    engine = FakeEngine(NODE, STEPS_S)
+    engine = TracingEngine(NODE, STEPS_S)
     with History(store) as history:
         measured = measure(
             [(SINGLE, None), (DDP, None), (PIPELINE, None)],
