@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from bench.engines.blame import RankEnd
 from bench.engines.messages import RankOrder
@@ -26,6 +28,11 @@ PACE = 3
 
 ENDING_S = 1.0
 """How long ending a rank takes at most; its stacks are asked for first."""
+
+TAKEN_DOWN_S = 2.0
+"""How long processes that were killed are waited for at most."""
+
+TAKEN_DOWN_LOOK_S = 0.005
 
 
 class RankProcess:
@@ -98,7 +105,8 @@ class RankProcess:
         self._process.join(timeout=5)
 
     def end(self) -> RankEnd:
-        """How it ended; call it when the process is gone."""
+        """How it ended; call it when the process is gone. Its loaders are gone too when this returns."""
+        self._wait_for_group()
         steps = self.steps()
         disk = self._message()
         self._line.close()
@@ -149,6 +157,28 @@ class RankProcess:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             self._signal(number)
+
+    def _wait_for_group(self) -> None:
+        """A process that was killed is there until the kernel has taken it down."""
+        assert self._process.pid is not None, "the process was started"
+        until = time.monotonic() + TAKEN_DOWN_S
+        while time.monotonic() < until and any(map(_is_running, _group(self._process.pid))):
+            time.sleep(TAKEN_DOWN_LOOK_S)
+
+
+def _group(number: int) -> Iterator[int]:
+    """The processes of this group."""
+    for process in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(process) == number:
+                yield process
+
+
+def _is_running(process: int) -> bool:
+    """Whether it is more than an entry that its parent has not read yet."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _tail(path: Path) -> str:
