@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import threading
 import traceback
 from contextlib import closing, suppress
 from multiprocessing import forkserver
+from multiprocessing.util import get_temp_dir
 
 import msgspec
 
@@ -59,4 +61,6 @@ def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # With torch loaded, the interpreter's farewell takes most of a second.
+    code = main()
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Of the forkserver's socket; nobody else would remove it.
+    os._exit(code)  # With torch loaded, the interpreter's farewell takes most of a second.

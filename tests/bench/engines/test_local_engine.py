@@ -126,3 +126,17 @@ def test_a_trial_that_is_only_slow_passes_its_limit_and_no_rank_is_blamed(engine
     assert ended.outcome == "timed_out"
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank) == ("limit", None)
+
+
+def test_a_run_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    (tmp_path / "run").mkdir()
+    with LocalEngine() as own:
+        own.machine()
+        assert list(folder.iterdir())  # The socket of its forkserver.
+        assert _run(own, tmp_path / "run", small_case(ranks=2)).outcome == "done"
+    assert [
+        path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")
+    ] == []  # torch's cache.
