@@ -14,7 +14,7 @@ from bench.store.history import History
 
 WITHOUT_REMOTE_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
-console = Console(record=True, width=100, file=io.StringIO(), highlight=False)
+console = Console(record=True, width=116, file=io.StringIO(), highlight=False)
 with History(writable=False) as history:
     found = [history.find(name) for name in sys.argv[1:]]
 console.print("[bold]$ observatory run ddp --ranks 2 --with-baseline weak --option bucket_mb=1")
