@@ -17,25 +17,10 @@ from collectors.catalogue.results import (
 from collectors.catalogue.step import MFU, STEP_SECONDS, TOKENS
 from collectors.metric import Metric
 from dashboards import combining, promql
-from dashboards.dashboard import Bound, Dashboard, Panel, Query, Variable
+from dashboards.dashboard import Dashboard, Panel, Query, Variable
+from dashboards.run_results import choices, result
 
-_BOUNDS: tuple[Bound, ...] = ("median", "low", "high")
-_RUN = {"strategy": "$strategy", "series": "$series"}
 _RANK = {"slot": "$slot"}
-
-
-def _result(metric: Metric, **labels: str) -> tuple[Query, ...]:
-    """A run's result with its interval."""
-    return tuple(
-        Query(
-            metric=metric,
-            expression=promql.select(metric, **_RUN, **labels, bound=bound),
-            legend=promql.legend(metric),
-            unit=metric.unit,
-            bound=bound,
-        )
-        for bound in _BOUNDS
-    )
 
 
 def _live(metric: Metric, *extra: str, **labels: str) -> Query:
@@ -69,44 +54,39 @@ DASHBOARD = Dashboard(
     title="Is training fast?",
     summary="The newest results with their 95 % intervals, and what ranks and GPUs do now; worst first.",
     variables=(
-        Variable(name="strategy", label="Strategy", query=promql.choices(RUN_STEP_SECONDS, "strategy")),
-        Variable(
-            name="series",
-            label="Series",
-            query=promql.choices(RUN_STEP_SECONDS, "series", strategy="$strategy"),
-        ),
+        *choices(RUN_STEP_SECONDS),
         Variable(
             name="slot", label="Slot", query=promql.choices(RUN_INFO, "slot", strategy="$strategy", series="$series")
         ),
     ),
     panels=(
-        Panel(title="Scaling efficiency", queries=_result(RUN_SCALING_EFFICIENCY), worst="lowest"),
+        Panel(title="Scaling efficiency", queries=result(RUN_SCALING_EFFICIENCY), worst="lowest"),
         Panel(
             title="Tokens per second and device",
-            queries=(*_result(RUN_TOKENS_PER_SECOND_PER_DEVICE), _TOKENS_NOW),
+            queries=(*result(RUN_TOKENS_PER_SECOND_PER_DEVICE), _TOKENS_NOW),
             worst="lowest",
         ),
         Panel(
             title="Step time",
-            queries=(*_result(RUN_STEP_SECONDS), _live(STEP_SECONDS, **_RANK)),
+            queries=(*result(RUN_STEP_SECONDS), _live(STEP_SECONDS, **_RANK)),
             worst="highest",
         ),
         Panel(
             title="Model FLOPs utilization",
-            queries=(*_result(RUN_MFU), _live(MFU, **_RANK)),
+            queries=(*result(RUN_MFU), _live(MFU, **_RANK)),
             worst="lowest",
         ),
         Panel(
             title="Communication that computation does not hide",
             queries=(
-                *_result(RUN_TRACED_RATIO, part="exposed_communication"),
+                *result(RUN_TRACED_RATIO, part="exposed_communication"),
                 _live(EXPOSED_COMMUNICATION_RATIO, **_RANK),
             ),
             worst="highest",
         ),
         Panel(
             title="Communication that computation hides",
-            queries=(*_result(RUN_OVERLAP_RATIO), _live(OVERLAP_RATIO, **_RANK)),
+            queries=(*result(RUN_OVERLAP_RATIO), _live(OVERLAP_RATIO, **_RANK)),
             worst="lowest",
         ),
         Panel(
