@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from collectors.traces.reading.raw_events import Said
 from collectors.traces.spans import ABSENT
 
 NOTHING = msgspec.Raw(b"")
@@ -16,22 +17,11 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MEMORY = "[memory]"
 
 
-class Args(msgspec.Struct, gc=False):
+class Args(Said, frozen=True, gc=False):
     """What is read of the args of any event; None where they do not say."""
 
     correlation: int = ABSENT
     shape: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    dtype: str | None = None
-    given_elements: int | None = msgspec.field(default=None, name="In msg nelems")
-    filled_elements: int | None = msgspec.field(default=None, name="Out msg nelems")
-    group: str | None = msgspec.field(default=None, name="Process Group Name")
-    group_size: int | None = msgspec.field(default=None, name="Group size")
-    ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
-    source: int | None = msgspec.field(default=None, name="Src Rank")
-    destination: int | None = msgspec.field(default=None, name="Dst Rank")
-    sequence: int | None = msgspec.field(default=None, name="Seq")
-    external_id: int | None = msgspec.field(default=None, name="External id")
     address: int | None = msgspec.field(default=None, name="Addr")
     change_bytes: int | None = msgspec.field(default=None, name="Bytes")
     allocated_bytes: int = msgspec.field(default=ABSENT, name="Total Allocated")
