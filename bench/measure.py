@@ -26,7 +26,7 @@ from bench.phase_marks import PhaseMarks
 from bench.position import Position
 from bench.step_speed import StepSpeed
 from bench.traced_window import trace
-from collectors import flight_recorder
+from collectors import flight_recorder, profiler
 from collectors.action_clock import host_clock_name, make_action_clock
 from collectors.allocator import make_memory
 from collectors.catalogue.communication import ATTENTION_PAIRS, PAYLOAD_BYTES
@@ -50,6 +50,8 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
     """
     case = order.case
     device = take_device(order)
+    if case.trace_steps and not profiler.may_start_before_fork():
+        profiler.warm(device)
     join(order, device)
     card = case.card()
     mesh = make_mesh(card.mesh(case), case.device)
@@ -187,6 +189,11 @@ class _Rank:
         """A window of steps under the profiler, and what the rank handed to collectives in it."""
         order, told = self._order, Counter[str]()
 
+        def warm_up() -> None:
+            self._step()
+            self._position.step += 1
+            wait_for_all(self._device)
+
         def run_step() -> None:
             self._step()
             if isinstance(self._workload, CountsPayload):
@@ -195,21 +202,31 @@ class _Rank:
 
         case = order.case
         traced = trace(
-            case.trace_steps, run_step, device=self._device, backend=case.backend, rank=order.rank, ranks=case.ranks
+            case.trace_steps,
+            run_step,
+            warm_up=warm_up,
+            device=self._device,
+            backend=case.backend,
+            rank=order.rank,
+            ranks=case.ranks,
+            folder=Path(order.folder),
         )
-        keep(traced.timeline, Path(order.folder), order.trial)
+        if traced.has_figures:
+            keep(traced.timeline, Path(order.folder), order.trial)
         if order.keep_trace:
             traced.window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
         for text in traced.notes:
             self._note(f"rank {order.rank}: {text}")
-        if (reason := why_no_communication(traced.timeline)) is not None:
+        if traced.has_figures and (reason := why_no_communication(traced.timeline)) is not None:
             self._note(f"communication is absent: {reason}")
         payloads = self._payloads(traced.before, traced.after, told)
         pairs = (
             [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
         )
-        for breakdown in breakdowns(traced.timeline):
-            self._log.write(self._reading("traced", self._logged, breakdown.samples() + payloads + pairs))
+        figures = [breakdown.samples() for breakdown in breakdowns(traced.timeline)] if traced.has_figures else []
+        # What is counted is known also where no step was traced whole.
+        for samples in figures or [[]]:
+            self._log.write(self._reading("traced", self._logged, samples + payloads + pairs))
             self._logged += 1
 
     def _payloads(self, before: bytes, after: bytes, told: Mapping[str, int]) -> list[Sample]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from collectors import flight_recorder
 from collectors.profiler import Window
+from collectors.traces.names import STEP
 from collectors.traces.reading.gloo_calls import with_calls
 from collectors.traces.spans import Timeline
+from collectors.traces.steps.stretches import steps as marked_steps
+
+NO_KERNELS = (
+    "the profiler saw no kernel, so that the figures of its window are absent: another profiler (nsys, ncu) may hold"
+    " CUPTI, or its library is missing; the rank's messages tell which"
+)
+"""Without kernels a Timeline would take the host's operators, which only launch them, for computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,22 +28,34 @@ class TracedWindow:
     """What came of it.
 
     window: as long as it lives, its trace can be exported. before, after: dumps of the Flight Recorder around it.
-    notes: what its collectives do not say of themselves, and why.
+    has_figures: the Timeline tells what the rank's device did. notes: what cannot be told of the window, and why.
     """
 
     window: Window
     timeline: Timeline
     before: bytes
     after: bytes
+    has_figures: bool
     notes: tuple[str, ...]
 
 
 def trace(
-    steps: int, run_step: Callable[[], None], *, device: torch.device, backend: str, rank: int, ranks: int
+    steps: int,
+    run_step: Callable[[], None],
+    *,
+    warm_up: Callable[[], object],
+    device: torch.device,
+    backend: str,
+    rank: int,
+    ranks: int,
+    folder: Path | None = None,
 ) -> TracedWindow:
-    """Run so many steps under the profiler."""
-    before = flight_recorder.dump(backend)
-    with Window(device) as window:
+    """Run so many steps under the profiler.
+
+    warm_up: see `Window`; all ranks leave it together. folder: see `Window`.
+    """
+    with Window(device, warm_up=warm_up, folder=folder) as window:
+        before = flight_recorder.dump(backend)
         for _ in range(steps):
             with window.step():
                 run_step()
@@ -48,4 +69,27 @@ def trace(
             notes = (f"process groups and numbers of collectives are absent: {error}",)
     # Ranks of one host have one clock, which the joining of their windows goes by.
     about = replace(timeline.about, world_size=ranks, host=socket.gethostname(), groups=flight_recorder.group_ranks())
-    return TracedWindow(window=window, timeline=replace(timeline, about=about), before=before, after=after, notes=notes)
+    has_figures = tells_of(device, timeline)
+    return TracedWindow(
+        window=window,
+        timeline=replace(timeline, about=about),
+        before=before,
+        after=after,
+        has_figures=has_figures,
+        notes=(*notes, *(partial_steps(timeline) if has_figures else (NO_KERNELS,))),
+    )
+
+
+def tells_of(device: torch.device, timeline: Timeline) -> bool:
+    """Whether the Timeline tells what the device did, and not only what the host launched on it."""
+    return device.type == "cpu" or timeline.is_device
+
+
+def partial_steps(timeline: Timeline) -> Iterator[str]:
+    """A line for each step that the window does not hold whole.
+
+    kineto stops when its buffers are full and does not say so, which shows in launches whose work is missing.
+    """
+    for step in marked_steps(timeline):
+        if step.why is not None:
+            yield f"traced step {step.name.removeprefix(STEP).strip()} is left out: {step.why}"

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.memory_curve import MemoryCurve, added_up
+from collectors.profiler import recording
 
 PHASE = "observatory phase "
 """How the annotation of a phase begins; its name follows."""
@@ -66,7 +67,8 @@ def record_curve(run_step: Callable[[], object], device: torch.device, states: C
     """
     before = _storages(states(), device)
     # The allocators of all devices report to the host.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with recording(profiled):
         run_step()
     after = _storages(states(), device)
     assert profiled.profiler is not None

@@ -1,6 +1,6 @@
-"""What the forkserver loads once, so that a rank starts in a tenth of a second; touches no device.
+"""What the forkserver loads once, so that a rank starts in a tenth of a second; starts no driver of a GPU.
 
-Importing it is what does it.
+Importing it is what does it. No process can use a driver of CUDA or HIP that its parent has started.
 """
 
 import signal
@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import torch.distributed.optim  # zero1's.
 
-profiler.warm()
+if profiler.may_start_before_fork():  # With a build for GPUs each rank does it, once it has its device.
+    profiler.warm(torch.device("cpu"))
 # It asks a rank for its stacks, and would kill one that is too young to have been told so.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)

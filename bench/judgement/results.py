@@ -119,7 +119,8 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
     traced = [trial.traced for trial in trials if trial.traced is not None]
     if len(traced) < len(trials):
         return []
-    found = [estimate(results.RUN_TRACED_STEP_SECONDS, [one.step_s for one in traced])]
+    steps_s = [one.step_s for one in traced if one.step_s is not None]
+    found = [estimate(results.RUN_TRACED_STEP_SECONDS, steps_s)] if len(steps_s) == len(traced) else []
     found += [
         estimate_share(results.RUN_TRACED_RATIO, [one.shares[part] for one in traced], part=part)
         for part in traced[0].shares

@@ -24,7 +24,7 @@ PARTS = {
 class Traced:
     """One trial's traced steps.
 
-    step_s: the median over all ranks' steps.
+    step_s: the median over all ranks' steps; None where no step was traced whole, and only counts are known.
     shares: per part of the step, its share of the traced step, the median over all ranks' steps.
     communication_s: time in which collectives ran, likewise; None where there was no communication.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
@@ -34,7 +34,7 @@ class Traced:
     payload_bytes: per collective and mesh axis, what the rank that handed over most did in a step.
     """
 
-    step_s: float
+    step_s: float | None
     shares: dict[str, float]
     communication_s: float | None
     overlap_ratio: float | None
@@ -52,9 +52,13 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     payload_bytes: dict[tuple[str, str], float] = {}
     of_collectives: dict[str, list[float]] = defaultdict(list)
     pairs: list[float] = []
-    for reading in (reading for readings in readings_by_rank for reading in readings):
+    all_readings = [reading for readings in readings_by_rank for reading in readings]
+    if not all_readings:
+        return None
+    for reading in all_readings:
         values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
-        steps_s.append(values[metrics.TRACED_STEP_SECONDS.name])
+        if metrics.TRACED_STEP_SECONDS.name in values:
+            steps_s.append(values[metrics.TRACED_STEP_SECONDS.name])
         for part, metric in PARTS.items():
             if metric.name in values:
                 shares[part].append(values[metric.name] / steps_s[-1])
@@ -70,10 +74,8 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
             if sample.metric == metrics.PAYLOAD_BYTES.name:
                 place = (sample.labels["collective"], sample.labels["axis"])
                 payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
-    if not steps_s:
-        return None
     return Traced(
-        step_s=median(steps_s),
+        step_s=median(steps_s) if steps_s else None,
         shares={part: median(values) for part, values in shares.items()},
         communication_s=median(communications_s) if communications_s else None,
         overlap_ratio=median(overlaps) if overlaps else None,

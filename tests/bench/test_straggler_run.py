@@ -81,8 +81,9 @@ def _traced_rank(folder: Path, late: int | None) -> float:
     for _ in range(STEPS):
         step()
     taken_s = median(backward_s[1:])
-    dist.barrier()
-    window = trace(STEPS, step, device=torch.device("cpu"), backend="gloo", rank=rank, ranks=RANKS)
+    window = trace(
+        STEPS, step, warm_up=dist.barrier, device=torch.device("cpu"), backend="gloo", rank=rank, ranks=RANKS
+    )
     assert window.notes == ()
     keep(window.timeline, folder, 0)
     return taken_s

@@ -201,7 +201,7 @@ def measure(order: SleepingOrder) -> Measured:
 def main() -> None:
     """Measure for the order on the command line."""
     order = msgspec.json.decode(sys.argv[1], type=SleepingOrder)
-    warm()
+    warm(torch.device("cpu"))
     go_first()
     serve_rank(order, lambda: measure(order))
 

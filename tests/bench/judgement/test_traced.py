@@ -49,3 +49,11 @@ def test_the_ranks_that_attend_least_and_most_are_told() -> None:
 
 def test_ranks_that_count_no_pairs_have_none() -> None:
     assert _join([_reading(overlap_ns=0, collectives_ns={})]).attention_pairs is None
+
+
+def test_what_is_counted_is_known_where_no_step_was_traced_whole() -> None:
+    counted = Reading(trial=0, time_ns=0, mark="traced", step=0, samples=[ATTENTION_PAIRS.at(6)])
+    joined = _join([counted])
+    assert joined.step_s is None
+    assert joined.shares == {}
+    assert joined.attention_pairs == (6, 6)
