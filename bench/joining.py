@@ -1,41 +1,117 @@
-"""How a rank finds its device, and the others."""
+"""A rank's way in and out: it takes its device, meets the others, and leaves when what it sent has arrived."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from bench.engines.messages import RankOrder
 
+DESTROY_S = 10.0
+"""How long a rank waits for its communicators to be taken down; it leaves all the same then."""
+ABORT_S = 2.0
+"""The same where it has failed, and its peers wait for its end."""
 
-def take_device(order: RankOrder) -> torch.device:
-    """The device of the rank, made the current one."""
+
+class Cuda(Protocol):
+    """What a rank asks of its GPU; the module `torch.cuda` gives it."""
+
+    def device_count(self) -> int: ...
+    def set_device(self, device: Any) -> None: ...
+    def get_device_properties(self, device: Any) -> Any: ...
+    def synchronize(self, device: Any) -> None: ...
+    def current_device(self) -> int: ...
+
+
+class Groups(Protocol):
+    """What a rank asks of process groups; the module `torch.distributed` gives it."""
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        *,
+        store: Any = None,
+        rank: int = -1,
+        world_size: int = -1,
+        timeout: timedelta | None = None,
+        device_id: Any = None,
+    ) -> None: ...
+    def barrier(self) -> Any: ...
+    def destroy_process_group(self) -> None: ...
+    def is_initialized(self) -> bool: ...
+
+
+class NoDevice(RuntimeError):
+    """The rank cannot have the GPU that it was given."""
+
+
+@contextmanager
+def joined(
+    order: RankOrder,
+    *,
+    before_meeting: Callable[[torch.device], object] = lambda device: None,
+    cuda: Cuda = torch.cuda,
+    groups: Groups = dist,
+    destroy_s: float = DESTROY_S,
+) -> Iterator[torch.device]:
+    """Take part in the order's trial: gives the rank's device, and is left when the rank may go.
+
+    before_meeting: is run on the device before the others are met.
+
+    Raises:
+        NoDevice: there is no GPU for the rank.
+    """
+    device = take_device(order, cuda)
+    before_meeting(device)
+    join(order, device, groups)
+    yield device
+    if device.type == "cuda":
+        part(order, device, cuda, groups, destroy_s)
+
+
+def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
+    """The device of the rank, made the current one before anything is allocated.
+
+    Raises:
+        NoDevice: CUDA shows this process no GPU.
+    """
     torch.set_num_threads(order.case.threads)
     if order.case.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", order.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    count = cuda.device_count()
+    if not count:
+        raise NoDevice(
+            f"CUDA shows rank {order.rank} no GPU, though NVML showed some to the runner; `nvidia-smi` in the ranks'"
+            " environment, CUDA_VISIBLE_DEVICES and /dev/nvidia* tell more"
+        )
+    device = torch.device("cuda", order.local_rank % count)
+    cuda.set_device(device)
     return device
 
 
-def gpu_uuid(order: RankOrder) -> str | None:
+def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
     """The GPU that the rank will take, as CUDA names it; None without one, and where CUDA fails, as it will again."""
     if order.case.device == "cpu":
         return None
     with suppress(RuntimeError, AssertionError):
-        return str(torch.cuda.get_device_properties(order.local_rank % torch.cuda.device_count()).uuid)
+        # The current device first: what starts CUDA on another leaves a context behind there.
+        return str(cuda.get_device_properties(take_device(order, cuda)).uuid)
     return None
 
 
-def join(order: RankOrder, device: torch.device) -> None:
+def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
     """Meet the other ranks in the supervisor's store."""
     timeout = timedelta(seconds=order.collective_timeout_s)
     store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=timeout)
-    dist.init_process_group(
+    groups.init_process_group(
         order.case.backend,
         store=PrefixStore(order.prefix, store),
         rank=order.rank,
@@ -45,8 +121,56 @@ def join(order: RankOrder, device: torch.device) -> None:
     )
 
 
-def wait_for_all(device: torch.device) -> None:
+def wait_for_all(device: torch.device, cuda: Cuda = torch.cuda, groups: Groups = dist) -> None:
     """Begin a window together, so that the first of its steps does not wait for a late rank."""
-    dist.barrier()
+    groups.barrier()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        cuda.synchronize(device)
+
+
+def part(order: RankOrder, device: torch.device, cuda: Cuda, groups: Groups, destroy_s: float) -> None:
+    """Wait until all ranks' devices are done, then take the communicators down.
+
+    A rank that left earlier would take with it what its peers' devices still wait for; and a peer may lack the last
+    bytes of a message that the sender's device has done with, which only the end of the communicator makes sure of.
+    Source: the warning of torch's ProcessGroupNCCL on a missing destroy_process_group; pytorch issue 122358.
+    """
+    cuda.synchronize(device)
+    wait_for_all(device, cuda, groups)
+    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, cuda):
+        print(
+            f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
+        )
+
+
+def give_up(
+    order: RankOrder,
+    *,
+    cuda: Cuda = torch.cuda,
+    groups: Groups = dist,
+    abort: Callable[[], None] = _abort_process_group,
+) -> None:
+    """Take down the communicators of a rank that has failed, so that no kernel of its device waits for peers.
+
+    Its log says by now why it failed, and its record of collectives is written.
+    """
+    if order.case.backend == "nccl" and groups.is_initialized():
+        _within(ABORT_S, abort, cuda)
+
+
+def _within(limit_s: float, call: Callable[[], object], cuda: Cuda) -> bool:
+    """Whether the call returned or raised within the time; the thread of one that did not keeps nothing alive."""
+    done = threading.Event()
+    device = cuda.current_device()
+
+    def run() -> None:
+        try:
+            cuda.set_device(device)  # A new thread begins on the first one.
+            call()
+        except Exception as error:  # noqa: BLE001  # Whatever it says, the rank leaves now.
+            print(f"while communicators were taken down: {type(error).__name__}: {error}")
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="taking communicators down", daemon=True).start()
+    return done.wait(limit_s)

@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
-from bench.joining import join, take_device, wait_for_all
+from bench.joining import joined, wait_for_all
 from bench.kept_windows import keep
 from bench.looks import Looks
 from bench.memory_looks import MemoryLooks
@@ -48,21 +49,23 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
         LogUnwritable: the log cannot be written.
         Exception: whatever the workload raises.
     """
-    case = order.case
-    device = take_device(order)
-    if case.trace_steps and not profiler.may_start_before_fork():
+    case, card = order.case, order.case.card()
+    with joined(order, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
+        mesh = make_mesh(card.mesh(case), case.device)
+        marks = PhaseMarks(make_clock(device), make_memory(device))
+        workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, marks.phase)
+        with closing(make_batches(case, card.place_of(case, order.rank))) as batches:
+            _Rank(order, log, position, device, mesh, marks, workload, batches).run(order.looks)
+
+
+def _warm_profiler(device: torch.device) -> None:
+    """Start the profiler where the forkserver must not have done so."""
+    if not profiler.may_start_before_fork():
         profiler.warm(device)
-    join(order, device)
-    card = case.card()
-    mesh = make_mesh(card.mesh(case), case.device)
-    marks = PhaseMarks(make_clock(device), make_memory(device))
-    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, marks.phase)
-    batches = make_batches(case, card.place_of(case, order.rank))
-    rank = _Rank(order, log, position, device, mesh, marks, workload, batches)
-    try:
-        rank.run(order.looks)
-    finally:
-        batches.close()
+
+
+def _do_nothing(device: torch.device) -> None:
+    """What a rank without a profiler's window does with its device before it meets the others."""
 
 
 class _Rank:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
-from bench.joining import join, take_device, wait_for_all
+from bench.joining import joined, wait_for_all
 from bench.position import Position
 from collectors import nccl_log
 from collectors.catalogue import probes
@@ -38,30 +38,31 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the probe raises.
     """
     case = order.case
-    device = take_device(order)
     choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
     # A line for each call disturbs: it costs a trial of its own, whose times are left out.
     is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
     mark: Mark = "told" if is_told else "probed"
     if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
         nccl_log.ask(choices)  # Before NCCL begins: it reads its settings once.
-    join(order, device)
-    mesh = make_mesh(case.card().mesh(case), case.device)
-    ready = partial(wait_for_all, device)
-    stopwatch = CudaStopwatch(ready, device) if device.type == "cuda" else HostStopwatch(ready)
+    with joined(order) as device:
+        mesh = make_mesh(case.card().mesh(case), case.device)
+        ready = partial(wait_for_all, device)
+        stopwatch = CudaStopwatch(ready, device) if device.type == "cuda" else HostStopwatch(ready)
 
-    def record(figures: Mapping[Quantity, float], **labels: str) -> None:
-        samples = [METRICS[quantity].at(value, **labels) for quantity, value in figures.items()]
-        log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark=mark, step=position.step, samples=samples))
-        position.step += 1
-        fault = order.fault
-        if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
-            commit(fault)
+        def record(figures: Mapping[Quantity, float], **labels: str) -> None:
+            samples = [METRICS[quantity].at(value, **labels) for quantity, value in figures.items()]
+            log.write(
+                Reading(trial=order.trial, time_ns=time.time_ns(), mark=mark, step=position.step, samples=samples)
+            )
+            position.step += 1
+            fault = order.fault
+            if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
+                commit(fault)
 
-    probe: Probe = importlib.import_module(f"workloads.probes.{case.strategy}").probe
-    probe(case, mesh, record, stopwatch)
-    if is_told and order.rank == 0:
-        _log_choices(order, log, choices, position)
+        probe: Probe = importlib.import_module(f"workloads.probes.{case.strategy}").probe
+        probe(case, mesh, record, stopwatch)
+        if is_told and order.rank == 0:
+            _log_choices(order, log, choices, position)
 
 
 def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:

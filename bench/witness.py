@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from bench.engines.messages import RankOrder
 from bench.evidence import EvidenceFile, Seen, Sketch
-from bench.joining import join, take_device
+from bench.joining import joined
 from bench.position import Position
 from collectors.catalogue.step import LOSS
 from collectors.sample_log import Reading, SampleLog
@@ -45,21 +45,20 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the workload raises.
     """
     case = order.case
-    device = take_device(order)
-    join(order, device)
-    card = case.card()
-    mesh = make_mesh(card.mesh(case), case.device)
-    workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)
-    batches = make_batches(case, card.place_of(case, order.rank))
-    with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
-        for seen in _steps(order, workload, batches, device):
-            file.write(seen)
-            samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
-            # As warm-up, of which nothing is read as speed.
-            log.write(
-                Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
-            )
-            position.step += 1
+    with joined(order) as device:
+        card = case.card()
+        mesh = make_mesh(card.mesh(case), case.device)
+        workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)
+        batches = make_batches(case, card.place_of(case, order.rank))
+        with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
+            for seen in _steps(order, workload, batches, device):
+                file.write(seen)
+                samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
+                # As warm-up, of which nothing is read as speed.
+                log.write(
+                    Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
+                )
+                position.step += 1
 
 
 def _steps(order: RankOrder, workload: Workload, batches: Batches | NoBatches, device: torch.device) -> Iterator[Seen]:

@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from bench.engines.messages import RankOrder
-from bench.joining import gpu_uuid
+from bench.joining import give_up, gpu_uuid
 from bench.measure import measure
 from bench.position import Position
 from bench.probing import run_probe
@@ -93,6 +93,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
     log.close(durable=True)
     if error is not None:
         dump_flight_record(order)
+        give_up(order)
     return 0 if error is None else 1
 
 

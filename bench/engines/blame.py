@@ -52,8 +52,12 @@ class RankEnd:
 
     @property
     def is_killed(self) -> bool:
-        """A signal ended it that we did not send; the abort of NCCL's watchdog is but the echo of a peer's failure."""
-        return self.exit_code is not None and self.exit_code < 0 and not self._is_watchdog_abort
+        """A signal ended it that we did not send, before it could say anything.
+
+        The abort of NCCL's watchdog is but the echo of a peer's failure.
+        """
+        was_signalled = self.exit_code is not None and self.exit_code < 0
+        return was_signalled and self.result is None and not self._is_watchdog_abort
 
     @property
     def is_echo(self) -> bool:

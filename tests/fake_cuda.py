@@ -1,0 +1,82 @@
+"""A GPU that is not there, as a rank meets it: it notes what it is asked, in the order in which it is asked."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass
+class FakeProperties:
+    """Of `torch.cuda.get_device_properties`, what ranks read. The values are an H200's."""
+
+    uuid: str = "b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7a"
+    name: str = "NVIDIA H200"
+    total_memory: int = 150_123_184_128
+    major: int = 9
+    minor: int = 0
+
+
+@dataclass
+class FakeCuda:
+    """The module `torch.cuda`, of so many GPUs. calls: each with its device, by thread's own current device."""
+
+    count: int = 2
+    calls: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    _current: threading.local = field(default_factory=threading.local)
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, device: Any) -> None:
+        self._current.index = device if isinstance(device, int) else device.index
+        self.calls.append(f"set_device {self._current.index}")
+
+    def current_device(self) -> int:
+        return getattr(self._current, "index", 0)
+
+    def get_device_properties(self, device: Any) -> FakeProperties:
+        self.calls.append(f"get_device_properties of {device} at current {self.current_device()}")
+        return FakeProperties()
+
+    def synchronize(self, device: Any) -> None:
+        self.calls.append(f"synchronize {device}")
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class FakeGroups:
+    """The module `torch.distributed`, which shares the notes of the rank's `FakeCuda`.
+
+    hangs: until it is set, taking the communicators down does not return.
+    """
+
+    cuda: FakeCuda
+    hangs: threading.Event | None = None
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        *,
+        store: Any = None,
+        rank: int = -1,
+        world_size: int = -1,
+        timeout: timedelta | None = None,
+        device_id: Any = None,
+    ) -> None:
+        self.cuda.calls.append(f"init_process_group {backend} on {device_id}")
+
+    def is_initialized(self) -> bool:
+        return any(call.startswith("init_process_group") for call in self.cuda.calls)
+
+    def barrier(self) -> None:
+        self.cuda.calls.append("barrier")
+
+    def destroy_process_group(self) -> None:
+        self.cuda.calls.append(f"destroy_process_group on {self.cuda.current_device()}")
+        if self.hangs is not None:
+            self.hangs.wait()
