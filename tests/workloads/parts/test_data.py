@@ -114,3 +114,21 @@ def test_a_sequence_beyond_the_epoch_is_refused() -> None:
 def test_the_batch_arrives_on_the_device() -> None:
     (tokens_bs,) = take(make_batches(), 1)
     assert to_device(tokens_bs, torch.device("meta")).device.type == "meta"
+
+
+def test_sequences_count_up_in_strides_of_one_to_four_and_a_tenth_of_the_tokens_is_chance() -> None:
+    """As `Progressions` says of itself, found without its generator: the stride that most neighbours agree on."""
+    shape = replace(SMALL, vocabulary=1000, sequence=255)
+    sequences = Progressions(shape, seed=3, sequences=200)
+    positions = np.arange(256)
+    strides, replaced = set(), 0
+    for number in range(200):
+        tokens_s = sequences[number]
+        differences, counts = np.unique(np.diff(tokens_s) % 1000, return_counts=True)
+        stride = int(differences[counts.argmax()])
+        _, counts = np.unique((tokens_s - stride * positions) % 1000, return_counts=True)
+        strides.add(stride)
+        replaced += 256 - int(counts.max())
+    assert strides == {1, 2, 3, 4}
+    # Of 51,200 tokens: the standard deviation is 68.
+    assert abs(replaced - 0.1 * 51_200 * 999 / 1000) < 5 * 68
