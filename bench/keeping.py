@@ -64,24 +64,44 @@ def check_baseline(case: Case, machine: Machine, told: Summary) -> None:
     scaling_between(case, told.case)
 
 
-def adopt(folder: Path, history: History, store: str | None) -> list[str]:
-    """Take runs into the history whose runner could not; what cannot be read is returned, a line each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What a look through a folder of runs added to the history. problems: a line for each folder left out."""
+
+    runs: tuple[Summary, ...]
+    problems: tuple[str, ...]
+
+
+def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
+    """Take runs into the history that are not in it: their runner died, or the folder or the history is a new one.
+
+    A run that the history knows is never replaced, and nothing is written but in the run's own folder.
 
     store: the history's URL as runs were told it; those of another store are left alone.
+    of_every_store: they are taken as well.
     """
     known = history.known()
+    taken: list[Summary] = []
     problems: list[str] = []
     for run_folder in ended_folders(folder):
         if run_folder.name in known:
             continue
         try:
-            if runs.case_file(run_folder).store == runs.store_name(store):
-                summary = runs.load(run_folder)
+            file = runs.case_file(run_folder)
+            if not of_every_store and file.store != runs.store_name(store):
+                continue
+            if file.run != run_folder.name:
+                raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
+            summary = runs.load(run_folder)
+            if not (run_folder / "summary.json").exists():
                 runs.save(summary)
-                history.add(summary, runs.machine_of(run_folder))
+            history.add(summary, runs.machine_of(run_folder))
+            taken.append(summary)
+        except Misuse as error:
+            problems.append(f"{run_folder} is left out of the history: {error}")
         except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
             problems.append(f"{run_folder} is left out of the history: {type(error).__name__}: {error}")
-    return problems
+    return Adopted(runs=tuple(taken), problems=tuple(problems))
 
 
 def _scaling(

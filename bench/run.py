@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -173,12 +173,17 @@ def save(summary: Summary) -> None:
 def load(folder: Path) -> Summary:
     """The summary of a run's folder, made anew from its logs where the runner died before it wrote one.
 
+    Its folder is the one that it is read from, wherever the run was measured.
+
     Raises:
-        Misuse: the folder holds no run, or one that a newer version wrote.
+        Misuse: the folder holds no run, files of two runs, or what a newer version wrote.
     """
     path = folder / "summary.json"
     if path.exists():
-        return decode(path.read_bytes(), str(path))
+        summary = decode(path.read_bytes(), str(path))
+        if summary.run != (run := case_file(folder).run):
+            raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
+        return replace(summary, folder=str(folder.absolute()))
     if is_running(folder):
         raise Misuse(f"{folder} is still running; look again when it is done")
     cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")

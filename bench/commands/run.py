@@ -211,7 +211,7 @@ def _measure(
         History(conduct.store) as history,
         serving(runs_folder, conduct.store, port=port, on_notice=say),
     ):
-        for problem in adopt(runs_folder, history, conduct.store):
+        for problem in adopt(runs_folder, history, conduct.store).problems:
             say(problem)
         told = None if baseline_run is None else history.find(baseline_run)
         with ENGINES[engine_name]() as engine, Progress([case for case, _ in cases]) as progress:

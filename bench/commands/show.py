@@ -37,6 +37,9 @@ LOOKED_THROUGH = 200
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
 )
+@click.option(
+    "--rebuild", "is_rebuild", is_flag=True, help="Take all runs of the folder --runs into the history, and list them."
+)
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
 @RUNS
 @STORE
@@ -47,6 +50,7 @@ def command(
     count: int,
     import_path: Path | None,
     export_folder: Path | None,
+    is_rebuild: bool,
     with_timeline: bool,
     runs_folder: Path,
     store_url: str | None,
@@ -60,9 +64,13 @@ def command(
     Example:
       observatory show --strategy ddp
     """
-    if sum((import_path is not None, export_folder is not None, with_timeline)) > 1:
-        raise Misuse("--import, --export and --timeline cannot be together; take one at a time")
-    if import_path is not None:
+    if sum((import_path is not None, export_folder is not None, with_timeline, is_rebuild)) > 1:
+        raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
+    if is_rebuild and (run is not None or strategy is not None):
+        raise Misuse("--rebuild takes all runs of a folder, and neither RUN nor --strategy; --runs says which folder")
+    if is_rebuild:
+        _rebuild(runs_folder, store_url, format_name)
+    elif import_path is not None:
         _import(import_path, run, store_url, format_name)
     elif export_folder is not None:
         _export(export_folder, run, store_url)
@@ -88,7 +96,7 @@ def _show(
     refusal = None
     try:
         with History(store_url) as history:
-            for problem in adopt(runs_folder, history, store_url):
+            for problem in adopt(runs_folder, history, store_url).problems:
                 say(problem)
     except InfrastructureFailed as error:
         refusal = error
@@ -106,6 +114,23 @@ def _show(
         say("no run is in the history yet; `observatory run ddp` makes one")
         return
     print_history(summaries, format_name)
+
+
+def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """Every run of the folder that the history lacks, whatever store it was meant for."""
+    from bench.keeping import adopt
+    from bench.reports.terminal import print_history
+    from bench.store.history import History
+
+    if not runs_folder.is_dir():
+        raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
+    with History(store_url) as history:
+        adopted = adopt(runs_folder, history, store_url, of_every_store=True)
+    for problem in adopted.problems:
+        say(problem)
+    if adopted.runs or format_name != "table":
+        print_history(adopted.runs[::-1], format_name)
+    say(f"{len(adopted.runs)} run(s) of {runs_folder} were taken into the history")
 
 
 def _import(path: Path, run: str | None, store_url: str | None, format_name: str) -> None:

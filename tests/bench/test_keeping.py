@@ -1,5 +1,6 @@
 """What was measured is kept: in the run's folder and in the history, whatever one of them refuses."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,17 +79,17 @@ def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_
     tmp_path: Path, history: History
 ) -> None:
     (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
-    assert adopt(tmp_path / "runs", history, None) == []
+    assert adopt(tmp_path / "runs", history, None).problems == ()
     adopted = history.find(summary.run)
     assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
     assert adopted.estimates == summary.estimates
-    assert adopt(tmp_path / "runs", history, None) == []
+    assert adopt(tmp_path / "runs", history, None).problems == ()
 
 
 def test_a_folder_that_somebody_works_on_is_left_alone(tmp_path: Path, history: History) -> None:
     run = begin(DDP, make_machine(), tmp_path / "runs")
     try:
-        assert adopt(tmp_path / "runs", history, None) == []
+        assert adopt(tmp_path / "runs", history, None).problems == ()
         assert history.known() == frozenset()
     finally:
         run.close()
@@ -99,9 +100,68 @@ def test_a_broken_folder_is_named_and_does_not_stop_the_others(tmp_path: Path, h
     broken = tmp_path / "runs" / "20200101-000000-broken"
     broken.mkdir()
     (broken / "case.json").write_text("{")
-    (problem,) = adopt(tmp_path / "runs", history, None)
+    (problem,) = adopt(tmp_path / "runs", history, None).problems
     assert str(broken) in problem
     assert history.known() == {summary.run}
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_copy_of_a_runs_folder_leaves_the_history_as_it_is(
+    tmp_path: Path, history: History, is_partial: bool
+) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    measured = measure_fake(tmp_path / "runs", engine, DDP).summaries
+    (summary,) = keep(measured, engine.machine(), history, told=None).summaries
+    copy = tmp_path / "runs" / "a copy"
+    shutil.copytree(summary.folder, copy)
+    if is_partial:
+        (copy / "summary.json").unlink()
+    (problem,) = adopt(tmp_path / "runs", history, None).problems
+    assert problem.startswith(f"{copy} is left out of the history: it is a copy of run {summary.run}")
+    assert history.find(summary.run) == summary
+    assert (copy / "summary.json").exists() is not is_partial
+
+
+def test_nothing_is_written_where_a_summary_says_that_its_folder_is(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    (summary,) = keep(measure_fake(tmp_path / "runs", engine, DDP).summaries, engine.machine(), history, None).summaries
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    runs.save(replace(summary, folder=str(victim)))
+    moved = Path(shutil.move(victim / "summary.json", Path(summary.folder) / "summary.json"))
+    with History(f"sqlite:///{tmp_path / 'other.sqlite'}") as other:
+        (adopted,) = adopt(tmp_path / "runs", other, None).runs
+    assert adopted.folder == str(moved.parent)
+    assert list(victim.iterdir()) == []
+
+
+def test_a_lost_history_is_rebuilt_from_a_folder_that_was_moved(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    measured = measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries
+    kept = keep(measured, engine.machine(), history, told=None).summaries
+    shutil.move(tmp_path / "runs", tmp_path / "restored")
+    with History(f"sqlite:///{tmp_path / 'new.sqlite'}") as new:
+        adopted = adopt(tmp_path / "restored", new, None)
+        expected = {one.run: replace(one, folder=str(tmp_path / "restored" / one.run)) for one in kept}
+        assert {one.run: one for one in adopted.runs} == expected
+        assert {run: new.find(run) for run in expected} == expected
+        assert adopt(tmp_path / "restored", new, None).runs == ()
+
+
+def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    single, ddp = keep(
+        measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries, engine.machine(), history, told=None
+    ).summaries
+    shutil.copyfile(Path(single.folder) / "summary.json", Path(ddp.folder) / "summary.json")
+    with pytest.raises(Misuse, match=f"summary.json is of run {single.run}, and case.json beside it of {ddp.run}"):
+        load(Path(ddp.folder))
+
+
+def test_runs_meant_for_any_store_are_taken_where_a_person_asks(tmp_path: Path, history: History) -> None:
+    run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
+    run.close()
+    assert [one.run for one in adopt(tmp_path / "runs", history, None, of_every_store=True).runs] == [run.id]
 
 
 def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -129,7 +189,7 @@ def test_a_run_meant_for_another_store_is_left_to_it(tmp_path: Path, history: Hi
     run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
     run.close()
     assert "secret" not in (run.folder / "case.json").read_text()
-    assert adopt(tmp_path / "runs", history, None) == []
+    assert adopt(tmp_path / "runs", history, None).problems == ()
     assert history.known() == frozenset()
     adopt(tmp_path / "runs", history, "postgresql://me:secret@host/name")
     assert history.known() == {run.id}
