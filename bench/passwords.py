@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import bcrypt
 
 _KEPT_ANSWERS = 100
+"""Right ones, and as many wrong ones."""
 _COUNTED_BYTES = 72
 """bcrypt takes no more of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme, 3."""
 
@@ -20,8 +21,9 @@ _COUNTED_BYTES = 72
 class Passwords:
     """Answers for any number of threads; hashes one password at a time, so that a guesser costs one core at most.
 
-    Answers are kept, since a hash takes a tenth of a second and the same client asks every few seconds. Of what was
-    asked only a fingerprint is kept, under a key that nobody knows.
+    Answers are kept, since a hash takes a tenth of a second and the same client asks every few seconds. Right ones are
+    kept apart from wrong ones, so that no number of guesses pushes them out. Of what was asked only a fingerprint is
+    kept, under a key that nobody knows.
 
     hashes: of at least one user, by name. matches: bcrypt's comparison of a password and a hash.
     """
@@ -32,7 +34,7 @@ class Passwords:
         self._decoy = max(self._hashes.values(), key=_cost)
         self._matches = matches
         self._key = secrets.token_bytes(32)
-        self._answers: OrderedDict[bytes, bool] = OrderedDict()
+        self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
         self._answers_lock = threading.Lock()
         self._hashing = threading.Lock()
 
@@ -43,14 +45,16 @@ class Passwords:
             return False
         fingerprint = self._fingerprint(*given)
         with self._answers_lock:
-            if fingerprint in self._answers:
-                self._answers.move_to_end(fingerprint)
-                return self._answers[fingerprint]
+            for is_right, kept in self._answers.items():
+                if fingerprint in kept:
+                    kept.move_to_end(fingerprint)
+                    return is_right
         is_right = self._check(*given)
         with self._answers_lock:
-            self._answers[fingerprint] = is_right
-            while len(self._answers) > _KEPT_ANSWERS:
-                self._answers.popitem(last=False)
+            kept = self._answers[is_right]
+            kept[fingerprint] = None
+            while len(kept) > _KEPT_ANSWERS:
+                kept.popitem(last=False)
         return is_right
 
     def _check(self, name: bytes, password: bytes) -> bool:

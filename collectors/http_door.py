@@ -9,6 +9,7 @@ import socketserver
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,12 @@ from typing import Any, Protocol
 
 IDLE_S = 5.0
 """How long a client may say nothing, or read nothing, before it is let go."""
+REQUEST_S = 30.0
+"""How long a client is served in all, however busily it speaks or reads; Prometheus itself waits 10 s."""
+MOST_CLIENTS = 64
+"""How many are served at once; those beyond are turned away, so that they cost no thread."""
+
+_TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
 
 _PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
 
@@ -59,12 +66,22 @@ class Server:
     """
 
     def __init__(
-        self, page: Page, host: str, port: int, *, terms: Callable[[], Terms] = Terms, on_notice: Callable[[str], None]
+        self,
+        page: Page,
+        host: str,
+        port: int,
+        *,
+        terms: Callable[[], Terms] = Terms,
+        on_notice: Callable[[str], None],
+        request_s: float = REQUEST_S,
+        most_clients: int = MOST_CLIENTS,
     ) -> None:
+        where = f"port {port} of {host}"
         try:
-            self._http = _Http(page, host, port, terms, on_notice)
+            self._http = _Http(page, host, port, terms, on_notice, request_s=request_s, most_clients=most_clients)
+        except UnicodeError:  # A name with an empty part, one of over 63 letters, or of letters that no name has.
+            raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
         except OSError as error:
-            where = f"port {port} of {host}"
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(f"{where} is taken by another program") from None
             raise CannotListen(f"{where} cannot be served: {error.strerror or error}") from None
@@ -84,16 +101,35 @@ class Server:
         self._http.server_close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Client:
+    """One that is served. since_s: on the monotonic clock."""
+
+    terms: Terms
+    since_s: float
+
+
 class _Http(ThreadingHTTPServer):
     daemon_threads = False  # So that server_close() waits for a scrape that runs.
+    request_queue_size = 128  # How many may wait to be taken; socketserver's own 5 are fewer than a restart brings.
 
     def __init__(
-        self, page: Page, host: str, port: int, terms: Callable[[], Terms], on_notice: Callable[[str], None]
+        self,
+        page: Page,
+        host: str,
+        port: int,
+        terms: Callable[[], Terms],
+        on_notice: Callable[[str], None],
+        *,
+        request_s: float,
+        most_clients: int,
     ) -> None:
         self.page = page
         self.on_notice = on_notice
         self._ask_terms = terms
-        self._clients: dict[socket.socket, Terms] = {}
+        self._request_s, self._most_clients = request_s, most_clients
+        self._count = 0
+        self._clients: dict[socket.socket, _Client] = {}
         self._is_hung_up = False
         self._clients_lock = threading.Lock()
         (self.address_family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -112,25 +148,51 @@ class _Http(ThreadingHTTPServer):
 
     def terms_of(self, client: Any) -> Terms:
         """The terms that the client came in on."""
-        return self._clients[client]
+        return self._clients[client].terms
+
+    def service_actions(self) -> None:
+        """Let go of clients whose time is over; is called several times a second."""
+        now_s = time.monotonic()
+        with self._clients_lock:
+            for client, about in self._clients.items():
+                if now_s - about.since_s > self._request_s:
+                    _hear_no_more(client, socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give one client a thread, where there is one left."""
+        with self._clients_lock:
+            is_one_left = self._count < self._most_clients
+            self._count += is_one_left
+        if is_one_left:
+            super().process_request(request, client_address)
+            return
+        self.on_notice(f"{self._most_clients} clients are served at once; those beyond are turned away")
+        with contextlib.suppress(OSError):
+            request.settimeout(0)
+            request.send(_TURNED_AWAY)
+        self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one client, known to `hang_up` meanwhile."""
-        terms = self._ask_terms()
+        """Answer one client, known to `hang_up` and `service_actions` meanwhile."""
         try:
-            client = _wrapped(request, terms.tls)
-        except OSError:  # It went away before it said anything.
-            self.shutdown_request(request)
-            return
-        with self._clients_lock:
-            self._clients[client] = terms
-            if self._is_hung_up:
-                _hear_no_more(client)
-        try:
-            super().process_request_thread(client, client_address)
+            terms = self._ask_terms()
+            try:
+                client = _wrapped(request, terms.tls)
+            except OSError:  # It went away before it said anything.
+                self.shutdown_request(request)
+                return
+            with self._clients_lock:
+                self._clients[client] = _Client(terms=terms, since_s=time.monotonic())
+                if self._is_hung_up:
+                    _hear_no_more(client)
+            try:
+                super().process_request_thread(client, client_address)
+            finally:
+                with self._clients_lock:
+                    del self._clients[client]
         finally:
             with self._clients_lock:
-                del self._clients[client]
+                self._count -= 1
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news; anything else is our own mistake, said in a line."""
@@ -144,10 +206,10 @@ def _wrapped(client: socket.socket, tls: ssl.SSLContext | None) -> socket.socket
     return client if tls is None else tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
 
-def _hear_no_more(client: socket.socket) -> None:
+def _hear_no_more(client: socket.socket, how: int = socket.SHUT_RD) -> None:
     with contextlib.suppress(OSError):  # Gone by itself.
         # Not an SSLSocket's own, which would go on in plain text.
-        socket.socket.shutdown(client, socket.SHUT_RD)
+        socket.socket.shutdown(client, how)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -174,6 +236,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, b"here are /metrics and /healthz\n")
 
+    def do_HEAD(self) -> None:
+        """As GET, whose body is kept back."""
+        self.do_GET()
+
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
         """A scrape is no news."""
 
@@ -196,7 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (fixed | dict(headers or {}) | dict(self.server.terms_of(self.connection).headers)).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
 def _answer_in_plain(client: ssl.SSLSocket) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import signal
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -93,12 +95,15 @@ def command(
     from bench.demonstration.serving import open_demonstration
     from bench.listed import listed, published_address
     from bench.serving import NodePlan, once, open_server
+    from bench.store.connecting import parse_url
     from bench.targets import Targets
     from collectors.http_door import Terms
     from collectors.wanted import Wanted
 
     if is_demo:
         _refuse_own("runs_folder", "store_url", "mapping_folder")
+    elif store_url is not None:
+        parse_url(store_url)
     if targets_file is not None:
         _refuse_unreachable(host)
         Targets(targets_file, on_notice=say).check()
@@ -114,6 +119,8 @@ def command(
             mapping = None if mapping_folder is None else stack.enter_context(_open_mapping(mapping_folder))
             node = NodePlan(wanted=wanted, mapping=mapping)
             opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=terms, node=node)
+        if not _is_loopback(host) and not _asks_who(terms()):
+            say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
         server = stack.enter_context(opening)
         if targets_file is not None:
             labels = {"__scheme__": server.url.partition(":")[0]}
@@ -125,14 +132,30 @@ def command(
 
 def _guarded(web_config: Path) -> Callable[[], Terms]:
     from bench.web_guard import WebGuard
+    from collectors.http_door import Terms
 
     try:
         terms = WebGuard(web_config, on_notice=say).terms
     except Misuse as error:
         raise Misuse(f"--web-config: {error}") from None
+    if terms() == Terms():
+        say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
     if terms().admits is not None and terms().tls is None:
         say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
     return terms
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _asks_who(terms: Terms) -> bool:
+    """Whether a client must say who it is, by a password or a certificate."""
+    return terms.admits is not None or (terms.tls is not None and terms.tls.verify_mode is ssl.CERT_REQUIRED)
 
 
 def _refuse_unreachable(host: str) -> None:

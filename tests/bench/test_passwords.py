@@ -112,3 +112,13 @@ def test_one_password_is_hashed_at_a_time() -> None:
         list(pool.map(lambda number: passwords.admits(_basic("ann", str(number))), range(16)))
     assert len(matches.asked) == 16
     assert not matches.was_crowded
+
+
+def test_no_number_of_wrong_guesses_has_a_right_password_hashed_again() -> None:
+    matches = FakeMatches()
+    passwords = Passwords({"ann": "$2a$05$word"}, matches=matches)
+    assert passwords.admits(_basic("ann", "word"))
+    assert not any(passwords.admits(_basic("ann", f"guess {number}")) for number in range(150))
+    asked = len(matches.asked)
+    assert passwords.admits(_basic("ann", "word"))
+    assert len(matches.asked) == asked

@@ -188,3 +188,61 @@ def test_new_terms_hold_for_the_next_client() -> None:
         assert get(server.port)[0] == 401
     finally:
         server.close()
+
+
+def test_the_headers_of_an_answer_can_be_asked_for_alone(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("HEAD", "/metrics", headers={"Accept": "text/y"})
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Content-Length"], answer.read()) == (200, "16", b"")
+    connection.close()
+
+
+def test_a_client_that_never_comes_to_an_end_is_let_go() -> None:
+    server = Server(FakePage(), "127.0.0.1", 0, on_notice=Notices(), request_s=0.5)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            for _ in range(600):  # A byte each tenth of a second: it is never silent for long.
+                try:
+                    client.sendall(b"x")
+                    client.settimeout(0.1)
+                    if not client.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            else:
+                pytest.fail("it is served for ever")
+    finally:
+        server.close()
+
+
+def test_clients_beyond_the_most_are_turned_away_and_those_before_are_served() -> None:
+    page, notices = FakePage(), Notices()
+    page.may_go_on.clear()
+    server = Server(page, "127.0.0.1", 0, on_notice=notices, most_clients=2)
+    answers: list[int] = []
+    early = [threading.Thread(target=lambda: answers.append(get(server.port)[0])) for _ in range(2)]
+    try:
+        for thread in early:
+            thread.start()
+            assert page.is_asked.wait(30)
+            page.is_asked.clear()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            assert client.recv(100).startswith(b"HTTP/1.0 503 Service Unavailable")
+        page.may_go_on.set()
+        for thread in early:
+            thread.join()
+        assert answers == [200, 200]
+        assert any(get(server.port)[0] == 200 for _ in range(100))  # Their threads may take a moment to end.
+        assert set(notices) == {"2 clients are served at once; those beyond are turned away"}
+    finally:
+        page.may_go_on.set()
+        server.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "\udcff"])
+def test_a_host_that_is_no_name_cannot_be_listened_on(host: str) -> None:
+    with pytest.raises(CannotListen):
+        Server(FakePage(), host, 0, on_notice=Notices())

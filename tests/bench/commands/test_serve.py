@@ -136,3 +136,33 @@ def test_passwords_without_tls_are_said(tmp_path: Path, taken: int) -> None:
         _, errors = served.communicate(timeout=60)
     said = f"{tmp_path / 'web.yml'}: passwords cross the network in plain text; add a tls_server_config"
     assert errors.splitlines()[0].endswith(said)
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_who_serves_everybody_without_a_password_is_told(host: str, is_open: bool, taken: int, tmp_path: Path) -> None:
+    with _serve(tmp_path, "--host", host, "--port", str(taken)) as served:
+        _, errors = served.communicate(timeout=60)
+    said = f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS"
+    assert (said in errors.splitlines()) == is_open
+
+
+def test_a_web_configuration_that_sets_nothing_is_told(tmp_path: Path, taken: int) -> None:
+    (tmp_path / "web.yml").write_text("")
+    with _serve(tmp_path, "--web-config", str(tmp_path / "web.yml"), "--port", str(taken)) as served:
+        _, errors = served.communicate(timeout=60)
+    assert errors.splitlines()[0].startswith(f"{tmp_path / 'web.yml'} sets nothing")
+
+
+def test_a_store_that_is_none_is_refused_before_it_serves(tmp_path: Path) -> None:
+    with _serve(tmp_path, "--store", "notaurl", "--port", "0") as served:
+        _, errors = served.communicate(timeout=60)
+    assert served.returncode == 4
+    assert errors.splitlines()[0].startswith("observatory: the store's URL cannot be read; it may be sqlite:///")
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_host_that_is_no_name_is_refused_in_one_line(host: str, tmp_path: Path) -> None:
+    with _serve(tmp_path, "--host", host, "--port", "0") as served:
+        _, errors = served.communicate(timeout=60)
+    assert served.returncode == 4
+    assert f"observatory: host '{host}' is no name of a machine and no address" in errors
