@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -43,6 +44,15 @@ class _LateGroup(click.Group):
         command: click.Command = importlib.import_module(f"bench.commands.{name}").command
         return command
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        if name not in COMMANDS and not name.startswith("-") and close:
+            context.fail(f"No such command '{name}'. Did you mean '{close[0]}'?")
+        return super().resolve_command(context, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -64,6 +74,9 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return MISUSE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "observatory"
         return _fail(MISUSE, f"{error.format_message()} (`{path} --help`)")

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""All of C0 and C1 but the end of a line, and the marks that turn the direction of writing."""
 
 
 def say(text: str) -> None:
-    """One line, in one piece. Where standard error is closed or full nobody can be told, and the work goes on."""
+    """Print it in one piece. Where standard error is closed or full nobody can be told, and the work goes on.
+
+    A name in it may come from anywhere, so that control characters, which would move a terminal's cursor or colour
+    what follows, are written as escapes.
+    """
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than ends of lines, which are written as Python writes them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bench.nccl_tests.reading import Imported
     from bench.summary import Summary
 
+MOST_LISTED = 1_000_000
 LOOKED_THROUGH = 200
 """Runs of `collectives`, newest first, among which one to compare with is looked for."""
 
@@ -24,7 +25,9 @@ LOOKED_THROUGH = 200
 @click.command(name="show")
 @click.argument("run", required=False)
 @click.option("--strategy", help="Only runs of this strategy.")
-@click.option("--limit", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Runs listed.")
+@click.option(
+    "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
+)
 @click.option(
     "--import",
     "import_path",
@@ -89,6 +92,7 @@ def _show(
     run: str | None, strategy: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str
 ) -> None:
     """A run of the history, or the list of the newest."""
+    from bench.case import find_card
     from bench.keeping import adopt
     from bench.reports.terminal import print_history, print_whole
     from bench.store.history import History
@@ -110,8 +114,12 @@ def _show(
         raise refusal or InfrastructureFailed("the store cannot be read") from None
     if refusal is not None:
         say(f"this store can only be read, so runs whose runner died are not taken in: {refusal}")
-    if not summaries and format_name == "table":
+    if not summaries and strategy is not None:
+        find_card(strategy)
+        say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
+    elif not summaries:
         say("no run is in the history yet; `observatory run ddp` makes one")
+    if not summaries and format_name == "table":
         return
     print_history(summaries, format_name)
 

@@ -67,7 +67,10 @@ def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
         ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
         ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
         ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
-        ("rum", "observatory: No such command 'rum'. (`observatory --help`)"),
+        ("rum", "observatory: No such command 'rum'. Did you mean 'run'? (`observatory --help`)"),
+        ("xyz", "observatory: No such command 'xyz'. (`observatory --help`)"),
+        ("show --limit 99999999999999999999", "observatory: Invalid value for '--limit': 99999999999999999999 is not"),
+        ("show --strategy dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"?'),
         ("list --format xml", "observatory: Invalid value for '--format'"),
         ("show nothing", 'observatory: run "nothing" is unknown'),
     ],
@@ -169,3 +172,10 @@ def test_serve_ends_in_order_although_nobody_can_be_told(errors: str, tmp_path: 
             server.wait(timeout=4)  # It serves, and did not end by itself.
         server.terminate()
         assert server.wait(timeout=60) == 0
+
+
+def test_without_a_command_the_help_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "\nCommands:\n  list " in said.err

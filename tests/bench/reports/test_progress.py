@@ -1,0 +1,37 @@
+"""What a person sees of a run while it goes, on a terminal and without one."""
+
+from __future__ import annotations
+
+from bench.reports.progress import Progress
+from tests.bench.examples import small_case
+
+
+class FakeClock:
+    """Ten seconds later each time that it is looked at."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += 10.0
+        return self._now_s
+
+
+def test_without_a_terminal_each_trial_is_a_line_with_the_time() -> None:
+    said: list[str] = []
+    case = small_case(trials=2)
+    with Progress([case], is_drawn=False, tell=said.append, clock_s=FakeClock()) as progress:
+        for trial in range(2):
+            for steps in range(case.positions() + 3):
+                progress.update(case, trial, steps)
+    assert said == ["ddp on 2: trial 1 of 2 begins after 10 s", "ddp on 2: trial 2 of 2 begins after 20 s"]
+
+
+def test_steps_beside_the_measured_ones_are_not_counted_beyond_them() -> None:
+    case = small_case(trials=2)
+    progress = Progress([case], is_drawn=True)
+    (task,) = progress.bars.tasks
+    progress.update(case, 0, 2)
+    assert (task.completed, task.fields["place"]) == (2, "trial 1 of 2, step 2 of 4")
+    progress.update(case, 0, 7)
+    assert (task.completed, task.fields["place"]) == (4, "trial 1 of 2, traced and memory steps")
