@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,16 @@ from bench import run as runs
 from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
 from bench.judgement.against_history import against_history
+from bench.judgement.baseline import unlike
 from bench.judgement.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
 from bench.machine import Machine
 from bench.run_folders import ended_folders
 from bench.store.history import History
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_TOKENS_PER_SECOND
+
+BASELINES_SEEN = 20
+"""Of the newest runs of a baseline's case, so many are looked at for one that was measured like the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +35,15 @@ class Kept:
 def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> Kept:
     """Give each summary what others and the history add to it, and write all of them, whatever one place refuses.
 
-    told: the baseline that a person named; without it, one measured beside the run, or the newest in the history.
+    told: the baseline that a person named; without it, one measured beside the run, or the newest in the history that
+    was measured like the run.
     """
     failures: list[InfrastructureFailed] = []
     kept: list[Summary] = []
     for summary in summaries:
         try:
-            summary = replace(summary, scaling=_scaling(summary, summaries, history, told))
+            scaling, notes = _scaling(summary, machine, summaries, history, told)
+            summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
             summary = against_history(summary, history)
         except InfrastructureFailed as error:  # The run is kept all the same, without what could not be asked.
             failures.append(error)
@@ -105,26 +111,60 @@ def adopt(folder: Path, history: History, store: str | None, *, of_every_store: 
 
 
 def _scaling(
-    summary: Summary, beside: Iterable[Summary], history: History, told: Summary | None
-) -> tuple[ScalingEfficiency, ...]:
+    summary: Summary, machine: Machine, beside: Sequence[Summary], history: History, told: Summary | None
+) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """Efficiency against the baseline told, those measured beside the run, or else those of the history; and notes."""
     if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
-        return ()
+        return (), ()
     if told is not None:
-        return (_efficiency(summary, told),)
+        return (_efficiency(summary, told, is_beside=False),), ()
+    cases = {scaling: one_rank_baseline(summary.case, scaling) for scaling in get_args(Scaling)}
+    near = [
+        _efficiency(summary, other, is_beside=True)
+        for case in cases.values()
+        for other in beside
+        if case is not None and other.case.key() == case.key() and other.trials_done
+    ]
+    if near:
+        return tuple(near), ()
+    return _against_history(summary, machine, cases, history)
+
+
+def _against_history(
+    summary: Summary, machine: Machine, cases: Mapping[Scaling, Case | None], history: History
+) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """Efficiency against the newest baselines that were measured like the run, and why there is none."""
     found: list[ScalingEfficiency] = []
-    for scaling in get_args(Scaling):
-        case = one_rank_baseline(summary.case, scaling)
-        if case is None:
-            continue
-        near = [other for other in beside if other.case.key() == case.key() and other.trials_done]
-        baseline = near[0] if near else history.baseline(case.key(), summary.hardware)
-        if baseline is not None:
-            found.append(_efficiency(summary, baseline))
-    return tuple(found)
+    notes: list[str] = []
+    for scaling, case in cases.items():
+        candidates = () if case is None else history.baselines(case.key(), summary.hardware, limit=BASELINES_SEEN)
+        whys = []
+        for candidate in candidates:
+            its_machine = history.machine(candidate.run)
+            assert its_machine is not None, "a run is kept with its machine"
+            why = unlike(summary, machine, candidate, its_machine)
+            if why is None:
+                found.append(_efficiency(summary, candidate, is_beside=False))
+                break
+            whys.append(why)
+        else:
+            if whys:
+                notes.append(
+                    f"{scaling} scaling efficiency is absent: the newest baseline, {candidates[0].run}, has {whys[0]};"
+                    f" --with-baseline {scaling} measures one beside the run, --baseline RUN takes one all the same"
+                )
+    return tuple(found), tuple(notes)
 
 
-def _efficiency(summary: Summary, baseline: Summary) -> ScalingEfficiency:
-    return scaling_efficiency(summary.case, _rates(summary), baseline.case, _rates(baseline), baseline_run=baseline.run)
+def _efficiency(summary: Summary, baseline: Summary, *, is_beside: bool) -> ScalingEfficiency:
+    return scaling_efficiency(
+        summary.case,
+        _rates(summary),
+        baseline.case,
+        _rates(baseline),
+        baseline_run=baseline.run,
+        is_beside=is_beside,
+    )
 
 
 def _rates(summary: Summary) -> tuple[float, ...]:

@@ -21,12 +21,14 @@ class ScalingEfficiency:
 
     scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
     baseline_ranks: 1, unless a run was compared with a smaller one of several ranks.
+    is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
     """
 
     scaling: Scaling
     baseline_run: str
     ratio: Ratio
     baseline_ranks: int = 1
+    is_beside: bool | None = None
 
 
 def scaling_efficiency(
@@ -35,6 +37,8 @@ def scaling_efficiency(
     baseline_case: Case,
     baseline_tokens_per_second: Sequence[float],
     baseline_run: str,
+    *,
+    is_beside: bool | None = None,
 ) -> ScalingEfficiency:
     """The efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
 
@@ -53,6 +57,7 @@ def scaling_efficiency(
             ),
         ),
         baseline_ranks=baseline_case.ranks,
+        is_beside=is_beside,
     )
 
 

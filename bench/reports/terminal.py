@@ -208,7 +208,8 @@ def _print_below(console: Console, summary: Summary) -> None:
     name = f"{summary.case.strategy} on {summary.case.ranks}"
     lines = [
         f"{name}: {found.scaling} scaling efficiency {percent(found.ratio.value, found.ratio.low, found.ratio.high)}"
-        f" against {found.baseline_run}" + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
+        f" against {found.baseline_run}{'' if found.is_beside else ', which was not measured beside it'}"
+        + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
         for found in summary.scaling
     ]
     commit = summary.commit[:12] if summary.commit else "unknown"

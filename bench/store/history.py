@@ -128,12 +128,11 @@ class History:
             known = frozenset(connection.scalars(select(RUNS.c.id)))
         return known if ids is None else known.intersection(ids)
 
-    def baseline(self, key: str, hardware: str) -> Summary | None:
-        """The newest run that ended well with this case key on this hardware."""
-        found = self._summaries(
-            _NEWEST.where(RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done").limit(1)
+    def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
+        """Runs that ended well with this case key on this hardware, newest first."""
+        return self._summaries(
+            _NEWEST.where(RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done").limit(limit)
         )
-        return found[0] if found else None
 
     def _summaries(self, query: Select[Any]) -> tuple[Summary, ...]:
         with saying(self._url), self._engine.begin() as connection:

@@ -29,7 +29,7 @@ def test_efficiency_is_read_against_the_baseline_measured_beside_the_run(tmp_pat
     single, ddp = keep(measured.summaries, engine.machine(), history, told=None).summaries
     assert single.scaling == ()
     (found,) = ddp.scaling
-    assert (found.scaling, found.baseline_run) == ("weak", single.run)
+    assert (found.scaling, found.baseline_run, found.is_beside) == ("weak", single.run, True)
     # Tokens per second and rank: 32 tokens in 0.7 / 3 s on 2 ranks of ddp, 16 in 0.16 s of single.
     assert found.ratio.value == pytest.approx((32 / (0.7 / 3) / 2) / (16 / 0.16))
     assert found.ratio.low is not None
@@ -41,10 +41,63 @@ def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path:
     baselines = measure_fake(tmp_path, engine, SINGLE, strong).summaries
     keep(baselines, engine.machine(), history, told=None)
     (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
-    assert [(found.scaling, found.baseline_run) for found in ddp.scaling] == [
-        ("weak", baselines[0].run),
-        ("strong", baselines[1].run),
+    assert [(found.scaling, found.baseline_run, found.is_beside) for found in ddp.scaling] == [
+        ("weak", baselines[0].run, False),
+        ("strong", baselines[1].run, False),
     ]
+
+
+def test_a_baseline_beside_the_run_has_no_other_added_from_the_history(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    keep(measure_fake(tmp_path, engine, replace(SINGLE, model=SMALL)).summaries, engine.machine(), history, told=None)
+    measured = measure_fake(tmp_path, engine, SINGLE, DDP).summaries
+    _, ddp = keep(measured, engine.machine(), history, told=None).summaries
+    assert [found.scaling for found in ddp.scaling] == ["weak"]
+
+
+@pytest.mark.parametrize(
+    ("of_baseline", "why"),
+    [
+        ({"case": replace(SINGLE, warm_up=0)}, "0 warm-up steps, the run 1"),
+        ({"case": replace(SINGLE, steps=1)}, "1 measured steps, the run 3"),
+        ({"trials_done": 1}, "1 trial(s) done, the run 3"),
+        ({"torch_version": "2.11.0"}, "torch 2.11.0, the run"),
+        ({"commit": "0123456789abcdef"}, "commit 0123456789ab, the run"),
+        ({"started_ns": 0}, "days, of which 14 are allowed"),
+    ],
+)
+def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
+    of_baseline: dict[str, object], why: str, tmp_path: Path, history: History
+) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    (single,) = measure_fake(tmp_path, engine, SINGLE).summaries
+    history.add(replace(single, **of_baseline), make_machine())  # type: ignore[arg-type]
+    measured = measure_fake(tmp_path, engine, DDP).summaries
+    (ddp,) = keep(measured, engine.machine(), history, told=None).summaries
+    assert ddp.scaling == ()
+    (note,) = [note for note in ddp.notes if "scaling efficiency is absent" in note]
+    assert note.startswith(f"weak scaling efficiency is absent: the newest baseline, {single.run}, has ")
+    assert why in note
+    (told,) = keep(measured, engine.machine(), history, told=history.find(single.run)).summaries
+    assert [found.is_beside for found in told.scaling] == [False]
+
+
+def test_another_driver_makes_no_baseline(tmp_path: Path, history: History) -> None:
+    older = replace(make_machine(), driver_version="535.104.05")
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    keep(measure_fake(tmp_path, engine, SINGLE).summaries, older, history, told=None)
+    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    assert ddp.scaling == ()
+    assert any("driver 535.104.05, the run" in note for note in ddp.notes)
+
+
+def test_an_older_baseline_that_fits_is_taken_before_a_newer_that_does_not(tmp_path: Path, history: History) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    (fits,) = keep(measure_fake(tmp_path, engine, SINGLE).summaries, engine.machine(), history, told=None).summaries
+    cold = replace(SINGLE, warm_up=0)
+    keep(measure_fake(tmp_path, engine, cold).summaries, engine.machine(), history, told=None)
+    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    assert [found.baseline_run for found in ddp.scaling] == [fits.run]
 
 
 def test_a_baseline_of_other_hardware_is_not_taken(tmp_path: Path, history: History) -> None:

@@ -111,10 +111,10 @@ def test_known_runs(store_url: str) -> None:
         assert history.known() == {"a", "b"}
 
 
-def test_the_baseline_is_the_newest_good_run_of_this_key_on_this_hardware(store_url: str) -> None:
+def test_baselines_are_the_good_runs_of_this_key_on_this_hardware_newest_first(store_url: str) -> None:
     key, hardware = make_case().key(), make_summary().hardware
     with History(store_url) as history:
-        assert history.baseline(key, hardware) is None
+        assert history.baselines(key, hardware, limit=9) == ()
         for name, started_ns, changes in (
             ("old", 1, {}),
             ("good", 2, {}),
@@ -123,16 +123,17 @@ def test_the_baseline_is_the_newest_good_run_of_this_key_on_this_hardware(store_
             ("other", 5, {"case": make_case(ranks=4)}),
         ):
             history.add(make_summary(name, started_ns=started_ns, **changes), make_machine())
-        found = history.baseline(key, hardware)
-    assert found is not None
-    assert found.run == "good"
+        found = history.baselines(key, hardware, limit=9)
+        newest = history.baselines(key, hardware, limit=1)
+    assert [one.run for one in found] == ["good", "old"]
+    assert newest == found[:1]
 
 
-def test_more_trials_or_another_seed_have_the_same_baseline(store_url: str) -> None:
+def test_more_trials_or_another_seed_have_the_same_baselines(store_url: str) -> None:
     with History(store_url) as history:
         history.add(make_summary(), make_machine())
         other = make_case(trials=9, steps=99, warm_up=0, seed=5)
-        assert history.baseline(other.key(), make_summary().hardware) == make_summary()
+        assert history.baselines(other.key(), make_summary().hardware, limit=9) == (make_summary(),)
 
 
 def test_readers_go_on_while_somebody_writes(tmp_path: Path) -> None:
