@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from workloads.cards.data_place import DataPlace, place_in_mesh
 from workloads.laws.live_tensors import Prediction
 from workloads.laws.pipeline import Pipeline
-from workloads.laws.terms import NotCovered, States, Transfer
+from workloads.laws.terms import NotCovered, States, Transfer, made_whole_bytes
 from workloads.parts.shape import Shape
 
 Device = Literal["cpu", "cuda"]
@@ -151,6 +151,10 @@ def _no_states(setup: Setup, rank: int) -> States:
     return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
 
 
+def _made_whole(setup: Setup, rank: int) -> int:
+    return made_whole_bytes(setup.shape)
+
+
 def _no_paper(setup: Setup) -> States:
     return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
 
@@ -196,6 +200,8 @@ class Card:
     refusals: why this setup would be wrong or hang, with what would work; empty where it runs.
     data_place: a rank's share of the batch, None for a rank that trains on none; by the mesh where it is left out.
     transfers, states: of training, those of all ranks alike and those of a rank; see `workloads.laws.terms`.
+    building_bytes: of training, what a rank holds on its device at least, at the worst moment before the first step:
+        every strategy makes the model whole on each rank, and divides it then.
     paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
     notes: what a reader of the run's figures must know of this setup.
     peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
@@ -223,6 +229,7 @@ class Card:
     data_place: Callable[[Setup, int], DataPlace | None] | None = None
     transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
     states: Callable[[Setup, int], States] = _no_states
+    building_bytes: Callable[[Setup, int], int] = _made_whole
     paper_states: Callable[[Setup], States] = _no_paper
     peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
     states_not_covered: Callable[[Setup], NotCovered | None] = _all_covered

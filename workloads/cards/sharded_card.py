@@ -11,7 +11,7 @@ from workloads.cards.sharding_options import sharding_of, sharding_refusals
 from workloads.cards.sharding_peak import sharding_peak
 from workloads.laws.live_tensors import Prediction
 from workloads.laws.memory import paper_states
-from workloads.laws.sharding import Sharding, sharded_states, sharded_transfers
+from workloads.laws.sharding import Sharding, building_bytes, sharded_states, sharded_transfers
 from workloads.laws.terms import NotCovered, States, Transfer
 
 
@@ -65,6 +65,9 @@ def sharded_card(
     def states(setup: Setup, rank: int) -> States:
         return sharded_states(sharding(setup), rank)
 
+    def building(setup: Setup, rank: int) -> int:
+        return building_bytes(sharding(setup))
+
     def paper(setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=stage, data_ranks=shard_ranks(setup))
 
@@ -83,6 +86,7 @@ def sharded_card(
         refusals=refusals,
         transfers=transfers,
         states=states,
+        building_bytes=building,
         notes=offload_notes,
         paper_states=paper,
         peak=peak,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workloads.laws.terms import States, Transfer
-from workloads.laws.weights import Dimensions, attention_weights, block_weights, mlp_weights, outer_weights
+from workloads.laws.weights import Dimensions, attention_weights, block_weights, elements, mlp_weights, outer_weights
 from workloads.parts.shape import Shape
 
 ELEMENT_BYTES = 4
@@ -90,6 +90,20 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
         gradients_bytes=own_bytes if sharding.is_copied_away else padded_bytes,
         optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
     )
+
+
+def building_bytes(sharding: Sharding) -> int:
+    """The most that a rank holds while a model that was made whole is divided, unit by unit.
+
+    The parts of a unit's weights are copies; what they were cut from is freed when the unit is through. Those that the
+    host keeps leave the device one by one.
+    """
+    held = most = elements(sharding.weights())
+    for unit in (*sharding.inner_units() * sharding.shape.layers, sharding.outer_unit()):
+        parts = [padded_elements((weight,), sharding.ranks) for weight in unit]
+        most = max(most, held + (max(parts) if sharding.is_copied_away else sum(parts)))
+        held += (0 if sharding.is_copied_away else sum(parts)) - elements(unit)
+    return ELEMENT_BYTES * most
 
 
 def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:

@@ -75,9 +75,14 @@ class States:
     optimizer_bytes: int
 
 
+def made_whole_bytes(shape: Shape) -> int:
+    """The whole model's weights as every strategy makes them, in fp32 whatever it computes in."""
+    return 4 * shape.parameters()
+
+
 def replicated_states(shape: Shape) -> States:
     """Weights, gradients and AdamW's two moments whole on the rank, all in fp32, with a step count for each tensor."""
-    weights_bytes = 4 * shape.parameters()
+    weights_bytes = made_whole_bytes(shape)
     return States(
         parameters_bytes=weights_bytes,
         gradients_bytes=weights_bytes,
