@@ -52,6 +52,10 @@ class Case:
         fields = asdict(self)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
+        # The history may know strategies that are no more.
+        for card in CARDS:
+            if card.name == self.strategy:
+                fields["options"] = card.options_in_key(self.options)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def positions(self) -> int:

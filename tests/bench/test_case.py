@@ -95,6 +95,22 @@ def test_a_key_does_not_depend_on_the_order_of_options() -> None:
     assert replace(case, options=dict(reversed(list(case.options.items())))).key() == case.key()
 
 
+def test_a_key_goes_on_where_an_option_was_added_at_its_default() -> None:
+    """The key as it was written when single had these options and no others."""
+    of_before = (
+        '{"backend":"gloo","device":"cpu","model":{"batch":4,"heads":2,"kv_heads":1,"layers":2,"mlp_width":32,'
+        '"sequence":8,"vocabulary":32,"width":16},"options":{"accumulate":1,"checkpoint":"none","clip":1.0,'
+        '"compile":"none","learning_rate":0.0003,"loader_delay_ms":0.0,"lr_rule":"base","lr_warm_up":0,"workers":1},'
+        '"precision":"fp32","ranks":1,"strategy":"single","threads":1,"version":1}'
+    )
+    assert small_case("single", ranks=1).key() == of_before
+
+
+def test_a_strategy_that_is_no_more_still_has_its_key() -> None:
+    case = small_case()
+    assert replace(case, strategy="gone").key() == case.key().replace('"ddp"', '"gone"')
+
+
 def test_the_weak_baseline_has_one_ranks_work_and_the_strong_one_all_of_it() -> None:
     case = small_case(ranks=2)
     weak, strong = one_rank_baseline(case, "weak"), one_rank_baseline(case, "strong")

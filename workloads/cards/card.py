@@ -50,6 +50,8 @@ class Option:
 
     choices: the only words allowed, for an option of text.
     minimum: the least number allowed.
+    added_later: results were kept before the strategy had it. A setup of then is one of its default, and at its default
+        it is no part of a case's key, so that the series of those results go on.
     """
 
     name: str
@@ -57,6 +59,11 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    added_later: bool = False
+
+    def of(self, setup: Setup) -> OptionValue:
+        """The setup's value, also where the setup is older than the option."""
+        return setup.options.get(self.name, self.default) if self.added_later else setup.options[self.name]
 
     @property
     def allowed(self) -> str:
@@ -240,6 +247,11 @@ class Card:
     notes: Callable[[Setup], list[str]] = _no_notes
     measurements: Callable[[Setup], int] = _nothing
     working_bytes: Callable[[Setup, int], int] = _holds_nothing
+
+    def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """The values that tell one series of results from another: all but defaults of options that came later."""
+        later = {option.name: option.default for option in self.options if option.added_later}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
         """The share of each batch that a rank trains on, None where it trains on none."""

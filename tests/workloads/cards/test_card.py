@@ -1,5 +1,7 @@
 """A card refuses what it cannot mean, with words that say what it can."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workloads.setups import small_setup
@@ -10,6 +12,7 @@ from workloads.roster import CARDS, card_of
 BUCKET = Option(name="bucket_mb", default=25.0, minimum=0.5, help="")
 WORKERS = Option(name="workers", default=1, minimum=0, help="")
 OVERLAP = Option(name="overlap", default=True, help="")
+LATER = Option(name="colour", default="red", choices=("red", "blue"), help="", added_later=True)
 COMPILE = Option(name="compile", default="none", choices=("none", "default"), help="")
 
 
@@ -94,3 +97,14 @@ def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:
 def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None:
     [reason] = batch_refusals(small_setup("ddp", options={MICROBATCHES.name: 3}), data_ranks=1)
     assert reason == "batch 8 cannot be shared equally by 1 data ranks x microbatches 3; --batch 6 or 9 would fit"
+
+
+def test_an_option_that_came_later_is_no_part_of_the_key_at_its_default() -> None:
+    card = replace(card_of("single"), options=(WORKERS, LATER))
+    assert card.options_in_key({"workers": 1, "colour": "red"}) == {"workers": 1}
+    assert card.options_in_key({"workers": 1, "colour": "blue"}) == {"workers": 1, "colour": "blue"}
+
+
+def test_a_setup_from_before_an_option_has_its_default() -> None:
+    assert LATER.of(small_setup()) == "red"
+    assert LATER.of(small_setup(options={"colour": "blue"})) == "blue"
