@@ -132,7 +132,7 @@ def check(case: Case) -> Case:
         raise Misuse(f"{card.name}: device is {case.device}; it needs {needs.text()}")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; on the CPU it is gloo")
-    reasons = card.refusals(case)
+    reasons = card.all_refusals(case)
     if reasons:
         raise Misuse(f"{card.name}: {'; '.join(reasons)}")
     return case
@@ -160,4 +160,4 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
         options=options,
         backend="nccl" if case.device == "cuda" else "gloo",
     )
-    return None if single.refusals(baseline) else baseline
+    return None if single.all_refusals(baseline) else baseline

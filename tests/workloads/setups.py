@@ -34,6 +34,8 @@ def small_setup(
     shape: Shape = SMALL,
     precision: Precision = "fp32",
     options: Mapping[str, OptionValue] | None = None,
+    device: Device = "cpu",
+    backend: Backend = "gloo",
 ) -> SmallSetup:
     """The strategy with its default options, some replaced, and no worker processes unless asked for."""
     defaults = {option.name: option.default for option in card_of(strategy).options}
@@ -43,6 +45,8 @@ def small_setup(
         shape=shape,
         precision=precision,
         options={**defaults, "workers": 0, **(options or {})},
+        device=device,
+        backend=backend,
     )
 
 

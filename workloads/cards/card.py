@@ -204,7 +204,9 @@ class Card:
 
     version: of the definition; a changed workload is a new series and is compared with none of the old.
     mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
-    refusals: why this setup would be wrong or hang, with what would work; empty where it runs.
+    refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Ask `all_refusals`,
+        which knows also what follows from the card's other facts.
+    sends_messages: whether ranks hand each other tensors by send and receive.
     data_place: a rank's share of the batch, None for a rank that trains on none; by the mesh where it is left out.
     transfers, states: of training, those of all ranks alike and those of a rank; see `workloads.laws.terms`.
     building_bytes: of training, what a rank holds on its device at least, at the worst moment before the first step:
@@ -233,6 +235,7 @@ class Card:
     parity: Parity
     mesh: Callable[[Setup], dict[str, int]]
     refusals: Callable[[Setup], list[str]]
+    sends_messages: Callable[[Setup], bool] = _never
     data_place: Callable[[Setup, int], DataPlace | None] | None = None
     transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
     states: Callable[[Setup, int], States] = _no_states
@@ -247,6 +250,15 @@ class Card:
     notes: Callable[[Setup], list[str]] = _no_notes
     measurements: Callable[[Setup], int] = _nothing
     working_bytes: Callable[[Setup, int], int] = _holds_nothing
+
+    def all_refusals(self, setup: Setup) -> list[str]:
+        """Why this setup would be wrong or hang, each with what would work; empty where it runs."""
+        if reasons := self.refusals(setup):
+            return reasons
+        if setup.device == "cuda" and setup.backend == "gloo" and self.sends_messages(setup):
+            # ProcessGroupGloo hands the pointer to the host's sockets; its collectives copy to the host and back.
+            return ["backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"]
+        return []
 
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """The values that tell one series of results from another: all but defaults of options that came later."""

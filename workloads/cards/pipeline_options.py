@@ -154,6 +154,7 @@ def pipeline_card(
         parity=Parity(kind="exact", variants=variants),
         mesh=lambda setup: {"stage": setup.ranks},
         refusals=refusals,
+        sends_messages=lambda setup: True,
         transfers=transfers,
         states=states,
         states_not_covered=measured_stages,

@@ -137,6 +137,7 @@ CARD = Card(
     ),
     mesh=sequence_mesh,
     refusals=_refusals,
+    sends_messages=lambda setup: setup.ranks > 1,
     transfers=_transfers,
     states=sequence_states,
     paper_states=sequence_paper_states,

@@ -258,6 +258,7 @@ CARD = Card(
     ),
     mesh=_mesh,
     refusals=_refusals,
+    sends_messages=lambda setup: True,
     transfers=_transfers,
     states=_states,
     states_not_covered=measured_stages,
