@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workloads.cards.card import Option, Setup
-from workloads.cards.training_options import TRAINING_OPTIONS, training_refusals
+from workloads.cards.training_options import (
+    GATHERED_IN_GRAPHS,
+    TRAINING_OPTIONS,
+    graph_refusals,
+    training_refusals,
+)
 from workloads.laws.sharding import Sharding, Wrap
 
 SHARDING_OPTIONS: tuple[Option, ...] = (
@@ -88,6 +93,7 @@ def _reshard_refusals(setup: Setup, ranks: int) -> Iterator[str]:
 
 def _combination_refusals(setup: Setup) -> Iterator[str]:
     options = setup.options
+    yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if options["prefetch"] and setup.backend == "gloo":
         yield (
             f"option prefetch is {options['prefetch']} on gloo, where FSDP2 waits for each collective where it begins:"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from workloads.cards.card import Option, Setup
+from workloads.cards.training_options import COLLECTIVES_IN_GRAPHS, graph_refusals
 
 SEQUENCE_PARALLEL = Option(
     name="sequence_parallel",
@@ -42,6 +43,8 @@ def division_refusals(setup: Setup, *, ranks: int, option: str | None = None) ->
 def compile_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
     """Why divided blocks cannot be compiled."""
     options = setup.options
+    if ranks > 1:
+        yield from graph_refusals(setup, COLLECTIVES_IN_GRAPHS)
     if ranks > 1 and options["compile"] != "none" and options["checkpoint"] == "full":
         yield (
             f"option compile is {options['compile']} with checkpoint=full, and torch 2.13 cannot compile blocks that"

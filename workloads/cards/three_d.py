@@ -22,7 +22,13 @@ from workloads.cards.pipeline_options import (
 from workloads.cards.pipeline_options import pipeline_of as pipeline_of_ranks
 from workloads.cards.replica_options import BUCKET_MB
 from workloads.cards.tensor_options import SEQUENCE_PARALLEL, compile_refusals, division_refusals
-from workloads.cards.training_options import local_batch, parts, training_refusals
+from workloads.cards.training_options import (
+    GATHERED_IN_GRAPHS,
+    graph_refusals,
+    local_batch,
+    parts,
+    training_refusals,
+)
 from workloads.laws.activations import Checkpoint
 from workloads.laws.live_microbatches import live_microbatches
 from workloads.laws.memory import paper_states
@@ -114,6 +120,7 @@ def _combination_refusals(setup: Setup) -> Iterator[str]:
     yield from halved_backward_refusals(setup, schedule)
     if options[DATA_AXIS.name] != "fsdp":
         return
+    yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if _mesh(setup)["data"] == 1:
         yield (
             f"option data_axis is fsdp with one replica of {_replica_ranks(setup)} ranks, which has nobody to share"

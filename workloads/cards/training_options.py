@@ -15,6 +15,11 @@ MICROBATCHES = Option(
 )
 """Of a pipeline, in place of `accumulate`."""
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that record CUDA graphs."""
+COLLECTIVES_IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
+GATHERED_IN_GRAPHS = "FSDP2 gathers its weights to another place each time, for which a graph is recorded anew"
+
 TRAINING_OPTIONS: tuple[Option, ...] = (
     ACCUMULATE,
     Option(name="learning_rate", default=3e-4, minimum=0.0, help="of AdamW"),
@@ -35,7 +40,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
     Option(
         name="compile",
         default="none",
-        choices=("none", "default", "reduce-overhead", "max-autotune"),
+        choices=("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         help="mode of torch.compile, block by block",
     ),
     Option(name="workers", default=1, minimum=0, help="processes that make a rank's batches; 0: in the step"),
@@ -101,6 +106,20 @@ def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
     upper = lower + shares_of_all
     fitting = f"{lower} or {upper}" if lower else str(upper)
     return [f"batch {batch} cannot be shared equally by {shares}; --batch {fitting} would fit"]
+
+
+def graph_refusals(setup: Setup, because: str) -> list[str]:
+    """Why compiled blocks cannot be CUDA graphs.
+
+    because: what goes wrong in this strategy. Bucket hooks of DistributedDataParallel run beside the blocks: no reason.
+    """
+    mode = setup.options["compile"]
+    if setup.device != "cuda" or mode not in GRAPH_MODES:
+        return []
+    return [
+        f"option compile is {mode}, which replays a block as a CUDA graph; {because}: take compile=default, or"
+        " max-autotune-no-cudagraphs"
+    ]
 
 
 def _rate_refusals(setup: Setup) -> list[str]:

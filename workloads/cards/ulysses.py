@@ -15,13 +15,14 @@ from workloads.cards.sequence_options import (
     sequence_refusals,
     sequence_states,
 )
-from workloads.cards.training_options import local_batch, parts
+from workloads.cards.training_options import COLLECTIVES_IN_GRAPHS, graph_refusals, local_batch, parts
 from workloads.laws.terms import Transfer
 from workloads.laws.ulysses import HeadTraffic
 
 
 def _refusals(setup: Setup) -> list[str]:
-    return [*sequence_refusals(setup, chunks=setup.ranks), *_head_refusals(setup)]
+    graphs = graph_refusals(setup, COLLECTIVES_IN_GRAPHS) if setup.ranks > 1 else []
+    return [*sequence_refusals(setup, chunks=setup.ranks), *_head_refusals(setup), *graphs]
 
 
 def _head_refusals(setup: Setup) -> Iterator[str]:

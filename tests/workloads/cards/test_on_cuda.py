@@ -6,7 +6,7 @@ import pytest
 
 from tests.workloads.probes.small_probes import small_probe
 from tests.workloads.setups import ranks_of, small_setup
-from workloads.cards.card import Card
+from workloads.cards.card import Backend, Card, Device
 from workloads.cards.deepspeed import not_installed
 from workloads.roster import CARDS, card_of
 
@@ -45,3 +45,63 @@ def test_a_ring_of_one_rank_sends_nothing() -> None:
 def test_what_is_wrong_on_any_device_is_told_first() -> None:
     setup = small_setup("gpipe", ranks=3, device="cuda")
     assert card_of("gpipe").all_refusals(setup) == card_of("gpipe").refusals(setup) != []
+
+
+IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
+GATHERED = "FSDP2 gathers its weights to another place each time, for which a graph is recorded anew"
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collectives(card: Card, mode: str) -> None:
+    because = {
+        "zero2": GATHERED,
+        "fsdp": GATHERED,
+        "hsdp": GATHERED,
+        "tensor_parallel": IN_GRAPHS,
+        "three_d": IN_GRAPHS,
+        "ulysses": IN_GRAPHS,
+    }.get(card.name)
+    reasons = refusals_of_mode(card, mode, "cuda")
+    graphs = [reason for reason in reasons if "CUDA graph" in reason]
+    assert graphs == (
+        []
+        if because is None
+        else [
+            f"option compile is {mode}, which replays a block as a CUDA graph; {because}: take compile=default, or"
+            " max-autotune-no-cudagraphs"
+        ]
+    )
+
+
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_modes_without_graphs_are_as_good_as_any_other(card: Card) -> None:
+    other = refusals_of_mode(card, "default", "cuda")
+    without_graphs = refusals_of_mode(card, "max-autotune-no-cudagraphs", "cuda")
+    assert [reason.replace("max-autotune-no-cudagraphs", "default") for reason in without_graphs] == other
+    on_cpu = refusals_of_mode(card, "reduce-overhead", "cpu")
+    assert [reason.replace("reduce-overhead", "default") for reason in on_cpu] == other
+
+
+def test_stages_that_fsdp2_divides_are_no_graphs_either() -> None:
+    setup = small_setup(
+        "three_d",
+        ranks=4,
+        options={"compile": "reduce-overhead", "tensor_ranks": 1, "data_axis": "fsdp"},
+        device="cuda",
+        backend="nccl",
+    )
+    (reason,) = card_of("three_d").all_refusals(setup)
+    assert GATHERED in reason
+
+
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "ulysses"])
+def test_one_rank_has_no_collectives_that_a_graph_could_hide(strategy: str) -> None:
+    setup = small_setup(strategy, options={"compile": "reduce-overhead"}, device="cuda", backend="nccl")
+    assert card_of(strategy).all_refusals(setup) == []
+
+
+def refusals_of_mode(card: Card, mode: str, device: Device) -> list[str]:
+    backend: Backend = "nccl" if device == "cuda" else "gloo"
+    setup = small_setup(card.name, ranks=ranks_of(card), options={"compile": mode}, device=device, backend=backend)
+    return card.all_refusals(setup)
