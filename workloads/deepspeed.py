@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from workloads.cards.card import Setup
 from workloads.cards.training_options import local_batch
+from workloads.parts.attention_choice import attention_notes
 from workloads.parts.deepspeed_start import start
 from workloads.parts.flat_gradients import Layout, unflatten
 from workloads.parts.learning_rate import LearningRate
@@ -56,6 +57,7 @@ class DeepSpeedTrainer:
         # It meets in groups of its own.
         share_world_timeout(self._device)
         self._engine = engine
+        self._notes = attention_notes(setup)
         self.model: nn.Module = engine
         self.optimizer: Optimizer = optimizer
 
@@ -74,6 +76,10 @@ class DeepSpeedTrainer:
             with self._phase("optimizer"):
                 self._engine.step()
         return torch.stack(losses).sum()
+
+    def notes(self) -> Sequence[str]:
+        """See `KnowsNotes`."""
+        return self._notes
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks call it."""

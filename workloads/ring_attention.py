@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.cards.card import Setup
+from workloads.cards.ring_attention import chunks
 from workloads.laws.ring_attention import Layout
-from workloads.parts.attention_kernels import kernel_of
+from workloads.parts.attention_choice import ring_kernel
 from workloads.parts.attention_pairs import PairCount
 from workloads.parts.ring import Ring
 from workloads.parts.ring_attention import RingAttention
@@ -28,14 +29,17 @@ class RingTrainer(SequenceTrainer):
         self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
         self._pairs = PairCount()
         self._before_bytes = self._before_pairs = 0
+        positions = setup.shape.sequence // self._ring.ranks
+        chosen = ring_kernel(setup, positions=positions, chunk=setup.shape.sequence // chunks(setup))
         attention = RingAttention(
             ring=self._ring,
             layout=layout,
             is_causal=bool(setup.options["causal"]),
-            kernel=kernel_of(setup.device, setup.precision),
+            kernel=chosen.kernel,
             count=self._pairs,
         )
-        super().__init__(setup, mesh, self._pairs.watch(phase), attend=attention, layout=layout)
+        watched = self._pairs.watch(phase)
+        super().__init__(setup, mesh, watched, attend=attention, layout=layout, notes=chosen.notes)
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
         """See `Workload.step`."""

@@ -1,5 +1,6 @@
 """A case is checked at the door, and says what it is comparable with."""
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -107,8 +108,8 @@ def test_a_key_goes_on_where_an_option_was_added_at_its_default() -> None:
 
 
 def test_a_strategy_that_is_no_more_still_has_its_key() -> None:
-    case = small_case()
-    assert replace(case, strategy="gone").key() == case.key().replace('"ddp"', '"gone"')
+    case = replace(small_case(), strategy="gone")
+    assert json.loads(case.key())["options"] == case.options
 
 
 def test_the_weak_baseline_has_one_ranks_work_and_the_strong_one_all_of_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workloads.cards.attention_options import HEAD_MULTIPLE, WIDEST_HEAD, pinned_kernel
 from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
 from workloads.cards.sequence_options import (
     SEQUENCE_OPTIONS,
@@ -20,10 +21,6 @@ from workloads.laws.live_tensors import Prediction
 from workloads.laws.ring_attention import Layout, RingTraffic, pairs
 from workloads.laws.terms import NotCovered, Transfer
 
-HEAD_MULTIPLE = 8
-WIDEST_HEAD = 256
-"""Elements of a head that torch's kernels on a GPU take."""
-
 
 def chunks(setup: Setup) -> int:
     """Equal parts that the layout cuts the sequence into."""
@@ -35,12 +32,17 @@ def _refusals(setup: Setup) -> list[str]:
 
 
 def _kernel_refusals(setup: Setup) -> Iterator[str]:
-    """Heads that no kernel of a GPU takes."""
+    """What no kernel of a GPU that gives a log-sum-exp takes."""
     width = setup.shape.head_width
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
             f"width / heads is {width}; attention's kernels on a GPU take multiples of {HEAD_MULTIPLE} up to"
             f" {WIDEST_HEAD}: take such a --width for {setup.shape.heads} heads"
+        )
+    if setup.device == "cuda" and pinned_kernel(setup) == "math":
+        yield (
+            "option attention is math, which gives no log-sum-exp to merge the keys of all ranks by; take"
+            " attention=efficient, or ulysses"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.cards.attention_options import ATTENTION, attention_refusals
 from workloads.cards.card import Option, Setup
 from workloads.laws.activations import Checkpoint, Microbatch
 from workloads.laws.learning_rate import RULES, Rule, factor
@@ -43,6 +44,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         choices=("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         help="mode of torch.compile, block by block",
     ),
+    ATTENTION,
     Option(name="workers", default=1, minimum=0, help="processes that make a rank's batches; 0: in the step"),
     Option(name="loader_delay_ms", default=0.0, minimum=0.0, help="slows each batch on purpose"),
 )
@@ -91,7 +93,7 @@ def peak_not_covered(setup: Setup) -> NotCovered | None:
 
 def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
     """Why no strategy could train so. data_ranks: those that a batch is shared out over."""
-    return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup)]
+    return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup), *attention_refusals(setup)]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:

@@ -8,18 +8,16 @@ Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.cards.card import Device, Precision
+from workloads.cards.attention_options import KernelName
 
 aten = torch.ops.aten
-
-FLASH_CAPABILITY = (8, 0)
-"""Of the least GPU that the flash kernel runs on, Ampere."""
 
 LSE_MULTIPLE = 32
 """The efficient kernel keeps the log-sum-exp of so many queries together; there is no such query beyond the last."""
@@ -119,6 +117,57 @@ class CudaFlash:
         return gradients
 
 
+class CudaCudnn:
+    """cuDNN's kernel, for half precision. Heads have a multiple of 8 elements, at most 128, or 256 on Hopper.
+
+    All tensors are laid out alike: torch keeps cuDNN's plans of backward by the layout of queries, keys and values, and
+    takes those of output and its gradient to follow from them.
+    Source: torch 2.11 to 2.13, ATen/native/cudnn/MHA.cpp; its ring of context parallelism hands backward the output and
+    the log-sum-exp of all keys, as here.
+    """
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        no_bias, has_lse = None, True
+        out_bhqe, lse_bhq1, *_ = aten._scaled_dot_product_cudnn_attention(
+            q_bhqe.contiguous(), k_bkte.contiguous(), v_bkte.contiguous(), no_bias, has_lse, 0.0, is_causal
+        )
+        return out_bhqe, lse_bhq1.squeeze(-1)
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        no_bias, no_table = None, None
+        no_seed = torch.empty((), dtype=torch.int64, device=q_bhqe.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
+            out_gradient_bhqe.contiguous(),
+            q_bhqe.contiguous(),
+            k_bkte.contiguous(),
+            v_bkte.contiguous(),
+            out_bhqe.contiguous(),
+            lse_bhq.contiguous().unsqueeze(-1),
+            no_seed,
+            no_seed,
+            no_bias,
+            no_table,
+            no_table,
+            q_bhqe.shape[2],
+            k_bkte.shape[2],
+            0.0,
+            is_causal,
+        )
+        return gradients
+
+
 class CudaEfficient:
     """The memory-efficient kernel of a GPU, for float32 and old GPUs. Heads have a multiple of 8 elements.
 
@@ -128,7 +177,7 @@ class CudaEfficient:
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
         """See `Kernel.forward`."""
         out_bhqe, padded_bhq, *_ = aten._scaled_dot_product_efficient_attention(
-            q_bhqe, _repeated(k_bkte, q_bhqe), _repeated(v_bkte, q_bhqe), None, True, 0.0, is_causal
+            q_bhqe, repeated(k_bkte, q_bhqe), repeated(v_bkte, q_bhqe), None, True, 0.0, is_causal
         )
         return out_bhqe, padded_bhq[:, :, : q_bhqe.shape[2]]
 
@@ -148,8 +197,8 @@ class CudaEfficient:
         q_gradient_bhqe, k_gradient_bhte, v_gradient_bhte, _ = aten._scaled_dot_product_efficient_attention_backward(
             out_gradient_bhqe,
             q_bhqe,
-            _repeated(k_bkte, q_bhqe),
-            _repeated(v_bkte, q_bhqe),
+            repeated(k_bkte, q_bhqe),
+            repeated(v_bkte, q_bhqe),
             no_bias,
             out_bhqe,
             padded(lse_bhq),
@@ -162,14 +211,12 @@ class CudaEfficient:
         return q_gradient_bhqe, _summed(k_gradient_bhte, k_bkte), _summed(v_gradient_bhte, v_bkte)
 
 
-def kernel_of(device: Device, precision: Precision) -> Kernel:
-    """The kernel that a rank attends with."""
-    if device == "cpu":
-        return CpuFlash()
-    has_flash = torch.backends.cuda.is_flash_attention_available()
-    if precision == "fp32" or not has_flash or torch.cuda.get_device_capability() < FLASH_CAPABILITY:
-        return CudaEfficient()
-    return CudaFlash()
+KERNELS: Mapping[KernelName, Kernel] = {
+    "cudnn": CudaCudnn(),
+    "flash": CudaFlash(),
+    "efficient": CudaEfficient(),
+}
+"""Those of a GPU that give a log-sum-exp."""
 
 
 def padded(lse_bhq: Tensor) -> Tensor:
@@ -177,7 +224,7 @@ def padded(lse_bhq: Tensor) -> Tensor:
     return F.pad(lse_bhq, (0, -lse_bhq.shape[2] % LSE_MULTIPLE), value=float("inf")).contiguous()
 
 
-def _repeated(x_bkte: Tensor, q_bhqe: Tensor) -> Tensor:
+def repeated(x_bkte: Tensor, q_bhqe: Tensor) -> Tensor:
     """Each key or value head as often as query heads read it."""
     return x_bkte.repeat_interleave(q_bhqe.shape[1] // x_bkte.shape[1], dim=1)
 

@@ -26,6 +26,7 @@ from torch.optim import AdamW
 from workloads.cards.card import Setup
 from workloads.laws.pipeline import Pipeline, ScheduleName
 from workloads.laws.schedules import Action, ActionKind
+from workloads.parts.attention_choice import attention_notes
 from workloads.parts.divided_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.parts.stages import StageModel
 from workloads.parts.training import AUTOCAST_TYPES, Clip, Trainer, adamw_settings, whole_gradients
@@ -149,7 +150,7 @@ class PipelineTrainer(Trainer):
 
         after_backward: called when the schedule is through; its time is backward's.
         clip, scaler: as `Trainer` has them; those that agree over the group where they are left out.
-        notes: see `KnowsNotes`.
+        notes: see `KnowsNotes`; beside which kernel attends.
         """
         model = nn.ModuleList(models.values())
         super().__init__(
@@ -160,6 +161,7 @@ class PipelineTrainer(Trainer):
             after_backward=after_backward,
             clip=clip or partial(clip_gradients, groups=[group]),
             scaler=scaler or AgreeingScaler(setup.device, groups=[group], enabled=setup.precision == "fp16"),
+            notes=(*attention_notes(setup), *notes),
         )
         self._stages = [
             Stage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
@@ -168,7 +170,6 @@ class PipelineTrainer(Trainer):
         # Ranks without the last stage scale no loss, and yet must unscale their gradients.
         self._scaler.scale(torch.zeros((), device=self._stages[0].device))
         self._group = group
-        self._notes = tuple(notes)
         self._has_first, self._has_last = 0 in models, pipeline.stages - 1 in models
         self._losses: list[Tensor] = []
         self._schedule = self._make_schedule(pipeline)
@@ -181,10 +182,6 @@ class PipelineTrainer(Trainer):
     def payload_bytes(self) -> Mapping[str, int]:
         """See `CountsPayload`."""
         return {"send": sum(stage.sent_bytes for stage in self._stages)}
-
-    def notes(self) -> Sequence[str]:
-        """See `KnowsNotes`."""
-        return self._notes
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks call it."""

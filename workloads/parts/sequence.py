@@ -7,6 +7,8 @@ Dimensions: b sequences, s own positions, v vocabulary, r half of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,15 +41,27 @@ class SequenceTrainer(Trainer):
     each of these would queue behind buckets. Every rank enters the collectives of both from one thread in one order.
     """
 
-    def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase, *, attend: Attend, layout: Layout) -> None:
-        """attend: takes and gives this rank's positions, in the order of the layout; all ranks call it together."""
+    def __init__(
+        self,
+        setup: Setup,
+        mesh: DeviceMesh,
+        phase: Phase,
+        *,
+        attend: Attend,
+        layout: Layout,
+        notes: Sequence[str] | None = None,
+    ) -> None:
+        """attend: takes and gives this rank's positions, in the order of the layout; all ranks call it together.
+
+        notes: as `Trainer` has them.
+        """
         axis, device = mesh.get_group("sequence"), torch.device(setup.device)
         held_s = positions(layout, sequence=setup.shape.sequence, rank=axis.rank(), ranks=axis.size()).to(device)
         model = make_model(setup)
         replica = replicate(setup, model, make_group(axis, device))
         # Not before: a new replica takes over all buffers of the first rank, and the tables are among them.
         _hold_positions(model, held_s, attend)
-        super().__init__(setup, replica, phase, no_sync=replica.no_sync)
+        super().__init__(setup, replica, phase, no_sync=replica.no_sync, notes=notes)
         self._positions_s = held_s
 
     def _inputs(self, tokens_bs: Tensor) -> Tensor:

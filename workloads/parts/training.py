@@ -6,7 +6,7 @@ Dimensions: b sequences of a rank, s sequence + 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch.optim import AdamW, Optimizer
 
 from workloads.cards.card import Precision, Setup
 from workloads.cards.training_options import parts
+from workloads.parts.attention_choice import attend_of, attention_notes
 from workloads.parts.batch_norm import make_batch_norm
 from workloads.parts.learning_rate import LearningRate
-from workloads.parts.transformer import Checkpoint, Transformer, next_token_loss
+from workloads.parts.transformer import Block, Checkpoint, Transformer, next_token_loss
 from workloads.workload import Phase
 
 WEIGHT_DECAY = 0.1
@@ -47,6 +48,7 @@ class Trainer:
         optimizer: Optimizer | None = None,
         clip: Clip = nn.utils.clip_grad_norm_,
         scaler: torch.amp.GradScaler | None = None,
+        notes: Sequence[str] | None = None,
     ) -> None:
         """Take over a model that lies on its device, and make its optimizer where none is handed in.
 
@@ -55,9 +57,11 @@ class Trainer:
         after_backward: called when the last microbatch's backward is through; its time is backward's.
         clip: what limits the norm of the whole gradient, of which a rank may hold a part only.
         scaler: where it is not enough that this rank sees an overflow.
+        notes: see `KnowsNotes`; which kernel attends, where they are left out.
         """
         self.model = model
         self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
+        self._notes = attention_notes(setup) if notes is None else tuple(notes)
         self._phase = phase
         self._no_sync = no_sync
         self._after_backward = after_backward
@@ -78,6 +82,10 @@ class Trainer:
         with self._phase("optimizer"):
             self._update()
         return loss
+
+    def notes(self) -> Sequence[str]:
+        """See `KnowsNotes`."""
+        return self._notes
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`."""
@@ -131,6 +139,10 @@ def make_model(setup: Setup) -> Transformer:
     torch.manual_seed(setup.seed)
     with torch.device(setup.device):
         model = Transformer(setup.shape, checkpoint=_checkpoint(setup), batch_norm=make_batch_norm(setup))
+    attend = attend_of(setup)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.attention.attend = attend
     compile_blocks(model, str(setup.options["compile"]))
     return model
 

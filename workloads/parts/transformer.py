@@ -30,7 +30,7 @@ ROTARY_BASE = 500_000.0
 NORM_EPSILON = 1e-5
 WEIGHT_DEVIATION = 0.02
 
-_SAVED = frozenset(
+SAVED = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -39,6 +39,7 @@ _SAVED = frozenset(
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+"""Operators whose results selective checkpointing keeps."""
 
 
 class Transformer(nn.Module):
@@ -193,4 +194,4 @@ def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
 
 
 def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads.parts.attention_kernels import CpuFlash, CudaEfficient, CudaFlash, Kernel, kernel_of, padded
+from workloads.cards.attention_options import KernelName
+from workloads.parts.attention_kernels import KERNELS, CpuFlash, CudaCudnn, CudaEfficient, CudaFlash, Kernel, padded
 
 EXACT = 1e-12
 HALF = 3e-2
@@ -87,15 +91,6 @@ def test_gradients_of_parts_add_up_to_those_of_the_whole(kernel: Kernel) -> None
         torch.testing.assert_close(together, whole[place], rtol=0, atol=EXACT)
 
 
-def test_the_cpu_has_one_kernel_for_every_precision() -> None:
-    assert isinstance(kernel_of("cpu", "fp32"), CpuFlash)
-    assert isinstance(kernel_of("cpu", "bf16"), CpuFlash)
-
-
-def test_a_gpu_takes_the_efficient_kernel_where_flash_does_not_do() -> None:
-    assert isinstance(kernel_of("cuda", "fp32"), CudaEfficient)
-
-
 def test_queries_that_do_not_exist_have_infinite_sums() -> None:
     padded_bhq = padded(torch.zeros(1, 2, 33))
     assert padded_bhq.shape == (1, 2, 64)
@@ -105,7 +100,10 @@ def test_queries_that_do_not_exist_have_infinite_sums() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(("kernel", "dtype"), [(CudaFlash(), torch.bfloat16), (CudaEfficient(), torch.float32)])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [(CudaCudnn(), torch.bfloat16), (CudaFlash(), torch.bfloat16), (CudaEfficient(), torch.float32)],
+)
 def test_kernels_of_a_gpu_are_called_as_torch_declares_them(
     kernel: Kernel, dtype: torch.dtype, is_causal: bool
 ) -> None:
@@ -118,6 +116,63 @@ def test_kernels_of_a_gpu_are_called_as_torch_declares_them(
     assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in inputs]
 
 
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_kernels_of_a_gpu_take_parts_of_the_keys(name: KernelName) -> None:
+    """As the ring hands them in: slices of longer tensors, fewer keys than queries, and heads in groups."""
+    q_bhqe = torch.empty(2, 4, 80, 64, dtype=torch.bfloat16, device="meta")[:, :, 40:]
+    k_bkte, v_bkte = torch.empty(2, 2, 2, 48, 64, dtype=torch.bfloat16, device="meta")[..., :24, :]
+    out_bhqe, lse_bhq = KERNELS[name].forward(q_bhqe, k_bkte, v_bkte, is_causal=False)
+    gradients = KERNELS[name].backward(out_bhqe, q_bhqe, k_bkte, v_bkte, out_bhqe, lse_bhq, is_causal=False)
+    assert (out_bhqe.shape, lse_bhq.shape) == (q_bhqe.shape, q_bhqe.shape[:3])
+    assert [gradient.shape for gradient in gradients] == [q_bhqe.shape, k_bkte.shape, v_bkte.shape]
+
+
+def test_cudnn_sees_one_layout_of_all_tensors() -> None:
+    """Its plans of backward are kept by the layout of some."""
+    with SeenStrides() as seen:
+        q_bhqe = torch.empty(2, 40, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+        out_bhqe, lse_bhq = CudaCudnn().forward(q_bhqe, q_bhqe, q_bhqe, is_causal=True)
+        out_gradient_bhqe = torch.empty_like(q_bhqe)
+        CudaCudnn().backward(out_gradient_bhqe, q_bhqe, q_bhqe, q_bhqe, out_bhqe, lse_bhq, is_causal=True)
+    whole = (4 * 40 * 64, 40 * 64, 64, 1)
+    assert seen.strides == {"forward": {whole}, "backward": {whole, (4 * 40, 40, 1, 1)}}
+
+
+class SeenStrides(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types.
+    """Keeps the strides of all tensors of four dimensions that cuDNN's attention is handed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.strides: dict[str, set[tuple[int, ...]]] = {"forward": set(), "backward": set()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if "cudnn_attention" in func.name():
+            way = "backward" if "backward" in func.name() else "forward"
+            self.strides[way] |= {arg.stride() for arg in args if isinstance(arg, Tensor) and arg.dim() == 4}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [CudaCudnn(), CudaFlash()])
+def test_a_gpus_gradients_of_parts_add_up_to_those_of_the_whole(kernel: Kernel) -> None:
+    q_bhqe, k_bkte, v_bkte = draw(64, 64, dtype=torch.bfloat16, device="cuda")
+    out_bhqe, lse_bhq = kernel.forward(q_bhqe, k_bkte, v_bkte, is_causal=False)
+    out_gradient_bhqe = torch.randn_like(out_bhqe)
+    whole = kernel.backward(out_gradient_bhqe, q_bhqe, k_bkte, v_bkte, out_bhqe, lse_bhq, is_causal=False)
+    parts = [
+        kernel.backward(
+            out_gradient_bhqe, q_bhqe, k_bkte[:, :, part], v_bkte[:, :, part], out_bhqe, lse_bhq, is_causal=False
+        )
+        for part in (slice(0, 24), slice(24, 64))
+    ]
+    together = [parts[0][0].float() + parts[1][0].float()]
+    together += [torch.cat([gradients[place].float() for gradients in parts], dim=2) for place in (1, 2)]
+    for ours, truth in zip(together, whole, strict=True):
+        assert ((ours - truth).norm() / truth.norm()).item() <= HALF
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("queries", [32, 40])
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -126,3 +181,4 @@ def test_a_gpu_attends_as_the_definition_says(is_causal: bool, queries: int) -> 
     check(CudaEfficient(), single, is_causal=is_causal, limit=1e-4)
     half = draw(queries, queries, dtype=torch.bfloat16, device="cuda")
     check(CudaFlash(), half, is_causal=is_causal, limit=HALF)
+    check(CudaCudnn(), half, is_causal=is_causal, limit=HALF)
