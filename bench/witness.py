@@ -47,7 +47,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
     case = order.case
     with joined(order) as device:
         card = case.card()
-        mesh = make_mesh(card.mesh(case), case.device)
+        mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
         workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)
         batches = make_batches(case, card.place_of(case, order.rank))
         with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:

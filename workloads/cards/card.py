@@ -186,6 +186,10 @@ def _no_notes(setup: Setup) -> list[str]:
     return []
 
 
+def _no_axes(setup: Setup) -> tuple[str, ...]:
+    return ()
+
+
 def _never(setup: Setup) -> bool:
     return False
 
@@ -207,6 +211,7 @@ class Card:
     refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Ask `all_refusals`,
         which knows also what follows from the card's other facts.
     sends_messages: whether ranks hand each other tensors by send and receive.
+    high_priority_axes: of the mesh, whose groups have a stream of high priority on NCCL.
     data_place: a rank's share of the batch, None for a rank that trains on none; by the mesh where it is left out.
     transfers, states: of training, those of all ranks alike and those of a rank; see `workloads.laws.terms`.
     building_bytes: of training, what a rank holds on its device at least, at the worst moment before the first step:
@@ -236,6 +241,7 @@ class Card:
     mesh: Callable[[Setup], dict[str, int]]
     refusals: Callable[[Setup], list[str]]
     sends_messages: Callable[[Setup], bool] = _never
+    high_priority_axes: Callable[[Setup], tuple[str, ...]] = _no_axes
     data_place: Callable[[Setup, int], DataPlace | None] | None = None
     transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
     states: Callable[[Setup, int], States] = _no_states

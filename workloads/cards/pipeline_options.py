@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workloads.cards.card import Card, Needs, Option, OptionValue, Parity, Setup
+from workloads.cards.message_options import HIGH_PRIORITY, priority_axes, priority_refusals
 from workloads.cards.pipeline_peak import peak_of_stages
 from workloads.cards.training_options import (
     ACCUMULATE,
@@ -34,7 +35,12 @@ BALANCE = Option(
 )
 STAGES = Option(name="stages", default=2, minimum=1, help="stages of each rank")
 
-PIPELINE_OPTIONS = (*(option for option in TRAINING_OPTIONS if option is not ACCUMULATE), MICROBATCHES, BALANCE)
+PIPELINE_OPTIONS = (
+    *(option for option in TRAINING_OPTIONS if option is not ACCUMULATE),
+    MICROBATCHES,
+    BALANCE,
+    HIGH_PRIORITY,
+)
 
 Schedule = Callable[[Setup], ScheduleName]
 
@@ -55,7 +61,7 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
     """Why the model cannot be cut so, or the schedule cannot run it."""
     sequences = setup.shape.batch // data_ranks
     layers, stages = setup.shape.layers, pipeline.stages
-    reasons = []
+    reasons = list(priority_refusals(setup))
     if stages > layers:
         reasons.append(
             f"layers is {layers} and {pipeline.ranks} ranks x {pipeline.stages_per_rank} stages make {stages} stages of"
@@ -155,6 +161,7 @@ def pipeline_card(
         mesh=lambda setup: {"stage": setup.ranks},
         refusals=refusals,
         sends_messages=lambda setup: True,
+        high_priority_axes=lambda setup: priority_axes(setup, "stage"),
         transfers=transfers,
         states=states,
         states_not_covered=measured_stages,

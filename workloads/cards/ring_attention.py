@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from workloads.cards.attention_options import HEAD_MULTIPLE, WIDEST_HEAD, pinned_kernel
 from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.cards.message_options import HIGH_PRIORITY, priority_axes, priority_refusals
 from workloads.cards.sequence_options import (
     SEQUENCE_OPTIONS,
     gradient_average,
@@ -28,7 +29,12 @@ def chunks(setup: Setup) -> int:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    return [*sequence_refusals(setup, chunks=chunks(setup)), *_kernel_refusals(setup), *_compile_refusals(setup)]
+    return [
+        *sequence_refusals(setup, chunks=chunks(setup)),
+        *_kernel_refusals(setup),
+        *_compile_refusals(setup),
+        *priority_refusals(setup),
+    ]
 
 
 def _kernel_refusals(setup: Setup) -> Iterator[str]:
@@ -122,6 +128,7 @@ CARD = Card(
         ),
         Option(name="overlap", default=True, help="attend while keys and values travel; false: wait for them first"),
         Option(name="causal", default=True, help="a token sees none after it; false: all, for measurements only"),
+        HIGH_PRIORITY,
     ),
     needs=Needs(),
     parity=Parity(
@@ -140,6 +147,7 @@ CARD = Card(
     mesh=sequence_mesh,
     refusals=_refusals,
     sends_messages=lambda setup: setup.ranks > 1,
+    high_priority_axes=lambda setup: priority_axes(setup, "sequence"),
     transfers=_transfers,
     states=sequence_states,
     paper_states=sequence_paper_states,

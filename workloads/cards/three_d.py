@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
 from workloads.cards.halved_backward import halved_backward_refusals
+from workloads.cards.message_options import priority_axes
 from workloads.cards.pipeline_options import (
     PIPELINE_OPTIONS,
     STAGES,
@@ -266,6 +267,7 @@ CARD = Card(
     mesh=_mesh,
     refusals=_refusals,
     sends_messages=lambda setup: True,
+    high_priority_axes=lambda setup: priority_axes(setup, "stage"),
     transfers=_transfers,
     states=_states,
     states_not_covered=measured_stages,

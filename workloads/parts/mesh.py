@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workloads.cards.card import Device
-from workloads.parts.timeouts import share_world_timeout
+from workloads.parts.timeouts import share_world_timeout, timeout_of
 
 
-def make_mesh(axes: Mapping[str, int], device: Device) -> DeviceMesh:
+class InitMesh(Protocol):
+    """torch's `init_device_mesh`, as 2.11 to 2.13 have it."""
+
+    def __call__(
+        self,
+        device_type: str,
+        mesh_shape: tuple[int, ...],
+        *,
+        mesh_dim_names: tuple[str, ...] | None = None,
+        backend_override: dict[int | str, Any] | None = None,
+    ) -> DeviceMesh:
+        """backend_override: of an axis, by its number or name, how its groups are made."""
+
+
+def make_mesh(
+    axes: Mapping[str, int],
+    device: Device,
+    *,
+    high_priority: Sequence[str] = (),
+    init: InitMesh = init_device_mesh,
+    make_options: Callable[[timedelta], object] | None = None,
+) -> DeviceMesh:
     """A mesh over all ranks, whose groups give up when the world's does.
 
     axes: name and size of each axis, outermost first, as a card gives them.
+    high_priority: axes whose groups have a communicator of their own, on a stream of high priority; on NCCL alone.
+    make_options: of such groups, from their timeout.
     """
-    mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    share_world_timeout(torch.device(device))
+    here, make = torch.device(device), make_options or high_priority_options
+    override: dict[int | str, Any] | None = None
+    if high_priority:
+        world = dist.group.WORLD
+        assert world is not None, "ranks have met"
+        # torch takes the timeout of a group that is handed options from these, which begin with half an hour.
+        override = {axis: make(timeout_of(world, here)) for axis in high_priority}
+    mesh = init(device, tuple(axes.values()), mesh_dim_names=tuple(axes), backend_override=override)
+    share_world_timeout(here)
     return mesh
+
+
+def high_priority_options(timeout: timedelta) -> object:
+    """NCCL's options of a group whose kernels go before others that wait for the GPU; torch must be built with NCCL."""
+    options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workloads.probes.small_probes import small_probe
@@ -99,6 +101,39 @@ def test_stages_that_fsdp2_divides_are_no_graphs_either() -> None:
 def test_one_rank_has_no_collectives_that_a_graph_could_hide(strategy: str) -> None:
     setup = small_setup(strategy, options={"compile": "reduce-overhead"}, device="cuda", backend="nccl")
     assert card_of(strategy).all_refusals(setup) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axis"), [("ring_attention", "sequence"), ("gpipe", "stage"), ("three_d", "stage")]
+)
+def test_messages_go_first_where_they_are_asked_to(strategy: str, axis: str) -> None:
+    card = card_of(strategy)
+    plain = small_setup(strategy, ranks=ranks_of(card), device="cuda", backend="nccl")
+    urgent = replace(plain, options={**plain.options, "high_priority_stream": True})
+    assert (card.high_priority_axes(plain), card.high_priority_axes(urgent)) == ((), (axis,))
+    assert axis in card.mesh(urgent)
+    assert card.all_refusals(urgent) == []
+
+
+def test_every_strategy_that_sends_messages_can_send_them_first() -> None:
+    for card in TRAINING:
+        setup = small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="nccl")
+        has_option = any(option.name == "high_priority_stream" for option in card.options)
+        assert has_option == card.sends_messages(setup)
+
+
+def test_gloo_has_no_streams_to_prefer() -> None:
+    setup = small_setup("gpipe", ranks=2, options={"high_priority_stream": True})
+    assert card_of("gpipe").all_refusals(setup) == [
+        "option high_priority_stream is true on gloo, which has no streams; leave it out, or take --backend nccl"
+    ]
+
+
+def test_one_rank_has_no_messages_to_prefer() -> None:
+    setup = small_setup("ring_attention", options={"high_priority_stream": True}, device="cuda", backend="nccl")
+    assert card_of("ring_attention").all_refusals(setup) == [
+        "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+    ]
 
 
 def refusals_of_mode(card: Card, mode: str, device: Device) -> list[str]:
