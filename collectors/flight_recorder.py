@@ -1,12 +1,18 @@
-"""Which collectives a rank has entered, and with how many bytes, by torch's Flight Recorder.
+"""Which collectives a rank has entered, with how many bytes, and how far its device came, by torch's Flight Recorder.
 
 It records when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike, and forgets the oldest when that many are full.
-Messages from one rank to another are not told here: gloo's are in no record (torch 2.13).
+Messages from one rank to another are recorded on NCCL only (torch 2.13). Those of one batch are an entry each, without
+a state of their own, and are followed by an entry that closes them, which has the state and no sizes.
+Source: ProcessGroupNCCL.cpp, pointToPoint, collective, collectiveCoalesced, endCoalescing and initWork;
+FlightRecorderDetail.hpp, dump_json (torch 2.11 and 2.13).
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from collectors.traces.calls import Call
-from collectors.traces.names import collective_of
+from collectors.traces.names import OTHER, collective_of
 from collectors.traces.reading.collectives_said import DTYPES
 from collectors.traces.reading.gloo_calls import Issued
 
@@ -24,15 +30,29 @@ from collectors.traces.reading.gloo_calls import Issued
 class Entered:
     """One collective. number: counted from 0 since the rank's start.
 
+    name: as the laws call it, whatever the backend and torch call its form.
     group: the name of the process group whose ranks took part.
     payload_bytes: of the tensors that it was handed, or that it filled if those are larger: what an all_gather gathers
-    and what a reduce_scatter takes in.
+    and what a reduce_scatter takes in. Of a barrier 0: the element that NCCL reduces for it is no payload.
     """
 
     number: int
     name: str
     group: str
     payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far one rank came in what the ranks of a process group do in the same order.
+
+    Each is a number counted from the group's first. issued: by the host. started, completed: by the device.
+    started: None where torch does not time collectives (TORCH_NCCL_ENABLE_TIMING).
+    """
+
+    issued: int
+    started: int | None
+    completed: int
 
 
 class _Entry(msgspec.Struct):
@@ -45,11 +65,35 @@ class _Entry(msgspec.Struct):
     output_dtypes: list[str] = []
     is_p2p: bool = False
     collective_seq_id: int | None = None
+    p2p_seq_id: int | None = None
     time_created_ns: int = 0
+    state: str = "scheduled"
+    time_discovered_started_ns: int = 0
 
 
 class _Record(msgspec.Struct):
     entries: list[_Entry] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What the device is given at once: one entry, or those of a coalesced group.
+
+    end: the entry that has the state: the one that closes the group, or the only one.
+    """
+
+    parts: tuple[_Entry, ...]
+    end: _Entry
+
+    @property
+    def is_message(self) -> bool:
+        """It is a message, or a batch of them."""
+        return any(part.is_p2p for part in self.parts)
+
+    @property
+    def whole(self) -> str:
+        """The collective that the group as a whole is; `OTHER` where it is no group, or does not say."""
+        return OTHER if self.parts == (self.end,) else collective_of(self.end.profiling_name)
 
 
 # Names of c10's scalar types, where torch's own differ.
@@ -60,13 +104,20 @@ _DTYPES = {
     "BFloat16": torch.bfloat16,
     "Long": torch.int64,
     "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
     "Byte": torch.uint8,
     "Bool": torch.bool,
 }
 
+_NO_TENSOR = "Undefined"
+"""The dtype of what ranks other than the root hand over or fill in NCCL's gather and scatter."""
 
-# What torch calls the forms of a collective that take one tensor in place of a list.
-_NAMES = {"_all_gather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter"}
+_CLOSING = re.compile(r"(?:^|[:_])coalesced$")
+"""nccl:coalesced, and since torch 2.11 nccl:ALLGATHER_coalesced where a gather is made of broadcasts."""
+
+_MESSAGE = re.compile(r"(?:send (?P<from>\d+)->(?P<to>\d+)|recv (?P<by>\d+)<-(?P<of>\d+))$")
+"""Ranks are counted within the process group."""
 
 
 class Forgotten(RuntimeError):
@@ -83,14 +134,48 @@ def dump(backend: str) -> bytes:
 
 
 def count(record: bytes) -> int:
-    """How many collectives the rank had entered when the record was made."""
+    """How many entries the rank had made when the record was: on gloo the collectives that it had entered."""
     return max((entry.record_id + 1 for entry in _entries(record)), default=0)
+
+
+def reached(record: bytes) -> dict[str, Reached]:
+    """How far the rank came with the collectives of each process group, and with the messages of each direction in it.
+
+    The keys are alike on all ranks, such as "3" and "3 0->1". Messages have no number that both ends share, and are
+    counted; where the record has forgotten some they are left out. Of NCCL: gloo's record has no states.
+    """
+    entries = _entries(record)
+    is_timed = any(entry.time_discovered_started_ns for entry in entries)
+    collectives: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    messages: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for work in _works(entries):
+        group = work.end.process_group[0]
+        if not work.is_message:
+            collectives[group].append((work.end.collective_seq_id or 0, work.end.state))
+            continue
+        for part in work.parts:
+            if way := _way(part):
+                numbered = messages[f"{group} {way[0]}->{way[1]}"]
+                numbered.append((len(numbered) + 1, work.end.state))
+    if entries and entries[0].record_id > 0:
+        messages.clear()
+    return {key: _reached(numbered, is_timed=is_timed) for key, numbered in (collectives | messages).items()}
+
+
+def _reached(numbered: Sequence[tuple[int, str]], *, is_timed: bool) -> Reached:
+    before = min(number for number, _ in numbered) - 1
+    completed = max((number for number, state in numbered if state == "completed"), default=before)
+    started = max((number for number, state in numbered if state != "scheduled"), default=before)
+    return Reached(
+        issued=max(number for number, _ in numbered), started=started if is_timed else None, completed=completed
+    )
 
 
 def entered_since(before: bytes, after: bytes) -> list[Entered]:
     """The collectives that were entered between two records.
 
-    NCCL's record has messages too, which are left out, so that both backends are counted alike.
+    NCCL's record has messages too, which are left out, so that both backends are counted alike. Of a collective that
+    torch makes of several, each is told by the name of the whole: a gather of unlike parts is broadcasts on NCCL.
 
     Raises:
         Forgotten: more of them than the buffer holds, or elements of a size that is not known.
@@ -98,12 +183,14 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     groups = group_ranks()
     return [
         Entered(
-            number=entry.record_id,
-            name=_name(entry),
-            group=entry.process_group[0],
-            payload_bytes=_payload_bytes(entry, len(groups.get(entry.process_group[0], (0,)))),
+            number=part.record_id,
+            name=_name(part) if work.whole == OTHER else work.whole,
+            group=part.process_group[0],
+            payload_bytes=_payload_bytes(part, len(groups.get(part.process_group[0], (0,)))),
         )
-        for entry in _entries_since(before, after)
+        for work in _works(_entries_since(before, after))
+        if not work.is_message
+        for part in work.parts
     ]
 
 
@@ -113,8 +200,18 @@ def issued_since(before: bytes, after: bytes) -> list[Issued]:
     Raises:
         Forgotten: more of them than the buffer holds.
     """
+    return [one for one in works_since(before, after) if one.call.collective != "send"]
+
+
+def works_since(before: bytes, after: bytes) -> list[Issued]:
+    """The same, and messages: whatever the device was given at once, so that a batch of messages is one.
+
+    Raises:
+        Forgotten: more of them than the buffer holds.
+    """
     groups = group_ranks()
-    return [_issued(entry, groups.get(entry.process_group[0], ())) for entry in _entries_since(before, after)]
+    works = _works(_entries_since(before, after))
+    return [_issued(work, groups.get(work.end.process_group[0], ())) for work in works]
 
 
 def group_ranks() -> dict[str, tuple[int, ...]]:
@@ -127,27 +224,107 @@ def _entries_since(before: bytes, after: bytes) -> list[_Entry]:
     entries = [entry for entry in _entries(after) if entry.record_id >= first]
     if len(entries) != count(after) - first:
         raise Forgotten(f"the Flight Recorder holds {len(entries)} of the last {count(after) - first} collectives")
-    return [entry for entry in entries if not entry.is_p2p]
+    return entries
 
 
-def _issued(entry: _Entry, ranks: tuple[int, ...]) -> Issued:
-    dtypes = {DTYPES.get(name, name.lower()) for name in (*entry.input_dtypes, *entry.output_dtypes)}
-    given, filled = _elements(entry.input_sizes), _elements(entry.output_sizes)
-    if given is not None and filled is not None and _name(entry) == "all_gather":
+def _works(entries: Iterable[_Entry]) -> list[_Work]:
+    """The entries as works, in the order in which these were given to the device.
+
+    An example, all of one group: all_reduce (collective 4), send 0->1 and recv 0<-1 (message 7), coalesced (collective
+    4, message 7), all_reduce (collective 5). The entry that closes tells both numbers and not which of them is its own,
+    so that the last before it decides: it is a message, and so the group is all messages of that number.
+    """
+    waiting: dict[str, list[_Entry]] = defaultdict(list)
+    works = []
+    for entry in entries:
+        before = waiting[entry.process_group[0]]
+        if not _closes(entry):
+            before.append(entry)
+            continue
+        first = len(before)
+        while first and _belongs(before[first - 1], entry, is_message=before[-1].is_p2p):
+            first -= 1
+        if first < len(before):  # The record may have forgotten what it closes.
+            works.append(_Work(parts=tuple(before[first:]), end=entry))
+        del before[first:]
+        works += _alone(before)
+        before.clear()
+    works += _alone(one for before in waiting.values() for one in before)
+    return sorted(works, key=lambda work: work.end.record_id)
+
+
+def _alone(entries: Iterable[_Entry]) -> Iterator[_Work]:
+    return (_Work(parts=(entry,), end=entry) for entry in entries)
+
+
+def _closes(entry: _Entry) -> bool:
+    return not entry.input_sizes and not entry.output_sizes and _CLOSING.search(entry.profiling_name) is not None
+
+
+def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
+    """Whether the entry is one of those that this one closes, which are all messages or all collectives."""
+    if entry.is_p2p != is_message:
+        return False
+    return entry.p2p_seq_id == end.p2p_seq_id if is_message else entry.collective_seq_id == end.collective_seq_id
+
+
+def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
+    parts = work.parts
+    dtypes = {DTYPES.get(name, name.lower()) for part in parts for name in (*part.input_dtypes, *part.output_dtypes)}
+    if work.is_message:
+        return Issued(
+            event=work.end.profiling_name,
+            created_ns=work.end.time_created_ns,
+            call=Call(
+                collective="send",
+                group=work.end.process_group[0],
+                ranks=ranks,
+                dtype=dtypes.pop() if len(dtypes) == 1 else None,
+                given_elements=_elements([size for part in parts if _is_sent(part) for size in part.input_sizes]),
+                filled_elements=_elements([size for part in parts if not _is_sent(part) for size in part.output_sizes]),
+                peer=_only_peer(parts, ranks),
+            ),
+            sequence=None,  # Messages are counted apart from collectives, and on each rank by itself.
+        )
+    given = _elements([size for part in parts for size in part.input_sizes])
+    filled = _elements([size for part in parts for size in part.output_sizes])
+    if given is not None and filled is not None and collective_of(parts[0].profiling_name) == "all_gather":
         filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
+    names = {collective_of(part.profiling_name) for part in parts}
     return Issued(
-        event=entry.profiling_name,
-        created_ns=entry.time_created_ns,
+        event=work.end.profiling_name,
+        created_ns=work.end.time_created_ns,
         call=Call(
-            collective=collective_of(entry.profiling_name),
-            group=entry.process_group[0],
+            collective=(names.pop() if len(names) == 1 else OTHER) if work.whole == OTHER else work.whole,
+            group=work.end.process_group[0],
             ranks=ranks,
             dtype=dtypes.pop() if len(dtypes) == 1 else None,
             given_elements=given,
             filled_elements=filled,
         ),
-        sequence=entry.collective_seq_id,
+        sequence=work.end.collective_seq_id,
     )
+
+
+def _way(entry: _Entry) -> tuple[int, int] | None:
+    """From which rank of the group to which a message goes."""
+    found = _MESSAGE.search(entry.profiling_name)
+    if found is None:
+        return None
+    ends = (found["from"], found["to"]) if found["from"] is not None else (found["of"], found["by"])
+    return int(ends[0]), int(ends[1])
+
+
+def _is_sent(entry: _Entry) -> bool:
+    found = _MESSAGE.search(entry.profiling_name)
+    return found is not None and found["from"] is not None
+
+
+def _only_peer(parts: Sequence[_Entry], ranks: tuple[int, ...]) -> int | None:
+    """The rank at the other end of all of them; None where there are several."""
+    peers = {way[1] if _is_sent(part) else way[0] for part in parts if (way := _way(part))}
+    peer = peers.pop() if len(peers) == 1 else None
+    return ranks[peer] if peer is not None and peer < len(ranks) else None
 
 
 def _elements(sizes: list[list[int]]) -> int | None:
@@ -160,22 +337,26 @@ def _entries(record: bytes) -> list[_Entry]:
 
 
 def _name(entry: _Entry) -> str:
-    """The collective: gloo:all_reduce and nccl:all_reduce are one, and what takes one tensor is what takes a list."""
-    name = entry.profiling_name.partition(":")[2] or entry.profiling_name
-    return _NAMES.get(name, name)
+    """The collective, by the rules that name the events of a trace; torch's own word where they know none."""
+    collective = collective_of(entry.profiling_name)
+    return collective if collective != OTHER else entry.profiling_name.partition(":")[2] or entry.profiling_name
 
 
 def _payload_bytes(entry: _Entry, ranks: int) -> int:
     given_bytes = _tensor_bytes(entry.input_sizes, entry.input_dtypes)
     filled_bytes = _tensor_bytes(entry.output_sizes, entry.output_dtypes)
-    if _name(entry) == "all_gather":
+    name = _name(entry)
+    if name == "barrier":
+        return 0
+    if name == "all_gather":
         # Of DTensor's gathers on gloo the record has one rank's part for what is filled (torch 2.13).
         filled_bytes = max(filled_bytes, ranks * given_bytes)
     return max(given_bytes, filled_bytes)
 
 
 def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
-    unknown = set(dtypes) - set(_DTYPES)
+    tensors = [(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True) if dtype != _NO_TENSOR]
+    unknown = {dtype for _, dtype in tensors} - set(_DTYPES)
     if unknown:
         raise Forgotten(f"the Flight Recorder names elements of unknown size: {', '.join(sorted(unknown))}")
-    return sum(math.prod(size) * _DTYPES[dtype].itemsize for size, dtype in zip(sizes, dtypes, strict=True))
+    return sum(math.prod(size) * _DTYPES[dtype].itemsize for size, dtype in tensors)
