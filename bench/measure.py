@@ -26,7 +26,7 @@ from bench.peaks import peak_of
 from bench.phase_marks import PhaseMarks
 from bench.position import Position
 from bench.step_speed import StepSpeed
-from bench.traced_window import trace
+from bench.traced_window import TracedWindow, entered_in, trace
 from collectors import flight_recorder, profiler
 from collectors.action_clock import host_clock_name, make_action_clock
 from collectors.allocator import make_memory
@@ -222,7 +222,7 @@ class _Rank:
             self._note(f"rank {order.rank}: {text}")
         if traced.has_figures and (reason := why_no_communication(traced.timeline)) is not None:
             self._note(f"communication is absent: {reason}")
-        payloads = self._payloads(traced.before, traced.after, told)
+        payloads = self._payloads(traced, told)
         pairs = (
             [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
         )
@@ -232,14 +232,14 @@ class _Rank:
             self._log.write(self._reading("traced", self._logged, samples + payloads + pairs))
             self._logged += 1
 
-    def _payloads(self, before: bytes, after: bytes, told: Mapping[str, int]) -> list[Sample]:
+    def _payloads(self, traced: TracedWindow, told: Mapping[str, int]) -> list[Sample]:
         """Payload of a mean step. told: what the workload counted itself, over the axis that the card names for it."""
         case = self._order.case
         told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.card().transfers(case)}
         payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
         axes = axes_of_groups(self._mesh)
         try:
-            for entered in flight_recorder.entered_since(before, after):
+            for entered in entered_in(traced, case):
                 payload_bytes[entered.name, axes.get(entered.group, OTHER_AXIS)] += entered.payload_bytes
         except flight_recorder.Forgotten as error:
             self._note(f"counted traffic is absent: {error}")

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
+from bench.case import Case
 from collectors import flight_recorder
+from collectors.flight_recorder import Entered
 from collectors.profiler import Window
 from collectors.traces.names import STEP
-from collectors.traces.reading.gloo_calls import with_calls
+from collectors.traces.reading import gloo_calls, nccl_calls
 from collectors.traces.spans import Timeline
 from collectors.traces.steps.stretches import steps as marked_steps
 
@@ -21,6 +23,9 @@ NO_KERNELS = (
     " CUPTI, or its library is missing; the rank's messages tell which"
 )
 """Without kernels a Timeline would take the host's operators, which only launch them, for computation."""
+
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""The modes of torch.compile that record and replay CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,13 @@ def trace(
     after = flight_recorder.dump(backend)
     timeline = window.timeline(rank)
     notes: tuple[str, ...] = ()
-    if backend == "gloo":  # NCCL's kernels say it themselves.
-        try:
-            timeline, notes = with_calls(timeline, flight_recorder.issued_since(before, after))
-        except flight_recorder.Forgotten as error:
-            notes = (f"process groups and numbers of collectives are absent: {error}",)
+    try:
+        if backend == "gloo":
+            timeline, notes = gloo_calls.with_calls(timeline, flight_recorder.issued_since(before, after))
+        else:  # Most of NCCL's kernels say it themselves.
+            timeline, notes = nccl_calls.with_calls(timeline, flight_recorder.works_since(before, after))
+    except flight_recorder.Forgotten as error:
+        notes = (f"process groups and numbers of collectives are absent: {error}",)
     # Ranks of one host have one clock, which the joining of their windows goes by.
     about = replace(timeline.about, world_size=ranks, host=socket.gethostname(), groups=flight_recorder.group_ranks())
     has_figures = tells_of(device, timeline)
@@ -93,3 +100,17 @@ def partial_steps(timeline: Timeline) -> Iterator[str]:
     for step in marked_steps(timeline):
         if step.why is not None:
             yield f"traced step {step.name.removeprefix(STEP).strip()} is left out: {step.why}"
+
+
+def entered_in(traced: TracedWindow, case: Case) -> list[Entered]:
+    """The collectives that the rank entered in the window, with their bytes.
+
+    Raises:
+        Forgotten: the Flight Recorder does not hold them all, also where CUDA graphs replayed some.
+    """
+    if case.backend == "nccl":
+        works = flight_recorder.works_since(traced.before, traced.after)
+        has_graphs = case.options.get("compile") in GRAPH_MODES
+        if reason := nccl_calls.why_uncounted(traced.timeline, works, has_graphs=has_graphs):
+            raise flight_recorder.Forgotten(reason)
+    return flight_recorder.entered_since(traced.before, traced.after)

@@ -28,10 +28,10 @@ _Group: TypeAlias = tuple[str | None, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A collective as the rank's record has it.
+    """A collective, or messages that were issued as one, as the rank's record has it.
 
     event: what the profiler calls it. created_ns: Unix time of its issue. sequence: its number in its process group;
-    None where the record does not say.
+    None where the record does not say, and of messages.
     """
 
     event: str
@@ -72,7 +72,7 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
             f"process groups and numbers of {len(events)} collectives are absent: which threads of gloo serve which of"
             f" {groups} is not told by their events",
         )
-    return _spoken(timeline, {row: one for pairs in found for row, one in pairs}), notes
+    return spoken(timeline, {row: one for pairs in found for row, one in pairs}), notes
 
 
 def _events(timeline: Timeline) -> Iterator[_Event]:
@@ -141,7 +141,7 @@ def _paired(issued: Iterable[Issued], events: Iterable[_Event]) -> list[tuple[in
     return [(event.row, one) for event, one in pairs]
 
 
-def _spoken(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
+def spoken(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
     """The Timeline with these rows' calls and numbers."""
     numbers: dict[Call, int] = {}
     call = np.full(timeline.call.size, ABSENT, dtype=np.int32)
