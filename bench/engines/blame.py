@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
 from bench.engines.messages import Cause
+from collectors.flight_recorder import Reached
 from collectors.sample_log import Ended
 
 LAST_LINES = 12
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
+"""Without it torch records no event before a collective on NCCL, and so never sees that one has begun."""
+
 LOST_FORKSERVER = 255
 """The exit code that multiprocessing gives a process whose forkserver is gone."""
 
@@ -21,6 +27,7 @@ class RankEnd:
     result: its own account; None where it left none. exit_code: as the operating system gives it, minus the number of
     the signal that killed it; None where it had to be ended by us.
     ended_ns: Unix time of its end. step: the step that it was in. collectives: how many it had entered, where known.
+    reached: how far it came in each process group, where its record tells; on NCCL, in place of collectives.
     is_moving: when its time was over it had ended a step not long before, by the pace of its steps.
     disk: why it could not write its log. said: the end of what it printed.
     """
@@ -31,6 +38,7 @@ class RankEnd:
     ended_ns: int
     step: int
     collectives: int | None = None
+    reached: Mapping[str, Reached] | None = None
     is_moving: bool = False
     disk: str | None = None
     said: str = ""
@@ -124,15 +132,74 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Ca
         text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
         return Cause(kind="limit", rank=None, step=step, text=text)
 
+    if any(end.reached for end in hung):
+        return _hung_on_nccl(hung, ranks=ranks, folder=folder)
+
     def progress(end: RankEnd) -> tuple[int, int]:
         return (end.collectives if end.collectives is not None else -1, end.step)
 
     behind = min(hung, key=progress)
     if len(hung) > 1 and all(progress(end) == progress(behind) for end in hung):
-        numbers = "all ranks hung" if len(hung) == ranks else f"ranks {', '.join(str(end.rank) for end in hung)} hung"
-        text = f"{numbers} in step {step}, all at the same collective; their stacks are in {folder}/rank*.err"
+        text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
         return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind.last_lines)
     return _cause("hung", behind, f"rank {behind.rank} hung", folder)
+
+
+def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
+    """Of ranks that hang on NCCL, the one that others wait for, and that waits for none.
+
+    A host on NCCL runs ahead of its device, and in a pipeline ranks differ in how much they issue. So ranks are
+    compared in what two of them do in the same order: the collectives of a process group, the messages of a direction.
+    """
+    step = min(end.step for end in hung)
+    if len(hung) == 1:
+        return _cause("hung", hung[0], f"rank {hung[0].rank} hung", folder)
+    behind, lack = _behind(hung)
+    if len(behind) == 1:
+        return _cause("hung", behind[0], f"rank {behind[0].rank} hung: {lack}", folder)
+    if behind:
+        text = f"{_numbers(behind, ranks)} in step {step}, and others wait for them; {_stacks(folder)}"
+        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
+    text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
+    if all(one.started is None for end in hung for one in (end.reached or {}).values()):
+        text += f"; {TIMING}=1 lets torch record whose device has begun it"
+    return Cause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
+
+
+def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
+    """The ranks that others wait for and that wait for none, and what they lack; none where all came equally far.
+
+    What hosts issued tells first, then what devices began, then what they completed.
+    """
+    silent = [end for end in hung if not end.reached]
+    if silent:  # A rank that cannot even write its record, or has issued nothing.
+        return silent, "it left no record of a collective"
+    marks: tuple[tuple[str, Callable[[Reached], int | None]], ...] = (
+        ("it has not issued what others have", lambda reached: reached.issued),
+        ("its device has not begun what others have", lambda reached: reached.started),
+        ("its device has not completed what others have", lambda reached: reached.completed),
+    )
+    for lack, mark in marks:
+        waited_for = {one.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
+        waiting = {other.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
+        if found := [end for end in hung if end.rank in waited_for - waiting]:
+            return found, lack
+    return [], ""
+
+
+def _is_before(one: RankEnd, other: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
+    """Whether one lacks something that the other has, in anything that both take part in."""
+    mine, theirs = one.reached or {}, other.reached or {}
+    pairs = ((mark(mine[key]), mark(theirs[key])) for key in mine.keys() & theirs.keys())
+    return any(own is not None and its is not None and own < its for own, its in pairs)
+
+
+def _numbers(ends: list[RankEnd], ranks: int) -> str:
+    return "all ranks hung" if len(ends) == ranks else f"ranks {', '.join(str(end.rank) for end in ends)} hung"
+
+
+def _stacks(folder: str) -> str:
+    return f"their stacks are in {folder}/rank*.err"
 
 
 def _cause(kind: str, end: RankEnd, text: str, folder: str) -> Cause:

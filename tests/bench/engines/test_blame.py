@@ -1,12 +1,15 @@
 """The rank that is blamed is the one whose own doing ended the trial."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bench.engines.blame import RankEnd, root_cause
 from bench.engines.messages import Cause
+from collectors.flight_recorder import Reached, reached
 from collectors.sample_log import Ended
+from tests.collectors.made_nccl_record import MadeRecord
 
 FOLDER = "/runs/r"
 
@@ -27,6 +30,7 @@ def _end(
     disk: str | None = None,
     said: str = "",
     is_moving: bool = False,
+    reached: Mapping[str, Reached] | None = None,
 ) -> RankEnd:
     kind, _, text = (error or "").partition(": ")
     result = Ended(trial=0, time_ns=0, step=step, error_type=kind or None, error=text if error else None)
@@ -40,6 +44,7 @@ def _end(
         disk=disk,
         said=said,
         is_moving=is_moving,
+        reached=reached,
     )
 
 
@@ -152,3 +157,108 @@ def test_an_error_of_nccls_own_is_no_echo() -> None:
     cause = _root_cause((echo, mistake), FOLDER)
     assert cause is not None
     assert cause.rank == 1
+
+
+def _stopped(rank: int, record: MadeRecord, **fields: Any) -> RankEnd:
+    """A rank on NCCL that hung, with the flight record that it wrote."""
+    return _hung(rank, reached=reached(record.json()), **fields)
+
+
+def _reducing(*states: str, is_timed: bool = False) -> MadeRecord:
+    record = MadeRecord(is_timed=is_timed)
+    for state in states:
+        record.collective("nccl:all_reduce", state=state)  # type: ignore[arg-type]
+    return record
+
+
+def test_a_host_that_issued_less_than_the_others_is_blamed_though_it_is_last_to_end() -> None:
+    waiting = _reducing("completed", "scheduled", "scheduled")
+    cause = _root_cause((_stopped(0, waiting), _stopped(1, _reducing("completed")), _stopped(2, waiting)), FOLDER)
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (1, "hung")
+    assert cause.text == (
+        "rank 1 hung: it has not issued what others have in step 4; its last lines are in /runs/r/rank1.err"
+    )
+
+
+def test_of_hosts_that_issued_alike_the_one_whose_device_has_not_begun_is_blamed() -> None:
+    waiting, stuck = (
+        _reducing("completed", "started", is_timed=True),
+        _reducing("completed", "scheduled", is_timed=True),
+    )
+    cause = _root_cause((_stopped(0, waiting), _stopped(1, waiting), _stopped(2, stuck)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 2
+    assert "its device has not begun what others have" in cause.text
+
+
+def test_a_device_that_has_not_completed_what_others_have_is_blamed() -> None:
+    done, stuck = _reducing("completed", "completed"), _reducing("completed", "scheduled")
+    cause = _root_cause((_stopped(0, done), _stopped(1, stuck)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+    assert "its device has not completed what others have" in cause.text
+
+
+def test_where_torch_times_no_collectives_the_setting_that_would_tell_is_named() -> None:
+    alike = _reducing("completed", "scheduled")
+    cause = _root_cause((_stopped(0, alike), _stopped(1, alike)), FOLDER)
+    assert cause is not None
+    assert cause.rank is None
+    assert "all ranks hung in step 4, all at the same collective" in cause.text
+    assert cause.text.endswith("; TORCH_NCCL_ENABLE_TIMING=1 lets torch record whose device has begun it")
+
+
+def test_devices_that_all_began_the_same_are_told_from_each_other_by_nothing() -> None:
+    alike = _reducing("completed", "started", is_timed=True)
+    cause = _root_cause((_stopped(0, alike), _stopped(1, alike)), FOLDER)
+    assert cause is not None
+    assert cause.rank is None
+    assert "TORCH_NCCL" not in cause.text
+
+
+def test_a_stage_of_a_pipeline_is_blamed_by_its_messages_and_not_by_how_many_it_has() -> None:
+    """Stage 2 hangs in its second step: stage 1 waits for its gradient, stage 3 for its activation, stage 0 for 1."""
+    stages = [MadeRecord(rank=rank) for rank in range(4)]
+    for rank, stage in enumerate(stages):
+        for kind, peer in (("recv", rank - 1), ("send", rank + 1), ("recv", rank + 1), ("send", rank - 1)):
+            if 0 <= peer < 4:
+                stage.batch([(kind, peer, (4,))])  # type: ignore[list-item]
+    stages[0].batch([("send", 1, (4,))], state="completed").batch([("recv", 1, (4,))], state="scheduled")
+    stages[1].batch([("recv", 0, (4,))], state="completed").batch([("send", 2, (4,))], state="scheduled")
+    stages[1].batch([("recv", 2, (4,))], state="scheduled")
+    stages[3].batch([("recv", 2, (4,))], state="scheduled")
+    cause = _root_cause(tuple(_stopped(rank, stage) for rank, stage in enumerate(stages)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 2
+
+
+def test_a_rank_that_could_not_write_its_record_is_blamed() -> None:
+    cause = _root_cause((_stopped(0, _reducing("completed", "scheduled")), _hung(1)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+    assert "left no record" in cause.text
+
+
+def test_several_that_others_wait_for_are_all_named() -> None:
+    ahead, behind = _reducing("completed", "scheduled"), _reducing("completed")
+    cause = _root_cause((_stopped(0, ahead), _stopped(1, behind), _stopped(2, behind)), FOLDER)
+    assert cause is not None
+    assert cause.rank is None
+    assert "ranks 1, 2 hung in step 4, and others wait for them" in cause.text
+
+
+def test_a_rank_that_raised_is_blamed_and_not_those_that_we_ended_with_a_record_or_without() -> None:
+    waiting = _reducing("completed", "scheduled")
+    raised = _end(1, error="ValueError: no", code=None)  # It was still on its way out when its peers' time was over.
+    cause = _root_cause((_stopped(0, waiting), raised, _hung(2)), FOLDER)
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (1, "error")
+
+
+def test_a_rank_that_was_killed_is_blamed_and_not_peers_whose_watchdog_saw_it() -> None:
+    said = "[rank0]:[E] ProcessGroupNCCL.cpp:2057] Process group watchdog thread terminated with exception: aborted"
+    killed = _end(1, code=-9, has_result=False, at_s=2.0)
+    cause = _root_cause((_end(0, code=-6, has_result=False, said=said), killed, _hung(2)), FOLDER)
+    assert cause is not None
+    assert (cause.rank, cause.kind) == (1, "killed")
