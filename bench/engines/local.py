@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import IO
@@ -20,6 +20,9 @@ from bench.machine import Machine
 
 STOP_S = 10.0
 """How long an agent may take to end its ranks and itself before it is killed."""
+
+DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+"""Whether torch itself writes a rank's Flight Record when a collective on NCCL fails."""
 
 
 class LocalEngine:
@@ -35,7 +38,7 @@ class LocalEngine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(),
+            env=environment(os.environ),
             start_new_session=True,  # Ctrl-C is for the runner, which then ends the agent in order.
         )
 
@@ -111,14 +114,21 @@ class LocalEngine:
         return f"the agent of this machine ended with code {code}{said}"
 
 
-def _environment() -> dict[str, str]:
-    """What the forkserver and so every rank inherits: torch's own settings, unless the user set them."""
+def environment(user: Mapping[str, str]) -> dict[str, str]:
+    """What the forkserver and so every rank inherits: torch's own settings, unless the user set them.
+
+    NCCL's process groups read theirs when they are made, in the rank: HeartbeatMonitor's constructor in
+    ProcessGroupNCCL.cpp. By default a rank that a peer has left writes its record to /tmp or ~/.cache, with its stacks,
+    and its watchdog sleeps four times 15 s to let it; we ask for the record ourselves, as JSON (torch 2.11 to 2.13).
+    """
     # The flight recorder, which tells a hung rank from those that wait for it, and holds what traced steps sent.
     ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
+    if DUMPS not in user:
+        ours |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
     loopback = _loopback()
     if loopback is not None:
         ours["GLOO_SOCKET_IFNAME"] = loopback  # gloo would look up the host's own name, which laptops cannot resolve.
-    return {**ours, **os.environ}
+    return {**ours, **user}
 
 
 def _loopback() -> str | None:

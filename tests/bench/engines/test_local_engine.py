@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from bench.case import Case
-from bench.engines.local import LocalEngine
+from bench.engines.local import LocalEngine, environment
 from bench.engines.messages import Progress, TrialEnded, TrialOrder
 from bench.faults import Fault, FaultKind
 from collectors.log_reader import read
@@ -140,3 +140,17 @@ def test_a_run_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert [
         path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")
     ] == []  # torch's cache.
+
+
+def test_torch_writes_no_record_of_its_own_and_no_rank_waits_for_it() -> None:
+    ours = environment({"PATH": "/bin"})
+    assert ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+    assert int(ours["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) * 4 <= 1000  # The watchdog sleeps four times as long.
+    assert ours["PATH"] == "/bin"
+
+
+def test_who_wants_torchs_own_record_gets_it_with_all_its_time() -> None:
+    ours = environment({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "7"})
+    assert ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC" not in ours
+    assert ours["TORCH_FR_BUFFER_SIZE"] == "7"
