@@ -109,14 +109,14 @@ def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
 
 def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
     """Meet the other ranks in the supervisor's store."""
-    timeout = timedelta(seconds=order.collective_timeout_s)
-    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=timeout)
+    patience = timedelta(seconds=order.store_timeout_s)
+    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
     groups.init_process_group(
         order.case.backend,
         store=PrefixStore(order.prefix, store),
         rank=order.rank,
         world_size=order.case.ranks,
-        timeout=timeout,
+        timeout=timedelta(seconds=order.collective_timeout_s),
         device_id=device if order.case.backend == "nccl" else None,
     )
 

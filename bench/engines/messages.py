@@ -18,7 +18,9 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: where it writes rank<k>.jsonl and rank<k>.err.
     store_host, store_port, prefix: the key-value store that the ranks of this trial meet in.
-    collective_timeout_s: after which a collective gives up; shorter than the trial's limit.
+    store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
+    collective_timeout_s: after which a collective gives up: on gloo before the trial's limit, so that a rank can say
+    so; on NCCL after it, for there a watchdog ends the process without its stacks and its record.
     ceiling_flops_per_second: of a matmul run like it, by its median, where there is one.
     """
 
@@ -31,6 +33,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     store_host: str
     store_port: int
     prefix: str
+    store_timeout_s: float
     collective_timeout_s: float
     keep_trace: bool = False
     looks: Looks = NO_LOOKS

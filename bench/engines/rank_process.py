@@ -26,11 +26,8 @@ PACE = 3
 """A rank whose last step ended no longer ago than so many of its longest steps, and a second, is not hung."""
 
 
-ENDING_S = 1.0
-"""How long ending a rank takes at most; its stacks are asked for first."""
-
 TAKEN_DOWN_S = 2.0
-"""How long processes that were killed are waited for at most."""
+"""How long the loaders of a rank that is gone are waited for at most."""
 
 TAKEN_DOWN_LOOK_S = 0.005
 
@@ -53,6 +50,7 @@ class RankProcess:
         self._steps = 0
         self._is_ended_by_us = False
         self._ended_ns: int | None = None
+        self._over_ns: int | None = None  # When we first asked it for anything that a rank is asked for at its end.
         self._reading_ns: list[int] = []
         self._process.start()
         theirs.close()
@@ -82,6 +80,25 @@ class RankProcess:
         return self._steps
 
     @property
+    def rank(self) -> int:
+        """Its number in the trial."""
+        return self.order.rank
+
+    @property
+    def pid(self) -> int:
+        """The number of the process; it may be gone."""
+        assert self._process.pid is not None, "the process was started"
+        return self._process.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """It is gone without a good result, or its log says that it failed, though it may still be on its way out."""
+        if self.look():
+            self.steps()
+            return self._result is not None and self._result.error is not None
+        return not self.has_good_result
+
+    @property
     def has_good_result(self) -> bool:
         """Its log says that all went well."""
         self.steps()
@@ -89,25 +106,26 @@ class RankProcess:
 
     def ask_for_stacks(self) -> None:
         """Have the rank write the stacks of its threads and its flight record, for a rank that will be ended."""
+        self._note_that_it_is_over()
         with suppress(OSError):
             self._line.send_bytes(DUMP)
         self._signal(signal.SIGUSR1)
 
     def terminate(self) -> None:
         """Ask the rank and its loaders to end."""
+        self._note_that_it_is_over()
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
         self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the rank and its loaders at once."""
+        """End the rank and its loaders at once; the kernel may take a while to take the process down."""
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
         self._signal_group(signal.SIGKILL)
-        self._process.join(timeout=5)
 
     def end(self) -> RankEnd:
         """How it ended; call it when the process is gone. Its loaders are gone too when this returns."""
         self._wait_for_group()
-        steps = self.steps()
+        steps, record = self.steps(), self._record()
         disk = self._message()
         self._line.close()
         ended_ns = self._ended_ns if self._ended_ns is not None else time.time_ns()
@@ -117,18 +135,23 @@ class RankProcess:
             exit_code=None if self._is_ended_by_us else self._process.exitcode,
             ended_ns=self._result.time_ns if self._result is not None else ended_ns,
             step=self._result.step if self._result is not None else steps,
-            collectives=self._collectives(),
-            is_moving=self._was_moving_at(ended_ns),
+            collectives=None if record is None or self._is_on_nccl else flight_recorder.count(record),
+            reached=None if record is None or not self._is_on_nccl else flight_recorder.reached(record),
+            is_moving=self._was_moving_at(ended_ns if self._over_ns is None else self._over_ns),
             disk=disk,
             said=_tail(self._folder / f"rank{self.order.rank}.err"),
         )
+
+    def _note_that_it_is_over(self) -> None:
+        if self._over_ns is None:
+            self._over_ns = time.time_ns()
 
     def _was_moving_at(self, time_ns: int) -> bool:
         """Whether its last step had ended shortly before, by the pace of its own steps."""
         if len(self._reading_ns) < 2:
             return False
         longest_ns = max(after - before for before, after in pairwise(self._reading_ns))
-        grace_ns = PACE * longest_ns + 1_000_000_000 + int(1e9 * ENDING_S)
+        grace_ns = PACE * longest_ns + 1_000_000_000
         return time_ns - self._reading_ns[-1] <= grace_ns
 
     def _message(self) -> str | None:
@@ -138,12 +161,18 @@ class RankProcess:
         except (OSError, EOFError):
             return None
 
-    def _collectives(self) -> int | None:
-        path = self._folder / f"rank{self.order.rank}.flight.json"
+    @property
+    def _is_on_nccl(self) -> bool:
+        return self.order.case.backend == "nccl"
+
+    def _record(self) -> bytes | None:
+        """Its flight record; None where it left none, or half of one."""
         try:
-            return flight_recorder.count(path.read_bytes())
+            record = (self._folder / f"rank{self.order.rank}.flight.json").read_bytes()
+            flight_recorder.count(record)
         except (OSError, msgspec.DecodeError):
             return None
+        return record
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -152,17 +181,15 @@ class RankProcess:
 
     def _signal_group(self, number: signal.Signals) -> None:
         """To the rank and its loaders; to the rank alone where it has no group of its own yet."""
-        assert self._process.pid is not None, "the process was started"
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             self._signal(number)
 
     def _wait_for_group(self) -> None:
         """A process that was killed is there until the kernel has taken it down."""
-        assert self._process.pid is not None, "the process was started"
         until = time.monotonic() + TAKEN_DOWN_S
-        while time.monotonic() < until and any(map(_is_running, _group(self._process.pid))):
+        while time.monotonic() < until and any(map(_is_running, _group(self.pid))):
             time.sleep(TAKEN_DOWN_LOOK_S)
 
 

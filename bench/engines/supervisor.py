@@ -8,7 +8,7 @@ import multiprocessing
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from multiprocessing.connection import wait
@@ -17,22 +17,26 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.engines.blame import root_cause
+from bench.engines.ending import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
 from bench.engines.messages import Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
-from bench.engines.rank_process import ENDING_S, RankProcess
+from bench.engines.rank_process import RankProcess
 from collectors.poller import Poller
-from collectors.roster import open_collectors
+from collectors.roster import GpuCollector, open_collectors
+from collectors.sample_log import LogUnwritable, Note, SampleLog
 from collectors.sampler import polling
 
 LOOK_S = 0.5
 """How often the ranks' logs are read while they run; each look costs a read of what is new."""
 PEERS_S = 1.5
-"""How long the others may take to end by themselves after the first failure (gloo's peers raise within 0.05 s)."""
-STACKS_S = ENDING_S / 2
-TERMINATE_S = ENDING_S / 2
+"""How long the others may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
+raise nothing, and are ended by us after it, so that none of them is blamed."""
 NODE = 0
 """This engine has one node."""
-COLLECTIVE_SHARE = 0.8
-"""A collective gives up after this share of the trial's limit, so that a rank can say so before it is ended."""
+GIVES_UP_SHARE = 0.8
+"""Whoever waits for a peer gives up after this share of the trial's limit, so that it can say so before it is ended."""
+NCCL_SHARE = 1.25
+"""NCCL's watchdog says nothing that a rank could say: it ends the process, also one that others wait for. So it is not
+to decide before the limit, when each rank still tells its stacks and how far its device came."""
 
 
 class Supervisor:
@@ -45,7 +49,9 @@ class Supervisor:
         self._context = multiprocessing.get_context("forkserver")
         self._host = host
         self._trials = itertools.count()
-        self._poller = Poller(open_collectors())
+        collectors = open_collectors()
+        self._poller = Poller(collectors)
+        self._gpus = next((one for one in collectors if isinstance(one, GpuCollector)), None)
         listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
         self._port = listener.getsockname()[1]
         self._store = TCPStore(
@@ -71,16 +77,26 @@ class Supervisor:
         """
         ranks: list[RankProcess] = []
         prefix = f"trial{next(self._trials)}"  # Never used before: ranks would meet in the keys of those that are gone.
+        patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
         with self._polling(order):
             try:
                 for rank in range(order.case.ranks):
                     ranks.append(RankProcess(self._context, self._rank_order(order, rank, prefix)))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome != "done":
-                    _collect_stacks(ranks)
+                    collect_stacks(ranks, patience)
             finally:
-                _end(ranks)
+                notes = end(ranks, patience)
+            if outcome != "done":
+                notes += self._free_gpus(ranks, patience)
+        _note(order, notes)
         return _ended(order, ranks, outcome)
+
+    def _free_gpus(self, ranks: Sequence[RankProcess], patience: Patience) -> tuple[str, ...]:
+        """Wait, while the GPUs are polled, until the driver lists no rank any more; why it does not."""
+        if self._gpus is None:
+            return ()
+        return wait_until_freed(ranks, self._gpus, patience)
 
     def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
         """The node's collectors are polled meanwhile; what troubles them troubles no rank."""
@@ -104,7 +120,8 @@ class Supervisor:
             store_host=self._host,
             store_port=self._port,
             prefix=prefix,
-            collective_timeout_s=COLLECTIVE_SHARE * order.limit_s,
+            store_timeout_s=GIVES_UP_SHARE * order.limit_s,
+            collective_timeout_s=collective_timeout_s(order),
             keep_trace=order.keep_trace,
             looks=order.looks,
             ceiling_flops_per_second=order.ceiling_flops_per_second,
@@ -120,7 +137,7 @@ class Supervisor:
         told = -1
         while True:
             alive = [rank for rank in ranks if rank.look()]
-            failed = any(not rank.has_good_result for rank in ranks if rank not in alive)
+            failed = any(rank.has_failed for rank in ranks)
             if not alive:
                 return "failed" if failed else "done"
             now = time.monotonic()
@@ -137,29 +154,22 @@ class Supervisor:
                 progress(Progress(run=order.run, trial=order.trial, steps=steps))
 
 
+def collective_timeout_s(order: TrialOrder) -> float:
+    """After which a collective of the trial gives up; see `RankOrder`."""
+    return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
+
+
 def _nothing() -> None:
     """The body of the process that wakes the forkserver."""
 
 
-def _collect_stacks(ranks: Sequence[RankProcess]) -> None:
-    hung = [rank for rank in ranks if rank.look()]
-    for rank in hung:
-        rank.ask_for_stacks()
-    until = time.monotonic() + STACKS_S
-    while any(rank.look() for rank in hung) and time.monotonic() < until:
-        wait([rank.sentinel for rank in hung if rank.look()], max(0.0, until - time.monotonic()))
-
-
-def _end(ranks: Sequence[RankProcess]) -> None:
-    """Ask those that are left to end, then end them."""
-    for rank in ranks:
-        if rank.look():
-            rank.terminate()
-    until = time.monotonic() + TERMINATE_S
-    while (left := [rank for rank in ranks if rank.look()]) and time.monotonic() < until:
-        wait([rank.sentinel for rank in left], max(0.0, until - time.monotonic()))
-    for rank in left:
-        rank.kill()
+def _note(order: TrialOrder, texts: Iterable[str]) -> None:
+    """Keep what the ranks' end left behind where the node's collectors keep what they miss."""
+    with suppress(LogUnwritable):  # Nothing else could be told there either.
+        for text in texts:
+            log = SampleLog(Path(order.folder) / f"node{NODE}.jsonl")
+            log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
+            log.close()
 
 
 def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:

@@ -33,6 +33,7 @@ def make_order(folder: Path, store: TCPStore | None = None, *, rank: int = 1, **
         store_host="127.0.0.1",
         store_port=0 if store is None else store.port,
         prefix="trial0",
+        store_timeout_s=30.0,
         collective_timeout_s=30.0,
     )
 
