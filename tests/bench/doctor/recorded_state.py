@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pynvml
+
 from tests.bench.recorded_nvml import RecordedError, RecordedNvml
 
 
@@ -20,7 +22,7 @@ class RecordedState(RecordedNvml):
     def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802  # NVML's own names.
         found = self.clocks_mhz[handle]
         if found is None:
-            raise RecordedError("Not Supported")
+            raise RecordedError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return found * clock
 
     def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
@@ -28,7 +30,7 @@ class RecordedState(RecordedNvml):
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
         if self.is_without_pcie:
-            raise RecordedError("Not Supported")
+            raise RecordedError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return 1
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
