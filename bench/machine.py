@@ -24,7 +24,9 @@ SCHEMA_VERSION = 1
 class Machine:
     """One node, as the process that read it saw it. What cannot be known is None, with its reason in `absent`.
 
-    gpus, links: those that the process may use. torch_cuda_version: the one torch is built for.
+    gpus, links: those that the process may use.
+    torch_cuda_version, torch_hip_version: the CUDA, or AMD's HIP, that torch is built for.
+    cuda_driver_version: the newest CUDA that the driver runs.
     usable_cores, physical_cores: logical CPUs that the process may run on, and the cores they are threads of.
     memory_bytes: of the whole node, whatever a container allows.
     commit, is_dirty: of our own source tree, and whether it had changes.
@@ -50,6 +52,8 @@ class Machine:
     physical_cores: int | None
     memory_bytes: int
     environment: dict[str, str]
+    torch_hip_version: str | None = None
+    cuda_driver_version: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -72,13 +76,16 @@ def read(
 ) -> Machine:
     """The machine of this process. Imports torch unless it is handed in, but starts no CUDA.
 
+    Where torch cannot be imported, what it would tell is absent, with the reason.
+
     root: where /proc and /sys are. source: the tree that this program runs from.
     """
     absent: dict[str, str] = {}
-    # By name: whoever knows a Machine would otherwise import torch in the eyes of import-linter.
-    torch = torch or importlib.import_module("torch")
+    torch = torch or _torch(absent)
     gpus = read_gpus(nvml, environment)
     absent |= gpus.absent
+    if "cuda_version" in absent:
+        absent["cuda_driver_version"] = absent.pop("cuda_version")
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     commit, is_dirty = _source_state(source, absent)
     return Machine(
@@ -90,10 +97,12 @@ def read(
         own_version=_own_version(absent),
         commit=commit,
         is_dirty=is_dirty,
-        torch_version=str(torch.__version__),
-        torch_cuda_version=_cuda_version(torch, absent),
-        nccl_version=_nccl_version(torch, absent),
+        torch_version=None if torch is None else str(torch.__version__),
+        torch_cuda_version=None if torch is None else _cuda_version(torch, absent),
+        torch_hip_version=None if torch is None else _hip_version(torch, absent),
+        nccl_version=None if torch is None else _nccl_version(torch, absent),
         driver_version=gpus.driver_version,
+        cuda_driver_version=gpus.cuda_version,
         gpus=gpus.gpus,
         links=gpus.links,
         cpu=_cpu_model(root, absent),
@@ -105,12 +114,32 @@ def read(
     )
 
 
+def _torch(absent: dict[str, str]) -> Any:
+    """The module, None where a library that it is linked with is missing, or it is not installed."""
+    # By name: whoever knows a Machine would otherwise import torch in the eyes of import-linter.
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError, ValueError) as error:
+        reason = f"torch cannot be imported: {' '.join(str(error).split())}"
+        names = ("torch_version", "torch_cuda_version", "torch_hip_version", "nccl_version")
+        absent |= dict.fromkeys(names, reason)
+        return None
+
+
 def _cuda_version(torch: Any, absent: dict[str, str]) -> str | None:
     if torch.version.cuda is None:
         hip = getattr(torch.version, "hip", None)
         absent["torch_cuda_version"] = f"torch is built for ROCm {hip}" if hip else "torch is built without CUDA"
         return None
     return str(torch.version.cuda)
+
+
+def _hip_version(torch: Any, absent: dict[str, str]) -> str | None:
+    hip = getattr(torch.version, "hip", None)
+    if hip is None:
+        absent["torch_hip_version"] = "torch is built without ROCm"
+        return None
+    return str(hip)
 
 
 def _nccl_version(torch: Any, absent: dict[str, str]) -> str | None:

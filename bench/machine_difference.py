@@ -38,6 +38,8 @@ def _state(is_dirty: bool) -> str:
     return "with changes" if is_dirty else "without changes"
 
 
+_LATER = frozenset({"torch_hip_version", "cuda_driver_version"})
+"""What older machines were not asked for: unknown in one of them, without a reason, is no difference."""
 _PLAIN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hostname", "hostname", str),
     ("system", "system", str),
@@ -49,8 +51,10 @@ _PLAIN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("is_dirty", "source tree", _state),
     ("torch_version", "torch", str),
     ("torch_cuda_version", "CUDA of torch", str),
+    ("torch_hip_version", "ROCm of torch", str),
     ("nccl_version", "NCCL", str),
     ("driver_version", "driver", str),
+    ("cuda_driver_version", "CUDA of driver", str),
     ("cpu", "CPU", str),
     ("usable_cores", "usable cores", str),
     ("physical_cores", "physical cores", str),
@@ -60,7 +64,13 @@ _PLAIN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 def _plain(before: Machine, now: Machine) -> Iterator[Difference]:
     for field, name, words in _PLAIN:
+        if field in _LATER and not all(_was_asked(machine, field) for machine in (before, now)):
+            continue
         yield from _changed(name, *(_words(machine, field, words) for machine in (before, now)))
+
+
+def _was_asked(machine: Machine, field: str) -> bool:
+    return getattr(machine, field) is not None or field in machine.absent
 
 
 def _words(machine: Machine, field: str, words: Callable[[Any], str]) -> str:

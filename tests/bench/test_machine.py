@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,6 +69,41 @@ def test_versions_are_torchs_own(root: Path) -> None:
         "13.0",
         "2.28.9",
     )
+
+
+def test_rocm_is_known_by_torchs_own_word(root: Path) -> None:
+    torch = SimpleNamespace(
+        __version__="2.11.0+rocm7.1", version=SimpleNamespace(cuda=None, hip="7.1.52802"), _C=SimpleNamespace()
+    )
+    machine = _read(torch=torch, root=root)
+    assert (machine.torch_hip_version, machine.torch_cuda_version) == ("7.1.52802", None)
+    assert machine.absent["torch_cuda_version"] == "torch is built for ROCm 7.1.52802"
+    assert _read(root=root).absent["torch_hip_version"] == "torch is built without ROCm"
+
+
+def test_the_driver_tells_its_cuda_or_why_not(root: Path) -> None:
+    assert _read(RecordedNvml(names=("A",), cuda_version=12080), root=root).cuda_driver_version == "12.8"
+    assert _read(root=root).absent["cuda_driver_version"] == "NVML: NVML Shared Library Not Found"
+
+
+def test_a_machine_of_before_is_read_without_what_it_was_not_asked_for(root: Path) -> None:
+    whole = msgspec.to_builtins(_read(root=root))
+    old = {name: value for name, value in whole.items() if name not in ("torch_hip_version", "cuda_driver_version")}
+    assert msgspec.convert(old, type=Machine).torch_hip_version is None
+
+
+def test_a_torch_that_cannot_be_imported_leaves_the_rest_of_the_machine(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = root / "site/torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libcupti.so.13: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(root / "site")
+    monkeypatch.delitem(sys.modules, "torch")
+    machine = read(nvml=RecordedNvml(is_without_library=True), environment={}, root=root, source=root)
+    assert machine.torch_version is None
+    assert machine.absent["nccl_version"] == "torch cannot be imported: libcupti.so.13: cannot open shared object file"
+    assert machine.hardware("cpu").startswith("Some CPU")
 
 
 def test_the_real_torch_is_read_without_starting_cuda() -> None:

@@ -23,6 +23,8 @@ CHANGES: dict[str, Any] = {
     "is_dirty": True,
     "torch_version": "2.12.0",
     "torch_cuda_version": "13.0",
+    "torch_hip_version": "6.4",
+    "cuda_driver_version": "13.0",
     "nccl_version": "2.28.9",
     "driver_version": "580.82.07",
     "gpus": (Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=None),),
@@ -55,6 +57,12 @@ def test_a_machine_does_not_differ_from_itself() -> None:
 @pytest.mark.parametrize(("field", "value"), CHANGES.items())
 def test_every_field_that_changes_is_one_difference(field: str, value: Any) -> None:
     assert len(differences(make_machine(), replace(make_machine(), **{field: value}))) == 1
+
+
+def test_what_an_older_version_did_not_ask_for_is_no_difference() -> None:
+    old = replace(make_machine(), absent={"commit": "/opt is no git tree"})
+    new = replace(make_machine(), cuda_driver_version="13.0")
+    assert differences(old, new) == ()
 
 
 def test_no_field_is_forgotten() -> None:
