@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import Case, check, one_rank_baseline, parse_options
+from bench.device_checks import TorchBuild, refuse_no_gpu
 from bench.errors import Misuse
+from bench.gpus import Gpus
 from workloads.cards.card import Backend, Card, Device, Precision
 from workloads.cards.training_options import parts, parts_option
 from workloads.parts.shape import PRESETS, Shape
@@ -16,7 +18,7 @@ from workloads.parts.shape import PRESETS, Shape
 class Asked:
     """The words of a command line; None is what was left out.
 
-    dimensions: of the shape, those that were set. gpus: how many can be seen.
+    dimensions: of the shape, those that were set. gpus: of this machine. torch: what ranks would run.
     """
 
     shape_name: str
@@ -32,7 +34,8 @@ class Asked:
     trace_steps: int
     seed: int
     options: Sequence[str]
-    gpus: int
+    gpus: Gpus
+    torch: TorchBuild
 
 
 def asked_case(card: Card, asked: Asked) -> Case:
@@ -40,13 +43,15 @@ def asked_case(card: Card, asked: Asked) -> Case:
 
     Raises:
         Misuse: something in it is unknown, not allowed or cannot be run here.
+        InfrastructureFailed: it is for GPUs, and this machine's cannot be used.
     """
-    device = _device(asked.device, asked.gpus)
+    device = _device(asked)
+    gpus = len(asked.gpus.gpus)
     case = check(
         Case(
             strategy=card.name,
             version=card.version,
-            ranks=_default_ranks(card, device, asked.gpus) if asked.ranks is None else asked.ranks,
+            ranks=_default_ranks(card, device, gpus) if asked.ranks is None else asked.ranks,
             model=None if card.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
             device=device,
             backend=asked.backend or ("nccl" if device == "cuda" else "gloo"),
@@ -60,9 +65,11 @@ def asked_case(card: Card, asked: Asked) -> Case:
             options=parse_options(card, asked.options),
         )
     )
-    if case.backend == "nccl" and case.ranks > asked.gpus:
+    if case.backend == "nccl" and case.ranks > gpus:
+        why = f": {asked.gpus.hidden.text}" if asked.gpus.hidden is not None else ""
         raise Misuse(
-            f"ranks is {case.ranks} and NCCL wants a GPU for each; {asked.gpus} can be seen (--backend gloo shares)"
+            f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be used{why};"
+            f" take --ranks {gpus}, or --backend gloo, which shares"
         )
     return case
 
@@ -108,10 +115,14 @@ def _shape(name: str, dimensions: Mapping[str, int | None]) -> Shape:
         raise Misuse(f"shape {name}: {error}") from None
 
 
-def _device(asked: Device | None, gpus: int) -> Device:
-    if asked == "cuda" and not gpus:
-        raise Misuse("device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`")
-    return asked or ("cuda" if gpus else "cpu")
+def _device(asked: Asked) -> Device:
+    """The device that was asked for, or is there."""
+    hidden = asked.gpus.hidden
+    if asked.device != "cpu" and hidden is not None and hidden.is_mistake:
+        raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
+    if asked.device == "cuda" and not asked.gpus.gpus:
+        raise refuse_no_gpu(asked.gpus, asked.torch)
+    return asked.device or ("cuda" if asked.gpus.gpus else "cpu")
 
 
 def _default_ranks(card: Card, device: Device, gpus: int) -> int:

@@ -16,10 +16,11 @@ from bench.case import Case, find_card
 from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.controller import Conduct, Measured, measure
 from bench.convergence import NOT_IN_CHECKS, check_cases, conclude, refuse_measuring_words
+from bench.device_checks import TorchBuild, check_torch, torch_build, why_no_gpu
 from bench.engines.roster import ENGINES
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import Misuse
 from bench.faults import Fault, parse_fault
-from bench.gpus import read_gpus
+from bench.gpus import Gpus, read_gpus
 from bench.judgement.ceiling import Ceiling, find_ceiling
 from bench.judgement.convergence import Verdict
 from bench.keeping import Kept, adopt, check_baseline, keep
@@ -135,7 +136,7 @@ def command(
     """
     card = find_card(strategy)
     refuse_training_words(card, _said(TRAINING_WORDS))
-    gpus = read_gpus().gpus
+    gpus, torch = read_gpus(), torch_build()
     case = asked_case(
         card,
         Asked(
@@ -152,10 +153,11 @@ def command(
             trace_steps=trace_steps,
             seed=seed,
             options=options,
-            gpus=len(gpus),
+            gpus=gpus,
+            torch=torch,
         ),
     )
-    check_memory(case, host_bytes=available_bytes(), gpus=gpus)
+    check_memory(case, host_bytes=available_bytes(), gpus=gpus.gpus)
     if not 1 <= limit_s < float("inf"):
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
     fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.positions())
@@ -170,8 +172,7 @@ def command(
     elif mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
     if device is None:
-        found = f"{len(gpus)} GPU(s) found" if gpus else "no NVIDIA GPU found"
-        say(f"device: {case.device} ({found})")
+        say(f"device: {case.device} ({_found(gpus, torch)})")
     looks = check_looks(Looks(trace_every=trace_every, memory_snapshot=memory_snapshot), case)
     conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url)
     measured, verdict, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port, is_check=is_check)
@@ -216,10 +217,7 @@ def _measure(
         told = None if baseline_run is None else history.find(baseline_run)
         with ENGINES[engine_name]() as engine, Progress([case for case, _ in cases]) as progress:
             machine = engine.machine()
-            if case.device == "cuda" and machine.torch_cuda_version is None:
-                raise InfrastructureFailed(
-                    f"torch {machine.torch_version} is built without CUDA; install a CUDA build, or take --device cpu"
-                )
+            check_torch(case, machine)
             if told is not None:
                 check_baseline(case, machine, told)
             conduct = replace(conduct, ceiling_of=lambda case: _ceiling(history, case, machine))
@@ -231,6 +229,14 @@ def _measure(
             return measured, verdict, keep(measured.summaries, machine, history, told)
         finally:
             measured.close()
+
+
+def _found(gpus: Gpus, torch: TorchBuild) -> str:
+    """Why a run that named no device takes the one that it takes."""
+    if not gpus.gpus:
+        return why_no_gpu(gpus, torch)
+    hidden = "" if gpus.hidden is None else f"; {gpus.hidden.text}"
+    return f"{len(gpus.gpus)} GPU(s) found{hidden}"
 
 
 def _ceiling(history: History, case: Case, machine: Machine) -> float | None:

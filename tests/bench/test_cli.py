@@ -62,7 +62,7 @@ def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
         ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
         (
             "run ddp --device cuda",
-            "observatory: device is cuda and no NVIDIA GPU can be seen; take --device cpu, or look at `nvidia-smi`",
+            "observatory: device is cuda and no NVIDIA driver is here; take --device cpu, or look at `nvidia-smi`",
         ),
         ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
         ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),

@@ -18,6 +18,7 @@ from pathlib import Path
 from bench.asking import Asked, asked_case
 from bench.case import Case, find_card, one_rank_baseline
 from bench.controller import Conduct, measure
+from bench.device_checks import torch_build
 from bench.engines.local import LocalEngine
 from bench.gpus import read_gpus
 from bench.judgement.expected_collectives import link_by
@@ -81,7 +82,8 @@ def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespa
         trace_steps=3,
         seed=0,
         options=[f"{name}={value}" for name, value in options.items()],
-        gpus=len(read_gpus().gpus),
+        gpus=read_gpus(),
+        torch=torch_build(),
     )
     return asked_case(find_card(strategy), asked)
 
