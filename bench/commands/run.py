@@ -20,7 +20,7 @@ from bench.device_checks import TorchBuild, check_torch, torch_build, why_no_gpu
 from bench.engines.roster import ENGINES
 from bench.errors import Misuse
 from bench.faults import Fault, parse_fault
-from bench.gpus import Gpus, read_gpus
+from bench.gpus import Gpus, read_gpus, read_memory
 from bench.judgement.ceiling import Ceiling, find_ceiling
 from bench.judgement.convergence import Verdict
 from bench.keeping import Kept, adopt, check_baseline, keep
@@ -157,7 +157,8 @@ def command(
             torch=torch,
         ),
     )
-    check_memory(case, host_bytes=available_bytes(), gpus=gpus.gpus)
+    memory = read_memory(gpus.gpus) if case.device == "cuda" else ()
+    check_memory(case, host_bytes=available_bytes(), gpus=gpus.gpus, memory=memory)
     if not 1 <= limit_s < float("inf"):
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
     fault = None if fault_text is None else parse_fault(fault_text, ranks=case.ranks, steps=case.positions())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bench.errors import Misuse
-from bench.gpus import Gpu
+from bench.case import Case
+from bench.errors import InfrastructureFailed, Misuse
+from bench.gpus import Gpu, GpuMemory, Holder
 from bench.preflight import check_memory, least_bytes
 from tests.bench.examples import TINY, make_case, make_probe
 from workloads.parts.shape import PRESETS
@@ -57,6 +59,64 @@ def test_each_gpu_holds_the_ranks_that_take_it() -> None:
     check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need), gpu(1, need)))
     with pytest.raises(Misuse, match=r"of 2 rank\(s\) take .* and GPU 0 has"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need - 1), gpu(1, need)))
+
+
+def _full(free_bytes: int, *holders: Holder) -> GpuMemory:
+    return GpuMemory(index=0, free_bytes=free_bytes, holders=holders)
+
+
+def _on_gpus(strategy: str = "ddp", ranks: int = 1, **changes: Any) -> Case:
+    return replace(make_case(strategy, ranks, **changes), device="cuda")
+
+
+def test_a_gpu_that_another_process_fills_is_refused_with_who_it_is() -> None:
+    case = _on_gpus("single", model=PRESETS["1b"])
+    holders = (Holder(pid=7, memory_bytes=2 * GIB), Holder(pid=77, memory_bytes=70 * GIB))
+    names = {77: "python", 7: None}
+    with pytest.raises(InfrastructureFailed) as caught:
+        check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB, *holders),), name_of=names.get)
+    assert str(caught.value).endswith(
+        " and GPU 0 has 8.6 GB free of 85.9 GB: process 77 (python) holds 75.2 GB, process 7 holds 2.1 GB;"
+        " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def test_a_gpu_that_is_full_by_nobody_that_nvml_names_says_so() -> None:
+    with pytest.raises(InfrastructureFailed, match="others hold the rest, and NVML names none of them"):
+        check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0),))
+
+
+def test_many_holders_are_counted_beyond_the_largest() -> None:
+    holders = [Holder(pid=pid, memory_bytes=None) for pid in range(6)]
+    with pytest.raises(InfrastructureFailed, match=r"process 3 holds some, 2 more; wait"):
+        check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0, *holders),), name_of=lambda pid: None)
+
+
+def test_a_gpu_too_small_even_when_it_is_free_is_misuse() -> None:
+    case = _on_gpus("single", model=PRESETS["70b"])
+    with pytest.raises(Misuse, match=r"GPU 0 has 85\.9 GB; take a smaller shape"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB),))
+
+
+def test_free_memory_that_is_not_told_is_not_judged() -> None:
+    check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(GpuMemory(index=0, reason="NVML: Not Supported"),))
+
+
+def test_a_model_is_made_whole_before_it_is_divided() -> None:
+    case = _on_gpus("fsdp", ranks=8, model=PRESETS["8b"])
+    whole = 4 * PRESETS["8b"].parameters()
+    assert least_bytes(case, 0) >= whole
+    gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
+    with pytest.raises(Misuse, match=r"the model, made whole on each of 1 rank\(s\) before it is divided, takes 3"):
+        check_memory(case, host_bytes=0, gpus=gpus)
+
+
+def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
+    case = _on_gpus("fsdp", ranks=8)
+    one = case.card().building_bytes(case, 0)
+    check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
+    with pytest.raises(Misuse, match=r"made whole on each of 8 rank\(s\)"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))
 
 
 def test_a_gpu_that_does_not_tell_its_memory_is_not_judged() -> None:
