@@ -73,10 +73,11 @@ def check_memory(
     for position, (gpu, now) in enumerate(zip(gpus, memory, strict=False)):
         need = _most(case, range(case.ranks)[position :: len(gpus)])
         if now.free_bytes is not None and need.size_bytes > now.free_bytes:
+            whole_bytes = now.free_bytes if gpu.memory_bytes is None else gpu.memory_bytes
             raise InfrastructureFailed(
                 f"{case.strategy}: {need.what} and GPU {gpu.index} has {_gigabytes(now.free_bytes)} free of"
-                f" {_gigabytes(gpu.memory_bytes or now.free_bytes)}: {_holders(now.holders, name_of)}; wait for them,"
-                f" end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
+                f" {_gigabytes(whole_bytes)}: {told_holders(now.holders, name_of)};"
+                " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -110,7 +111,7 @@ def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need
     return _Need(what=f"{what} {len(ranks)} rank(s) {takes} {_gigabytes(size_bytes)}", size_bytes=size_bytes)
 
 
-def _holders(holders: Sequence[Holder], name_of: Callable[[int], str | None]) -> str:
+def told_holders(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
     """Who holds a GPU's memory, the largest first."""
     if not holders:
         return "others hold the rest, and NVML names none of them (another container's, or just ended ones)"

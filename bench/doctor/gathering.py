@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
+from bench.device_checks import too_old
 from bench.doctor import node
 from bench.doctor.ceilings import RUNS_SEARCHED, measured_ceilings
-from bench.doctor.gpu_state import StateNvml, gpu_clocks, pcie_links
+from bench.doctor.gpu_state import StateNvml, free_memory, gpu_clocks, hidden_gpus, pcie_links
 from bench.doctor.monitors import monitors
 from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
 from bench.errors import InfrastructureFailed, Misuse
@@ -36,7 +37,7 @@ def gather(
     """
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
-        Section(title="devices", entries=(*_devices(machine, root), ranks)),
+        Section(title="devices", entries=(*_devices(machine, nvml, root), ranks)),
         Section(
             title="topology",
             entries=(*node.numa_nodes(root), *_gpu_links(machine), *pcie_links(nvml, machine.gpus)),
@@ -56,18 +57,30 @@ def _versions(machine: Machine) -> Iterator[Entry]:
     yield Entry(name="commit", value=f"{commit.value}, with changes") if machine.is_dirty else commit
     yield _known(machine, "torch_version", "torch")
     yield _known(machine, "torch_cuda_version", "CUDA of torch")
+    if machine.torch_hip_version is not None:
+        yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does without its GPUs")
     yield _known(machine, "nccl_version", "NCCL")
     yield _known(machine, "driver_version", "driver")
+    yield _driver_cuda(machine)
     yield _known(machine, "python_version", "Python")
     yield Entry(name="kernel", value=f"{machine.system} {machine.kernel} {machine.architecture}")
 
 
-def _devices(machine: Machine, root: Path) -> Iterator[Entry]:
+def _driver_cuda(machine: Machine) -> Entry:
+    """The newest CUDA that the driver runs, held against torch's."""
+    old = too_old(machine)
+    if old is not None:
+        return Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
+    return _known(machine, "cuda_driver_version", "CUDA of driver")
+
+
+def _devices(machine: Machine, nvml: StateNvml, root: Path) -> Iterator[Entry]:
     yield _known(machine, "cpu", "CPU")
     yield _known(machine, "usable_cores", "usable cores")
     yield _known(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
+    yield from hidden_gpus(nvml, machine.environment)
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
     for gpu in machine.gpus:
@@ -77,6 +90,7 @@ def _devices(machine: Machine, root: Path) -> Iterator[Entry]:
             yield Entry(name=name, reason=machine.absent.get(f"gpus[{gpu.index}].memory_bytes"))
         else:
             yield Entry(name=name, value=gpu.memory_bytes, unit="bytes")
+    yield from free_memory(nvml, machine.gpus)
 
 
 def _known(machine: Machine, field: str, name: str) -> Entry:

@@ -1,12 +1,13 @@
-"""Clocks and PCIe links of the GPUs at this moment, as NVML tells of them; starts no CUDA."""
+"""Clocks, PCIe links and free memory of the GPUs at this moment, as NVML tells of them; starts no CUDA."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from bench.doctor.page import Entry
-from bench.gpus import Gpu, Nvml
+from bench.gpus import Gpu, Nvml, read_gpus, read_memory
+from bench.preflight import told_holders
 
 
 class StateNvml(Nvml, Protocol):
@@ -28,6 +29,24 @@ def installed_nvml() -> StateNvml:
     import pynvml  # Only here: who hands in another module needs none.
 
     return cast(StateNvml, pynvml)
+
+
+def hidden_gpus(nvml: StateNvml, environment: Mapping[str, str]) -> tuple[Entry, ...]:
+    """Why CUDA shows fewer GPUs than the node has; nothing where it shows all."""
+    found = read_gpus(nvml, environment)
+    return () if found.hidden is None else (Entry(name="GPUs that CUDA shows", value=found.hidden.text),)
+
+
+def free_memory(nvml: StateNvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
+    """What is free on each GPU, and who holds the rest."""
+    for now in read_memory(gpus, nvml):
+        name = f"GPU {now.index}, memory free now"
+        if now.free_bytes is None:
+            yield Entry(name=name, reason=now.reason)
+        else:
+            yield Entry(name=name, value=now.free_bytes, unit="bytes")
+        if now.holders:
+            yield Entry(name=f"GPU {now.index}, processes", value=told_holders(now.holders))
 
 
 def gpu_clocks(nvml: StateNvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:

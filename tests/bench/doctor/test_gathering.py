@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 
 from bench.doctor.gathering import gather
 from bench.doctor.page import Comparison, Entry, GpuFields, Page
-from bench.gpus import Gpu, GpuLink
+from bench.gpus import Gpu, GpuLink, read_gpus
 from bench.machine import Machine
 from bench.machine_difference import Difference
 from bench.peaks import Absent
@@ -19,6 +19,7 @@ from bench.store.history import History
 from collectors.nvml.standing import Standing
 from tests.bench.doctor.recorded_state import RecordedState
 from tests.bench.examples import make_machine, make_summary
+from tests.bench.recorded_nvml import RecordedProcess
 
 RANKS = Entry(name="ranks", value="can be started")
 NO_HISTORY = Absent(reason="store: it is not there")
@@ -62,7 +63,8 @@ def _with_gpus(machine: Machine, count: int) -> Machine:
 
 def test_every_line_is_known_or_says_why() -> None:
     machine = replace(make_machine(), absent=dict.fromkeys(("commit", "nccl_version", "torch_cuda_version"), "why"))
-    machine = replace(machine, absent={**machine.absent, "driver_version": "why", "gpus": "why"})
+    more = dict.fromkeys(("driver_version", "cuda_driver_version", "gpus"), "why")
+    machine = replace(machine, absent={**machine.absent, **more})
     for section in _page(machine).sections:
         assert section.entries
         assert [entry for entry in section.entries if (entry.value is None) == (entry.reason is None)] == []
@@ -81,6 +83,44 @@ def test_devices_hold_gpus_and_memory_in_bytes() -> None:
     assert devices["GPU 0"].value == "NVIDIA H200, GPU-0"
     assert devices["GPU 0, memory"].value == 1 << 37
     assert devices["ranks"] == RANKS
+
+
+def test_devices_say_what_is_free_and_who_holds_the_rest() -> None:
+    nvml = RecordedState(
+        names=("NVIDIA H200",),
+        clocks_mhz=(300,),
+        free_bytes={0: 1 << 20},
+        processes={0: (RecordedProcess(1 << 30, 5 * 10**9),)},
+    )
+    machine = replace(make_machine(), gpus=read_gpus(nvml, {}).gpus)
+    devices = _section(_page(machine, nvml=nvml), "devices")
+    assert devices["GPU 0, memory free now"] == Entry(name="GPU 0, memory free now", value=1 << 20, unit="bytes")
+    assert devices["GPU 0, processes"].value == f"process {1 << 30} holds 5.0 GB"
+    assert "GPUs that CUDA shows" not in devices
+
+
+def test_devices_say_why_cuda_shows_fewer_gpus() -> None:
+    nvml = RecordedState(names=("A", "B"), clocks_mhz=(300, 300))
+    machine = replace(make_machine(), environment={"CUDA_VISIBLE_DEVICES": "0,5"})
+    shown = _section(_page(machine, nvml=nvml), "devices")["GPUs that CUDA shows"]
+    assert shown.value is not None
+    assert '"5" is no GPU here (they are 0 to 1), so CUDA shows 1 of 2 GPU(s)' in str(shown.value)
+
+
+def test_a_driver_is_held_against_torchs_cuda() -> None:
+    machine = replace(make_machine(), torch_cuda_version="13.0", driver_version="535.1", cuda_driver_version="12.2")
+    versions = _section(_page(machine), "versions")
+    assert str(versions["CUDA of driver"].value).startswith(
+        "12.2, too old: driver 535.1 runs CUDA up to 12.2, and torch"
+    )
+    newer = replace(machine, cuda_driver_version="13.0")
+    assert _section(_page(newer), "versions")["CUDA of driver"].value == "13.0"
+
+
+def test_rocm_is_among_the_versions_where_torch_is_amds() -> None:
+    assert "ROCm of torch" not in _section(_page(make_machine()), "versions")
+    versions = _section(_page(replace(make_machine(), torch_hip_version="7.1")), "versions")
+    assert versions["ROCm of torch"].value == "7.1; `observatory run` does without its GPUs"
 
 
 def test_a_machine_without_gpus_says_why() -> None:
