@@ -6,13 +6,20 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+import pynvml
 
 from collectors.nvml import library
+from collectors.nvml.answering import Answerer
 from collectors.nvml.instances import find_instances
+
+Answer = TypeVar("Answer")
+ANSWER_S = 60.0
+"""How long the driver may take to answer. Without persistence mode it starts each GPU at the first question."""
 
 LinkKind = Literal["nvlink", "internal", "single", "multiple", "hostbridge", "node", "system"]
 """How two GPUs reach each other: by NVLink, or over the PCIe ancestor they share, in NVML's words.
@@ -138,20 +145,40 @@ _LEVELS: dict[int, LinkKind] = {
 }
 
 
-def read_gpus(nvml: Nvml | None = None, environment: Mapping[str, str] = os.environ) -> Gpus:
+def read_gpus(
+    nvml: Nvml | None = None, environment: Mapping[str, str] = os.environ, *, within_s: float = ANSWER_S
+) -> Gpus:
     """The GPUs that CUDA shows to this process, in its order, and their links.
 
     A machine without a driver is normal: then all is absent, with NVML's reason.
     Numbers in CUDA_VISIBLE_DEVICES are taken in order of the PCI bus; CUDA counts so where all GPUs are alike, or where
     CUDA_DEVICE_ORDER=PCI_BUS_ID. Where MIG split one of them, CUDA shows a process one slice and nothing beside it.
     """
-    nvml = nvml or _pynvml()
+    asked = nvml or cast(Nvml, pynvml)
+    found = _within(within_s, lambda: _read_gpus(asked, environment))
+    return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
+
+
+def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
+    """The answer, None where the driver hangs; its thread is left behind then."""
+    answerer = Answerer("nvml-gpus", question)
+    answerer.ask()
+    if not answerer.wait(within_s):
+        return None
+    answerer.close(within_s)
+    return answerer.latest
+
+
+def _unknown(reason: str, failure: int | None) -> Gpus:
+    return Gpus(failure=failure, absent=dict.fromkeys(("driver_version", "cuda_version", "gpus", "links"), reason))
+
+
+def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        absent = dict.fromkeys(("driver_version", "cuda_version", "gpus", "links"), f"NVML: {error}")
-        return Gpus(failure=library.code_of(error), absent=absent)
-    absent = {}
+        return _unknown(f"NVML: {error}", library.code_of(error))
+    absent: dict[str, str] = {}
     driver_version: str | None = None
     cuda_version: str | None = None
     every: list[_Shown] = []
@@ -189,11 +216,17 @@ def read_gpus(nvml: Nvml | None = None, environment: Mapping[str, str] = os.envi
     )
 
 
-def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None) -> tuple[GpuMemory, ...]:
+def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: float = ANSWER_S) -> tuple[GpuMemory, ...]:
     """The memory of each of these GPUs at this moment, in their order."""
     if not gpus:
         return ()
-    nvml = nvml or _pynvml()
+    asked = nvml or cast(Nvml, pynvml)
+    late = f"NVML: no answer within {within_s:g} s"
+    found = _within(within_s, lambda: _read_memory(gpus, asked))
+    return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
+
+
+def _read_memory(gpus: Sequence[Gpu], nvml: Nvml) -> tuple[GpuMemory, ...]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -216,13 +249,6 @@ def _memory(nvml: Nvml, gpu: Gpu) -> GpuMemory:
             for one in ask(handle):
                 holders[one.pid] = Holder(pid=one.pid, memory_bytes=one.usedGpuMemory)
     return GpuMemory(index=gpu.index, free_bytes=free_bytes, holders=tuple(holders.values()))
-
-
-def _pynvml() -> Nvml:
-    import pynvml  # Only here: who hands in another module needs none.
-
-    module: Nvml = pynvml
-    return module
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from bench.gpus import Gpu, GpuLink, GpuMemory, Hidden, Holder, read_gpus, read_memory
@@ -136,6 +138,29 @@ def test_memory_of_a_gpu_that_does_not_tell_it_is_absent() -> None:
     nvml = RecordedNvml(names=("A",), is_without_memory=True)
     (told,) = read_memory(read_gpus(nvml, {}).gpus, nvml)
     assert (told.free_bytes, told.reason) == (None, "NVML: Not Supported")
+
+
+class FakeHang(RecordedNvml):
+    """A driver that does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(names=("A",))
+        self.go = threading.Event()
+
+    def nvmlInit(self) -> None:  # noqa: N802  # NVML's own name.
+        self.go.wait(30)
+
+
+def test_a_driver_that_hangs_is_waited_for_no_longer_than_told() -> None:
+    nvml = FakeHang()
+    try:
+        found = read_gpus(nvml, {}, within_s=0.05)
+        (memory,) = read_memory((Gpu(index=0, name="A", uuid="GPU-0", memory_bytes=1),), nvml, within_s=0.05)
+    finally:
+        nvml.go.set()
+    assert (found.gpus, found.absent["gpus"]) == ((), "NVML: no answer within 0.05 s")
+    assert found.failure is not None
+    assert memory.reason == "NVML: no answer within 0.05 s"
 
 
 def test_memory_is_not_asked_for_without_gpus() -> None:
