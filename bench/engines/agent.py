@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import shutil
 import threading
 import traceback
@@ -19,6 +20,11 @@ import msgspec
 
 from bench.engines.messages import AgentFailed, FromAgent, Ready, TrialOrder
 from bench.machine import read as read_machine
+
+_MISSING = re.compile(
+    r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
+)
+"""What the dynamic linker says, and torch, which looks for some libraries itself."""
 
 
 def main() -> int:
@@ -46,9 +52,21 @@ def main() -> int:
                 answer(supervisor.run(order, stop=stop, progress=answer))
     except Exception as error:  # noqa: BLE001  # The runner shall hear of it, whatever it was.
         traceback.print_exc()
-        answer(AgentFailed(text=f"{type(error).__name__}: {error}"))
+        answer(AgentFailed(text=_in_one_line(error)))
         return 1
     return 0
+
+
+def _in_one_line(error: Exception) -> str:
+    """The error; of a library that is not found its name, and the next move."""
+    said = " ".join(str(error).split())
+    missing = _MISSING.search(said)
+    if missing is None:
+        return f"{type(error).__name__}: {said}"
+    return (
+        f"the library {missing[1]} is not found, which torch or a package beside it needs ({type(error).__name__});"
+        " install torch again with all that it depends on, or take one for the CPU"
+    )
 
 
 def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int) -> None:
