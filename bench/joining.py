@@ -24,6 +24,7 @@ ABORT_S = 2.0
 class Cuda(Protocol):
     """What a rank asks of its GPU; the module `torch.cuda` gives it."""
 
+    def init(self) -> None: ...
     def device_count(self) -> int: ...
     def set_device(self, device: Any) -> None: ...
     def get_device_properties(self, device: Any) -> Any: ...
@@ -81,16 +82,23 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
     """The device of the rank, made the current one before anything is allocated.
 
     Raises:
-        NoDevice: CUDA shows this process no GPU.
+        NoDevice: CUDA shows this process no GPU, or NCCL none of the rank's own.
+        RuntimeError: CUDA cannot be started, and says why.
     """
     torch.set_num_threads(order.case.threads)
     if order.case.device == "cpu":
         return torch.device("cpu")
     count = cuda.device_count()
     if not count:
+        cuda.init()  # It says why, where it knows.
         raise NoDevice(
             f"CUDA shows rank {order.rank} no GPU, though NVML showed some to the runner; `nvidia-smi` in the ranks'"
             " environment, CUDA_VISIBLE_DEVICES and /dev/nvidia* tell more"
+        )
+    if order.case.backend == "nccl" and order.local_rank >= count:
+        raise NoDevice(
+            f"CUDA shows rank {order.rank} {count} GPU(s) and NCCL wants one for each rank; `observatory doctor` says"
+            " what hides the others"
         )
     device = torch.device("cuda", order.local_rank % count)
     cuda.set_device(device)

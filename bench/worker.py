@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from bench.device_errors import named
 from bench.engines.messages import RankOrder
 from bench.joining import give_up, gpu_uuid
 from bench.measure import measure
@@ -79,7 +80,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
     except LogUnwritable:
         raise
     except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall say so.
-        error = caught
+        error = named(caught)
         traceback.print_exc()
     log.write(
         Ended(

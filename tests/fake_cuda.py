@@ -21,12 +21,20 @@ class FakeProperties:
 
 @dataclass
 class FakeCuda:
-    """The module `torch.cuda`, of so many GPUs. calls: each with its device, by thread's own current device."""
+    """The module `torch.cuda`, of so many GPUs. calls: each with its device, by thread's own current device.
+
+    broken: what it says when it is started.
+    """
 
     count: int = 2
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
+    broken: Exception | None = None
     _current: threading.local = field(default_factory=threading.local)
+
+    def init(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     def device_count(self) -> int:
         return self.count

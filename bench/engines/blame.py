@@ -68,6 +68,11 @@ class RankEnd:
         return was_signalled and self.result is None and not self._is_watchdog_abort
 
     @property
+    def has_no_device(self) -> bool:
+        """CUDA could not be started in it: the node failed, and not the workload."""
+        return self.result is not None and self.result.error_type == "NoDevice"
+
+    @property
     def is_echo(self) -> bool:
         """It failed because another rank was gone or silent."""
         if self._is_watchdog_abort:
@@ -92,8 +97,8 @@ _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGro
 def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
     """The rank whose own doing ended the trial; None where every rank ended well.
 
-    In order: a log that cannot be written, killed by a signal that we did not send, an error that is not the echo of
-    a peer's, left without a result, hung, and last the earliest echo.
+    In order: a log that cannot be written, a GPU that cannot be used, killed by a signal that we did not send, an error
+    that is not the echo of a peer's, left without a result, hung, and last the earliest echo.
     """
     if all(end.is_good for end in ends):
         return None
@@ -105,6 +110,10 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
     for end in by_time:
         if end.disk is not None:
             return _cause("disk", end, f"rank {end.rank} could not write its log: {end.disk}", folder)
+    for end in by_time:
+        if end.has_no_device:
+            text = f"rank {end.rank} cannot use its GPU: {end.result.error}; see {folder}/rank{end.rank}.err"  # type: ignore[union-attr]
+            return Cause(kind="agent", rank=end.rank, step=None, text=text)
     for end in by_time:
         if end.is_killed:
             name = signal.Signals(-(end.exit_code or 0)).name

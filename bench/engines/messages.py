@@ -80,6 +80,7 @@ Outcome = Literal["done", "failed", "timed_out", "interrupted"]
 class Cause:
     """Why a trial did not end well.
 
+    kind: agent is a failure of the node and not of the workload: its agent, its forkserver, or a rank's GPU.
     rank: the rank that failed first by its own doing; None where no rank can be told from the others.
     step: the step it was in. text: what happened to it. last_lines: the end of its rank<k>.err.
     """

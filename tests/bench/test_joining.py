@@ -126,6 +126,18 @@ def test_a_rank_that_sees_no_gpu_says_so(tmp_path: Path) -> None:
     assert gpu_uuid(make_order(tmp_path), FakeCuda(count=0)) is None
 
 
+def test_cuda_that_shows_no_gpu_because_it_does_not_start_says_why(tmp_path: Path) -> None:
+    said = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
+    with pytest.raises(RuntimeError, match="driver on your system is too old"):
+        take_device(make_order(tmp_path), FakeCuda(count=0, broken=RuntimeError(said)))
+
+
+def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(tmp_path: Path) -> None:
+    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU\(s\) and NCCL wants one for each rank"):
+        take_device(make_order(tmp_path), FakeCuda(count=1))
+    assert take_device(make_order(tmp_path, backend="gloo"), FakeCuda(count=1)).index == 0
+
+
 def test_a_failed_rank_aborts_its_communicators_from_a_thread_that_has_its_gpu(tmp_path: Path, store: TCPStore) -> None:
     cuda = FakeCuda()
     groups, order = FakeGroups(cuda), make_order(tmp_path, store)

@@ -262,3 +262,10 @@ def test_a_rank_that_was_killed_is_blamed_and_not_peers_whose_watchdog_saw_it() 
     cause = _root_cause((_end(0, code=-6, has_result=False, said=said), killed, _hung(2)), FOLDER)
     assert cause is not None
     assert (cause.rank, cause.kind) == (1, "killed")
+
+
+def test_a_rank_without_its_gpu_is_the_nodes_failure_in_one_line() -> None:
+    ends = (_lost_peer(0, at_s=0.5), _end(1, error="NoDevice: CUDA shows it no GPU", said="a traceback", step=0))
+    cause = _root_cause(ends, FOLDER)
+    text = "rank 1 cannot use its GPU: CUDA shows it no GPU; see /runs/r/rank1.err"
+    assert cause == Cause(kind="agent", rank=1, step=None, text=text)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from bench.case import Case
 from bench.engines.local import LocalEngine, environment
 from bench.engines.messages import Progress, TrialEnded, TrialOrder
+from bench.errors import InfrastructureFailed
 from bench.faults import Fault, FaultKind
 from collectors.log_reader import read
 from collectors.sample_log import Ended, Opened, Reading
@@ -86,6 +88,16 @@ def test_the_faulty_rank_is_blamed_with_its_step(
     assert f"{tmp_path}/rank{rank}.err" in ended.cause.text
 
 
+def test_ranks_that_cannot_start_cuda_end_at_once_and_say_why(engine: LocalEngine, tmp_path: Path) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is built with CUDA")
+    ended = _run(engine, tmp_path, small_case(ranks=2, device="cuda"))
+    assert ended.outcome == "failed"
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.last_lines) == ("agent", ())
+    assert "cannot use its GPU: torch is built without CUDA: install a CUDA build" in ended.cause.text
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_hung_rank_is_ended_at_the_limit_and_told_from_those_that_wait_for_it(
     rank: int, engine: LocalEngine, tmp_path: Path
@@ -154,3 +166,25 @@ def test_who_wants_torchs_own_record_gets_it_with_all_its_time() -> None:
     assert ours["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC" not in ours
     assert ours["TORCH_FR_BUFFER_SIZE"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("error", "library"),
+    [
+        ("ImportError('libcupti.so.13: cannot open shared object file: No such file or directory')", "libcupti.so.13"),
+        ("OSError('libcudart.so.13: cannot open shared object file: No such file or directory')", "libcudart.so.13"),
+        ("ValueError('libcublas.so.*[0-9] not found in the system path [1, 2]')", "libcublas.so.*[0-9]"),
+    ],
+)
+def test_a_torch_that_lacks_a_library_ends_the_agent_in_one_line_that_names_it(
+    error: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(f"raise {error}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with LocalEngine() as engine, pytest.raises(InfrastructureFailed) as caught:
+        engine.machine()
+    said = str(caught.value)
+    assert said.startswith(f"the agent of this machine failed: the library {library} is not found, which torch")
+    assert "install torch again with all that it depends on" in said
+    assert "\n" not in said
