@@ -92,15 +92,16 @@ def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misu
     return InfrastructureFailed(f"device is cuda and {reason}; look at `nvidia-smi -L`, or {_CPU}")
 
 
-def why_no_gpu(gpus: Gpus, build: TorchBuild) -> str:
-    """Why a run that named no device takes the CPU."""
+def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
+    """Why a run that named no device takes the CPU. root: where /dev and /proc are."""
     if build.hip is not None:
         return f"torch is built for ROCm {build.hip}, and `run` measures NVIDIA GPUs only"
     if gpus.hidden is not None:
         return gpus.hidden.text
-    if gpus.failure in (None, NVML_ERROR_LIBRARY_NOT_FOUND):
-        return "no NVIDIA GPU found"
-    return gpus.absent["gpus"]
+    if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
+        driver = _kernel_driver(root)
+        return "no NVIDIA GPU found" if driver is None else f"{driver} is here without its library NVML"
+    return gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU")
 
 
 def check_torch(case: Case, machine: Machine) -> None:

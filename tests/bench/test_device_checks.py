@@ -92,9 +92,11 @@ def test_rocm_is_refused_as_rocm_and_never_as_a_missing_nvidia_gpu(gpus: Gpus, t
     )
 
 
-def test_a_run_that_names_no_device_says_why_it_takes_the_cpu() -> None:
+def test_a_run_that_names_no_device_says_why_it_takes_the_cpu(tmp_path: Path) -> None:
     hidden = read_gpus(RecordedNvml(names=("A",)), {"CUDA_VISIBLE_DEVICES": "-1"})
-    assert why_no_gpu(NO_LIBRARY, CUDA) == "no NVIDIA GPU found"
+    assert why_no_gpu(NO_LIBRARY, CUDA, tmp_path) == "no NVIDIA GPU found"
+    assert why_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path)).endswith("is here without its library NVML")
+    assert why_no_gpu(read_gpus(RecordedNvml(), {}), CUDA) == "driver 580.82.07 shows no GPU"
     assert why_no_gpu(hidden, CUDA) == 'CUDA_VISIBLE_DEVICES is "-1" and hides all 1 GPU(s)'
     assert why_no_gpu(NO_LIBRARY, ROCM) == "torch is built for ROCm 7.1.5, and `run` measures NVIDIA GPUs only"
     assert why_no_gpu(_not_started(NVML_ERROR_DRIVER_NOT_LOADED), CUDA) == "NVML: Driver Not Loaded"
