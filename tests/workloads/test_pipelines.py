@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from tests.ranks import OnRanks
 from tests.workloads.live_peaks import peak_by_category
@@ -17,9 +20,11 @@ from tests.workloads.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready, train
 from tests.workloads.watched_steps import held_states, watch_step
 from workloads.cards.card import LIMITS, OptionValue
+from workloads.cards.message_options import CAN_DEFER, FIRST_TO_DEFER, torch_release
+from workloads.laws.pipeline import Pipeline, ScheduleName
 from workloads.laws.schedules import Action, actions
 from workloads.laws.terms import States
-from workloads.parts.pipeline import PipelineTrainer
+from workloads.parts.pipeline import OF_SEVERAL_STAGES, PipelineTrainer
 from workloads.parts.shape import Shape
 from workloads.roster import card_of
 
@@ -168,3 +173,62 @@ def test_live_tensors_can_be_followed_where_stages_take_turns(
         states = card_of(name).states(setup, rank)
         assert (live["parameters"], live["optimizer"]) == (states.parameters_bytes, states.optimizer_bytes)
         assert live["activations"] > 0
+
+
+def deferred_and_not(setup: SmallSetup) -> tuple[list[str], list[float | None]]:
+    """The actions of this rank's step with those of its messages, and the losses of two steps."""
+    ready = make_ready(setup)
+    schedule = ready.workload._schedule  # type: ignore[attr-defined]  # torch's, where its own order is.
+    order = [str(action) for action in schedule.pipeline_order_with_comms[dist.get_rank()]]
+    losses = [ready.step() for _ in range(2)]
+    return order, [None if loss is None else loss.item() for loss in losses]
+
+
+needs_deferring = pytest.mark.skipif(torch_release() < FIRST_TO_DEFER, reason="this torch defers no receive")
+
+
+@needs_deferring
+def test_receives_that_are_deferred_change_the_order_and_no_loss(on_ranks: OnRanks) -> None:
+    early, late = (
+        on_ranks(2, deferred_and_not, small_setup("interleaved", ranks=2, options={"defer_receives": deferred}))
+        for deferred in (False, True)
+    )
+    assert [losses for _, losses in early] == [losses for _, losses in late]
+    assert any(order != later for (order, _), (later, _) in zip(early, late, strict=True))
+    assert all(sorted(order) == sorted(later) for (order, _), (later, _) in zip(early, late, strict=True))
+
+
+@needs_deferring
+@pytest.mark.parametrize("schedule", CAN_DEFER)
+@pytest.mark.parametrize("stages_per_rank", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_deferred_receives_of_a_rank_are_in_the_order_of_its_sends(
+    ranks: int, stages_per_rank: int, schedule: ScheduleName
+) -> None:
+    """Else a rank would take one tensor for another: messages of two ranks arrive in the order in which they left."""
+    pipeline = Pipeline(
+        schedule=schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=2 * ranks, boundary_bytes=0
+    )
+    orders: Any = get_schedule_ops(
+        OF_SEVERAL_STAGES[schedule],
+        ranks,
+        pipeline.microbatches,
+        num_stages_per_rank=stages_per_rank,
+        with_comms=True,
+        defer_pp_recv=True,
+    )
+    sent: dict[tuple[int, int], list[str]] = defaultdict(list)
+    received: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for rank, order in enumerate(orders):
+        for action in order:
+            # Such as SEND_F of stage 1, which is RECV_F of stage 2; B goes the other way.
+            way, _, kind = action.computation_type.name.partition("_")
+            step = 1 if kind == "F" else -1
+            if way == "SEND":
+                to = pipeline.rank_of(action.stage_index + step)
+                sent[rank, to].append(f"{kind} of {action.microbatch_index} to {action.stage_index + step}")
+            elif way == "RECV":
+                source = pipeline.rank_of(action.stage_index - step)
+                received[source, rank].append(f"{kind} of {action.microbatch_index} to {action.stage_index}")
+    assert sent
+    assert sent == received

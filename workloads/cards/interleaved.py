@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from workloads.cards.message_options import DEFER_RECEIVES
 from workloads.cards.pipeline_options import PIPELINE_OPTIONS, STAGES, pipeline_card
 
 CARD = pipeline_card(
     name="interleaved",
     summary="interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills sooner",
     schedule=lambda setup: "interleaved",
-    options=(*PIPELINE_OPTIONS, STAGES),
+    options=(*PIPELINE_OPTIONS, DEFER_RECEIVES, STAGES),
     variants=({}, {"microbatches": 8}, {"checkpoint": "full"}),
 )

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workloads.cards.card import Card, Needs, Option, OptionValue, Parity, Setup
-from workloads.cards.message_options import HIGH_PRIORITY, priority_axes, priority_refusals
+from workloads.cards.message_options import (
+    HIGH_PRIORITY,
+    deferring_refusals,
+    pipeline_message_notes,
+    priority_axes,
+    priority_refusals,
+)
 from workloads.cards.pipeline_peak import peak_of_stages
 from workloads.cards.training_options import (
     ACCUMULATE,
@@ -61,7 +67,7 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
     """Why the model cannot be cut so, or the schedule cannot run it."""
     sequences = setup.shape.batch // data_ranks
     layers, stages = setup.shape.layers, pipeline.stages
-    reasons = list(priority_refusals(setup))
+    reasons = [*priority_refusals(setup), *deferring_refusals(setup, pipeline.schedule)]
     if stages > layers:
         reasons.append(
             f"layers is {layers} and {pipeline.ranks} ranks x {pipeline.stages_per_rank} stages make {stages} stages of"
@@ -128,6 +134,9 @@ def pipeline_card(
             *more_refusals(setup),
         ]
 
+    def notes(setup: Setup) -> list[str]:
+        return pipeline_message_notes(setup, schedule(setup))
+
     def states(setup: Setup, rank: int) -> States:
         whole = pipeline(setup)
         blocks = counts(setup, whole.stages)
@@ -163,6 +172,7 @@ def pipeline_card(
         sends_messages=lambda setup: True,
         high_priority_axes=lambda setup: priority_axes(setup, "stage"),
         transfers=transfers,
+        notes=notes,
         states=states,
         states_not_covered=measured_stages,
         paper_states=paper,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
 from workloads.cards.halved_backward import halved_backward_refusals
-from workloads.cards.message_options import priority_axes
+from workloads.cards.message_options import DEFER_RECEIVES, pipeline_message_notes, priority_axes
 from workloads.cards.pipeline_options import (
     PIPELINE_OPTIONS,
     STAGES,
@@ -205,7 +205,7 @@ def _peak(setup: Setup) -> NotCovered:
 
 def _notes(setup: Setup) -> list[str]:
     axes = _mesh(setup)
-    notes = [_places(axes)]
+    notes = [_places(axes), *pipeline_message_notes(setup, _schedule(setup))]
     inside = [name for name in ("tensor", "data") if axes[name] > 1 and (name == "tensor" or _is_divided(setup))]
     if inside:
         notes.append(
@@ -245,6 +245,7 @@ CARD = Card(
     version=1,
     options=(
         *PIPELINE_OPTIONS,
+        DEFER_RECEIVES,
         replace(STAGES, default=1),
         SCHEDULE,
         PIPELINE_RANKS,

@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
 from torch.optim import AdamW
 
 from workloads.cards.card import Setup
+from workloads.cards.message_options import DEFER_RECEIVES
 from workloads.laws.pipeline import Pipeline, ScheduleName
 from workloads.laws.schedules import Action, ActionKind
 from workloads.parts.attention_choice import attention_notes
@@ -172,7 +173,7 @@ class PipelineTrainer(Trainer):
         self._group = group
         self._has_first, self._has_last = 0 in models, pipeline.stages - 1 in models
         self._losses: list[Tensor] = []
-        self._schedule = self._make_schedule(pipeline)
+        self._schedule = self._make_schedule(pipeline, is_deferring=bool(DEFER_RECEIVES.of(setup)))
 
     def mark_actions(self, mark: MarkAction | None) -> None:
         """See `RunsStages`."""
@@ -207,11 +208,13 @@ class PipelineTrainer(Trainer):
             self._after_backward()
         return torch.stack(self._losses).mean() if self._has_last else None
 
-    def _make_schedule(self, pipeline: Pipeline) -> Any:
+    def _make_schedule(self, pipeline: Pipeline, *, is_deferring: bool) -> Any:
         options: dict[str, Any] = {"loss_fn": self._scaled, "scale_grads": False}
         if pipeline.schedule in OF_ONE_STAGE:
             (stage,) = self._stages
             return OF_ONE_STAGE[pipeline.schedule](stage, pipeline.microbatches, **options)
+        if is_deferring:  # An older torch knows no such argument.
+            options["defer_pp_recv"] = True
         return OF_SEVERAL_STAGES[pipeline.schedule](self._stages, pipeline.microbatches, **options)
 
     def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:

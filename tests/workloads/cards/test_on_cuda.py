@@ -8,8 +8,9 @@ import pytest
 
 from tests.workloads.probes.small_probes import small_probe
 from tests.workloads.setups import ranks_of, small_setup
-from workloads.cards.card import Backend, Card, Device
+from workloads.cards.card import Backend, Card, Device, OptionValue
 from workloads.cards.deepspeed import not_installed
+from workloads.cards.message_options import deferring_refusals
 from workloads.roster import CARDS, card_of
 
 TRAINING = [card for card in CARDS if card.kind == "training" and (card.name != "deepspeed" or not not_installed())]
@@ -134,6 +135,54 @@ def test_one_rank_has_no_messages_to_prefer() -> None:
     assert card_of("ring_attention").all_refusals(setup) == [
         "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
     ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "is_told"),
+    [
+        ("gpipe", {}, False),
+        ("one_f_one_b", {}, False),
+        ("interleaved", {}, True),
+        ("interleaved", {"defer_receives": True}, False),
+        ("zero_bubble", {"variant": "zbv"}, True),
+        ("three_d", {}, False),
+        ("three_d", {"schedule": "interleaved", "stages": 2}, True),
+    ],
+)
+def test_what_receives_that_begin_early_cost_on_nccl_is_told(
+    strategy: str, options: dict[str, OptionValue], is_told: bool
+) -> None:
+    card = card_of(strategy)
+    setup = small_setup(strategy, ranks=ranks_of(card), options=options, device="cuda", backend="nccl")
+    assert any("holds back the sends after it" in note for note in card.notes(setup)) == is_told
+    on_gloo = replace(setup, device="cpu", backend="gloo")
+    assert not any("holds back the sends after it" in note for note in card.notes(on_gloo))
+
+
+def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
+    setup = small_setup("interleaved", ranks=2, options={"defer_receives": True})
+    assert list(deferring_refusals(setup, "interleaved", release=(2, 13))) == []
+    assert list(deferring_refusals(setup, "interleaved", release=(3, 0))) == []
+    assert list(deferring_refusals(setup, "interleaved", release=(2, 12))) == [
+        "option defer_receives is true, and torch 2.12 has no schedule that defers; leave it out, or install torch 2.13"
+        " or newer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({}, "one_f_one_b, which receives no earlier than it needs; leave it out, or take schedule interleaved"),
+        (
+            {"schedule": "zbv", "stages": 2},
+            "zbv, of which torch 2.13 defers receives out of the order of their sends, so that losses are wrong without"
+            " a word; leave it out, or take schedule interleaved",
+        ),
+    ],
+)
+def test_receives_are_deferred_of_no_schedule_that_cannot(options: dict[str, OptionValue], because: str) -> None:
+    setup = small_setup("three_d", ranks=4, options={"defer_receives": True, **options})
+    assert card_of("three_d").all_refusals(setup) == [f"option defer_receives is true with schedule {because}"]
 
 
 def refusals_of_mode(card: Card, mode: str, device: Device) -> list[str]:
