@@ -6,12 +6,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectors.catalogue.step import MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
+from collectors.catalogue.step import (
+    DATA_WAIT_SECONDS,
+    MEASURED_MFU,
+    MFU,
+    PHASE_SECONDS,
+    STEP_SECONDS,
+    TOKENS_PER_SECOND,
+)
 from collectors.log_reader import Follower, NewerSchema
 from collectors.metric import Sample
 from collectors.sample_log import Mark, Opened, Reading, Record
 
-SPEED = frozenset(metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU))
+SPEED = frozenset(
+    metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
+)
 """What only measured steps may say: warm-up, the profiler and the memory tracker make others slower."""
 
 STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})

@@ -31,7 +31,15 @@ from collectors import flight_recorder, profiler
 from collectors.action_clock import host_clock_name, make_action_clock
 from collectors.allocator import make_memory
 from collectors.catalogue.communication import ATTENTION_PAIRS, PAYLOAD_BYTES
-from collectors.catalogue.step import LEARNING_RATE, LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.catalogue.step import (
+    DATA_WAIT_SECONDS,
+    LEARNING_RATE,
+    LOSS,
+    OBSERVER_SECONDS,
+    PHASE_SECONDS,
+    STEP_SECONDS,
+    TOKENS,
+)
 from collectors.group_axes import OTHER_AXIS, axes_of_groups
 from collectors.metric import Sample
 from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
@@ -165,6 +173,7 @@ class _Rank:
             samples = [
                 STEP_SECONDS.at(times.step_s),
                 *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
+                *([] if times.data_wait_s is None else [DATA_WAIT_SECONDS.at(times.data_wait_s)]),
                 TOKENS.at(self._tokens),
                 *(self._speed.samples(times.step_s) if mark == "measured" else []),
                 *self._loss(times.loss),

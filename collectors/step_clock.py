@@ -17,20 +17,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-HOST_PHASES = frozenset({"data"})
-"""Phases in which the host waits, whatever the device does meanwhile."""
+DATA = "data"
+"""The phase in which the host waits for a batch, whatever the device does meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """What one step took.
 
-    phases_s: seconds by phase; a phase that was entered several times is summed.
+    phases_s: seconds by phase; a phase that was entered several times is summed. Phases that do not overlap add up to
+    at most the step, since both are by one clock.
+    data_wait_s: of the host, in the phase `DATA`; None where the step's clock is the host's.
     loss: the step's loss in nats, None where the rank computes none.
     """
 
     step_s: float
     phases_s: dict[str, float]
+    data_wait_s: float | None
     loss: float | None
 
 
@@ -89,6 +92,7 @@ class HostClock:
             StepTimes(
                 step_s=(ended_ns - self._begun_ns) / 1e9,
                 phases_s={name: phase_ns / 1e9 for name, phase_ns in self._phases_ns.items()},
+                data_wait_s=None,
                 loss=None if loss is None else loss.item(),
             )
         )
@@ -122,19 +126,23 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queued:
-    """A step that the host has ended and that the device may still be at. loss: on its way to the host."""
+    """A step that the host has ended and that the device may still be at.
+
+    data_wait_ns: of the host. loss: on its way to the host.
+    """
 
     begun: Event
     ended: Event
     phases: tuple[tuple[str, Event, Event], ...]
-    host_phases_ns: dict[str, int]
+    data_wait_ns: int
     loss: Tensor | None
 
 
 class DeviceClock:
     """Steps by events in the device's queue, which the host may be many steps ahead of; only `drain` waits for it.
 
-    Phases in which the host itself waits (`HOST_PHASES`) are by the host's clock.
+    So is the phase `DATA`: it is what the device waited for the batch, about 0 while work is queued. What the host
+    waited is kept apart, because the device computes meanwhile.
     """
 
     def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -142,7 +150,7 @@ class DeviceClock:
         self._now_ns = now_ns
         self._begun: Event | None = None
         self._phases: list[tuple[str, Event, Event]] = []
-        self._host_phases_ns: dict[str, int] = {}
+        self._data_wait_ns = 0
         self._queued: deque[_Queued] = deque()
 
     def start(self) -> None:
@@ -152,14 +160,11 @@ class DeviceClock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """See `StepClock.phase`."""
-        if name in HOST_PHASES:
-            begun_ns = self._now_ns()
-            yield
-            self._host_phases_ns[name] = self._host_phases_ns.get(name, 0) + self._now_ns() - begun_ns
-        else:
-            begun = self._mark()
-            yield
-            self._phases.append((name, begun, self._mark()))
+        begun_ns, begun = self._now_ns(), self._mark()
+        yield
+        self._phases.append((name, begun, self._mark()))
+        if name == DATA:
+            self._data_wait_ns += self._now_ns() - begun_ns
 
     def end_step(self, loss: Tensor | None = None) -> None:
         """See `StepClock.end_step`."""
@@ -172,7 +177,7 @@ class DeviceClock:
                 begun=self._begun,
                 ended=ended,
                 phases=tuple(self._phases),
-                host_phases_ns=self._host_phases_ns,
+                data_wait_ns=self._data_wait_ns,
                 loss=loss_on_host,
             )
         )
@@ -192,7 +197,7 @@ class DeviceClock:
         return self.finished()
 
     def _begin_at(self, event: Event) -> None:
-        self._begun, self._phases, self._host_phases_ns = event, [], {}
+        self._begun, self._phases, self._data_wait_ns = event, [], 0
 
     def _mark(self) -> Event:
         event = self._new_event()
@@ -201,11 +206,12 @@ class DeviceClock:
 
 
 def _resolve(step: _Queued) -> StepTimes:
-    phases_s = {name: phase_ns / 1e9 for name, phase_ns in step.host_phases_ns.items()}
+    phases_s: dict[str, float] = {}
     for name, begun, ended in step.phases:
         phases_s[name] = phases_s.get(name, 0.0) + begun.elapsed_time(ended) / 1e3
     return StepTimes(
         step_s=step.begun.elapsed_time(step.ended) / 1e3,
         phases_s=phases_s,
+        data_wait_s=step.data_wait_ns / 1e9,
         loss=None if step.loss is None else step.loss.item(),
     )

@@ -21,6 +21,8 @@ STEP_S, HOT_STEP_S = 0.5, 0.62
 STEP_TOKENS = 32_768
 _PHASES = {"data": 0.01, "forward": 0.29, "backward": 0.61, "optimizer": 0.06}
 """Shares of a step; the rest is waiting."""
+_DATA_WAIT = 0.06
+"""What the host waits for a batch, as a share of a step; the GPU has work queued for most of it."""
 _MFU_RATIO = 0.41
 _EXPOSED, _HIDDEN, _COMPUTED = 0.07, 0.21, 0.88
 """Shares of a traced step: communication that is exposed, communication that is hidden, computation."""
@@ -73,6 +75,7 @@ def _step(at_s: float, rank: int) -> Iterator[Sample]:
     yield step.STEP_SECONDS.at(step_s)
     for phase, share in _PHASES.items():
         yield step.PHASE_SECONDS.at(share * step_s, phase=phase)
+    yield step.DATA_WAIT_SECONDS.at(_DATA_WAIT * step_s)
     yield step.TOKENS.at(STEP_TOKENS * math.floor(steps_by(at_s)))
     yield step.TOKENS_PER_SECOND.at(STEP_TOKENS / step_s)
     yield step.MFU.at(_MFU_RATIO * STEP_S / step_s)

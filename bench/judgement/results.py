@@ -48,6 +48,7 @@ def results_of(
     else:
         found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
     found += _phases(trials)
+    found += _data_wait(trials)
     found += _memory(trials)
     card = case.card()
     accounts, absent = memory_estimates(
@@ -105,6 +106,11 @@ def _phases(trials: Sequence[Trial]) -> list[Estimate]:
         for phase in trials[0].phases_s
         if all(trial.phases_s.get(phase, 0) > 0 for trial in trials)
     ]
+
+
+def _data_wait(trials: Sequence[Trial]) -> list[Estimate]:
+    waits_s = [trial.data_wait_s for trial in trials if trial.data_wait_s]
+    return [estimate(results.RUN_DATA_WAIT_SECONDS, waits_s)] if len(waits_s) == len(trials) else []
 
 
 def _memory(trials: Sequence[Trial]) -> list[Estimate]:

@@ -18,7 +18,14 @@ from collectors.catalogue.memory import (
     STAGE_ACTIVATION_BYTES,
     STATE_BYTES,
 )
-from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, PHASES, STEP_SECONDS
+from collectors.catalogue.step import (
+    DATA_WAIT_SECONDS,
+    LOSS,
+    OBSERVER_SECONDS,
+    PHASE_SECONDS,
+    PHASES,
+    STEP_SECONDS,
+)
 from collectors.metric import Metric
 
 MEMORY_ACCOUNTS = {"allocator": PEAK_BYTES, "live_tensors": LIVE_TENSOR_BYTES, "resident": RESIDENT_BYTES}
@@ -32,6 +39,8 @@ class Trial:
     mean_step_s: time of all measured steps of the rank that took longest, divided by their number. Rates follow from
     this one: an input that stutters leaves the median alone.
     phases_s: per phase, the mean over the steps of the rank that spent most in it.
+    data_wait_s: the mean over the steps of the rank whose host waited most for its batches; None where the step's clock
+    is the host's.
     peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
     activation_bytes: those alive at the peak of live tensors, the most of any rank; None where nobody tracked them.
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
@@ -47,6 +56,7 @@ class Trial:
     step_spread_ratio: float
     mean_step_s: float
     phases_s: dict[str, float]
+    data_wait_s: float | None
     peak_bytes: dict[str, float]
     state_bytes: dict[str, float]
     activation_bytes: float | None
@@ -84,6 +94,10 @@ def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
         step_spread_ratio=spread(slowest),
         mean_step_s=max(fmean(steps) for steps in steps_by_rank),
         phases_s={phase: max(_phase_s(part, phase) for part in parts) for phase in _phases(parts)},
+        data_wait_s=max(
+            (fmean(waits) for part in parts if (waits := [*values_of(part.of("measured"), DATA_WAIT_SECONDS)])),
+            default=None,
+        ),
         peak_bytes={
             account: max(values)
             for account, metric in MEMORY_ACCOUNTS.items()

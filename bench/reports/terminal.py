@@ -29,6 +29,7 @@ _ROWS: tuple[tuple[str, Metric], ...] = (
     ("median step", results.RUN_STEP_SECONDS),
     ("mean step", results.RUN_MEAN_STEP_SECONDS),
     ("  of it", results.RUN_PHASE_SECONDS),
+    ("host waits for data", results.RUN_DATA_WAIT_SECONDS),
     ("tokens/s", results.RUN_TOKENS_PER_SECOND),
     ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
     ("model FLOP/s/device (PaLM)", results.RUN_FLOPS),

@@ -62,6 +62,14 @@ RUN_PHASE_SECONDS = Metric(
     labels=("phase",),
     help="Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
 )
+RUN_DATA_WAIT_SECONDS = Metric(
+    name="observatory_run_data_wait_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    help="Time of a step in which the host waited for a batch while its GPU may have computed: the mean step of the"
+    " rank whose host waited most, the median over trials; absent on a CPU, where it is the phase data.",
+)
 RUN_SCALING_EFFICIENCY = Metric(
     name="observatory_run_scaling_efficiency_ratio",
     kind="gauge",
@@ -184,6 +192,7 @@ METRICS = (
     RUN_MFU,
     RUN_MEASURED_MFU,
     RUN_PHASE_SECONDS,
+    RUN_DATA_WAIT_SECONDS,
     RUN_SCALING_EFFICIENCY,
     RUN_PEAK_MEMORY_BYTES,
     RUN_MEMORY_ACCOUNT_BYTES,

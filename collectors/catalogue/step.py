@@ -17,7 +17,16 @@ PHASE_SECONDS = Metric(
     unit="seconds",
     scope="rank",
     labels=("phase",),
-    help="Time of one step that a rank spent in a phase: data (waiting for its batch), forward, backward, optimizer.",
+    help="Time of one step that a rank's device spent in a phase: data (waiting for its batch), forward, backward,"
+    " optimizer. A GPU waits for a batch only when it has no work left; what the host waits is another metric.",
+)
+DATA_WAIT_SECONDS = Metric(
+    name="observatory_data_wait_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    help="Time of one step in which the host of a rank waited for its batch while its GPU may have computed: no part of"
+    " the step, and not to be added to phases; absent on a CPU, where it is the phase data.",
 )
 TOKENS = Metric(
     name="observatory_tokens_total",
@@ -80,6 +89,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 METRICS = (
     STEP_SECONDS,
     PHASE_SECONDS,
+    DATA_WAIT_SECONDS,
     TOKENS,
     TOKENS_PER_SECOND,
     MFU,

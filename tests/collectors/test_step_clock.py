@@ -64,6 +64,47 @@ class FakeEvent:
         return (end_event._at_s - self._at_s) * 1e3
 
 
+class FakeRunningDevice:
+    """A device that works on its queue while the host goes on: both share one time, which the host makes pass."""
+
+    def __init__(self, now: FakeTime) -> None:
+        self._now = now
+        self._free_ns = 0
+
+    @property
+    def reached_ns(self) -> int:
+        """When what is queued by now is done."""
+        return max(self._free_ns, self._now())
+
+    def work(self, seconds: float) -> None:
+        self._free_ns = self.reached_ns + round(seconds * 1e9)
+
+
+class FakeRunningEvent:
+    """A mark in the queue of a `FakeRunningDevice`; elapsed times are the device's."""
+
+    def __init__(self, device: FakeRunningDevice, now: FakeTime) -> None:
+        self._device = device
+        self._now = now
+        self._at_ns: int | None = None
+
+    def record(self) -> None:
+        self._at_ns = self._device.reached_ns
+
+    def query(self) -> bool:
+        assert self._at_ns is not None
+        return self._now() >= self._at_ns
+
+    def synchronize(self) -> None:
+        assert self._at_ns is not None
+        self._now.now_ns = max(self._now(), self._at_ns)
+
+    def elapsed_time(self, end_event: FakeRunningEvent) -> float:
+        assert self._at_ns is not None
+        assert end_event._at_ns is not None
+        return (end_event._at_ns - self._at_ns) / 1e6
+
+
 def run_step(clock: StepClock, wait: Callable[[float], None], work: Callable[[float], None], loss: float) -> None:
     """Data 1 s, two microbatches with forward 2 s and backward 3 s, optimizer 4 s, 5 s between phases."""
     with clock.phase("data"):
@@ -79,7 +120,14 @@ def run_step(clock: StepClock, wait: Callable[[float], None], work: Callable[[fl
     clock.end_step(torch.tensor(loss))
 
 
-def assert_times(times: StepTimes, step_s: float, phases_s: dict[str, float], loss: float | None) -> None:
+def assert_times(
+    times: StepTimes,
+    step_s: float,
+    phases_s: dict[str, float],
+    loss: float | None,
+    data_wait_s: float | None = None,
+) -> None:
+    assert times.data_wait_s == (None if data_wait_s is None else pytest.approx(data_wait_s))
     assert times.step_s == pytest.approx(step_s)
     assert times.phases_s == pytest.approx(phases_s)
     assert times.loss == loss
@@ -119,13 +167,51 @@ def make_device_clock() -> tuple[DeviceClock, FakeDevice, FakeTime]:
     return DeviceClock(new_event=lambda: FakeEvent(device), now_ns=now), device, now
 
 
-def test_device_phases_are_the_devices_and_waiting_for_data_is_the_hosts() -> None:
+def test_phases_of_a_device_are_by_its_clock_and_the_wait_for_data_is_the_hosts_too() -> None:
     clock, device, now = make_device_clock()
     clock.start()
     run_step(clock, now.pass_s, device.work, loss=2.5)
     device.catch_up()
     (times,) = clock.finished()
-    assert_times(times, 19, PHASES_S, 2.5)
+    assert_times(times, 19, PHASES_S | {"data": 0}, 2.5, data_wait_s=1)
+
+
+def running_steps(loader_s: float, device_s: float) -> list[StepTimes]:
+    """Four steps whose loader takes the host so long, and whose forward and optimizer take the device so long."""
+    now = FakeTime()
+    device = FakeRunningDevice(now)
+    clock = DeviceClock(new_event=lambda: FakeRunningEvent(device, now), now_ns=now)
+    clock.start()
+    for _ in range(4):
+        with clock.phase("data"):
+            now.pass_s(loader_s)
+        for phase, share in (("forward", 0.75), ("optimizer", 0.25)):
+            with clock.phase(phase):
+                now.pass_s(0.001)
+                device.work(share * device_s)
+        clock.end_step()
+    return clock.drain()
+
+
+def test_phases_add_up_to_at_most_the_step_though_the_host_runs_ahead() -> None:
+    first, *others = running_steps(loader_s=0.020, device_s=0.050)
+    assert len(others) == 3
+    for times in (first, *others):
+        assert sum(times.phases_s.values()) <= times.step_s + 1e-9
+        assert times.data_wait_s == pytest.approx(0.020)
+    assert first.phases_s["data"] == pytest.approx(0.020)
+    for times in others:
+        assert times.phases_s["data"] == 0
+        assert times.step_s == pytest.approx(0.050)
+
+
+def test_a_device_waits_for_data_as_long_as_it_has_no_work() -> None:
+    *_, last = running_steps(loader_s=0.080, device_s=0.050)
+    # It works from 81 ms to 131 ms of the host's 82, and waits for the batch that is there at 162 ms.
+    assert last.step_s == pytest.approx(0.082)
+    assert last.phases_s["data"] == pytest.approx(0.031)
+    assert sum(last.phases_s.values()) <= last.step_s + 1e-9
+    assert last.data_wait_s == pytest.approx(0.080)
 
 
 def test_device_steps_are_known_when_the_device_has_passed_them_in_order_and_once() -> None:
@@ -158,7 +244,7 @@ def test_a_step_without_loss_has_none() -> None:
     device.work(1)
     clock.end_step(None)
     (times,) = clock.drain()
-    assert_times(times, 1, {}, None)
+    assert_times(times, 1, {}, None, data_wait_s=0)
 
 
 def test_the_cpu_is_measured_by_the_hosts_clock() -> None:
@@ -178,5 +264,5 @@ def test_cuda_events_measure_queued_work() -> None:
     steps = clock.drain()
     assert len(steps) == 3
     for times in steps:
-        assert 0 < times.phases_s["forward"] <= times.step_s
+        assert 0 < sum(times.phases_s.values()) <= times.step_s
         assert times.loss is not None
