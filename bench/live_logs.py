@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collectors.catalogue import memory
 from collectors.catalogue.step import (
     DATA_WAIT_SECONDS,
     MEASURED_MFU,
@@ -22,6 +23,21 @@ SPEED = frozenset(
     metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
 )
 """What only measured steps may say: warm-up, the profiler and the memory tracker make others slower."""
+
+ACCOUNT = frozenset(
+    metric.name
+    for metric in (
+        memory.ALLOCATED_BYTES,
+        memory.RESERVED_BYTES,
+        memory.ACTIVE_BYTES,
+        memory.INACTIVE_SPLIT_BYTES,
+        memory.PEAK_BYTES,
+        memory.PHASE_PEAK_BYTES,
+        memory.ALLOCATION_RETRIES,
+        memory.OUT_OF_MEMORY,
+    )
+)
+"""What the allocator is not asked for in each step where steps are short; the last account is shown until the next."""
 
 STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
 
@@ -74,12 +90,18 @@ class LiveRank:
             case Opened():
                 self.opened = record
                 self.newest.pop("step", None)
+                self.newest.pop("account", None)
             case Reading():
                 kind = "step" if record.mark in STEP_MARKS else record.mark
-                self.newest.pop(kind, None)
-                self.newest[kind] = [
-                    sample for sample in record.samples if record.mark == "measured" or sample.metric not in SPEED
-                ]
+                shown = [sample for sample in record.samples if record.mark == "measured" or sample.metric not in SPEED]
+                self._replace(kind, [sample for sample in shown if sample.metric not in ACCOUNT])
+                if account := [sample for sample in shown if sample.metric in ACCOUNT]:
+                    self._replace("account", account)
+
+    def _replace(self, kind: str, samples: list[Sample]) -> None:
+        """As the newest."""
+        self.newest.pop(kind, None)
+        self.newest[kind] = samples
 
     def samples(self) -> Iterator[Sample]:
         """All of it, the newest first."""

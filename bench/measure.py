@@ -143,13 +143,14 @@ class _Rank:
     def _steps(self, count: int, mark: Mark) -> None:
         self._marks.start()
         self._observer_ns = 0
-        for _ in range(count):
+        for number in range(count):
             loss = self._step()
             observer_ns = self._observer_ns + self._marks.take_asking_ns()
             begun_ns = time.perf_counter_ns()
             self._clock.end_step(loss)
             observer = OBSERVER_SECONDS.at(observer_ns / 1e9)
-            self._ends.append([*self._memory.end_step(), *self._learning_rate(), observer])
+            memory = self._memory.end_step(is_last=number == count - 1)
+            self._ends.append([*memory, *self._learning_rate(), observer])
             self._position.step += 1
             self._write(self._clock.finished(), mark)
             self._observer_ns = time.perf_counter_ns() - begun_ns

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from collectors.catalogue.memory import ALLOCATED_BYTES
 from collectors.sample_log import SCHEMA_VERSION, Record
 
 
@@ -132,10 +133,15 @@ _REPLACED = re.compile(rb'\{"type":"(reading|polled|changed)",(?:"trial":\d+,)?"
 """How `SampleLog` begins a line that a later one makes old: of its kind, and changes by `polled`."""
 _POLLED = (b"polled", b"")
 _CHANGED = (b"changed", b"")
+_ACCOUNT = f'"{ALLOCATED_BYTES.name}"'.encode()
+"""In a reading that has an account of memory, which not each has: one without it makes none old that has it."""
 
 
 def _kind(line: bytes) -> tuple[bytes, ...] | None:
     """What a later line must share to make this one old; None for a line that must be decoded."""
     found = _REPLACED.match(line)
     # All end with the list of values; inside of it nothing does, so a line that was cut off is told by its end.
-    return found.groups(b"") if found is not None and line.endswith(b"]}") else None
+    if found is None or not line.endswith(b"]}"):
+        return None
+    kind = found.groups(b"")
+    return (*kind, _ACCOUNT) if _ACCOUNT in line else kind

@@ -14,7 +14,7 @@ from bench.series import series_of
 from collectors.catalogue.communication import OVERLAP_SECONDS
 from collectors.catalogue.host import HOST_LOAD
 from collectors.catalogue.info import RANK_INFO, RUN_INFO
-from collectors.catalogue.memory import LIVE_TENSOR_BYTES
+from collectors.catalogue.memory import ALLOCATED_BYTES, LIVE_TENSOR_BYTES, PEAK_BYTES
 from collectors.catalogue.step import LOSS, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS, TOKENS_PER_SECOND
 from collectors.metric import Metric, Sample
 from collectors.sample_log import (
@@ -112,6 +112,22 @@ def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, liv
     _write(log, _step("measured", 0.5, 16), _reading("traced", STEP_SECONDS.at(9.0), OVERLAP_SECONDS.at(0.125)))
     assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5]
     assert [value for value, _ in _values(live, OVERLAP_SECONDS)] == [0.125]
+
+
+def test_the_last_account_of_memory_stays_until_the_next_and_no_longer_than_its_trial(
+    tmp_path: Path, live: LiveRuns
+) -> None:
+    run = _begin(tmp_path)
+    log = run.folder / "rank0.jsonl"
+    account = [PEAK_BYTES.at(7), ALLOCATED_BYTES.at(5)]
+    _write(log, _opened(run), _reading("measured", LOSS.at(3.0), *account))
+    _write(log, _reading("measured", LOSS.at(2.0)), _reading("measured", LOSS.at(1.0)))
+    assert [value for value, _ in _values(live, LOSS)] == [1.0]
+    assert [value for value, _ in _values(live, PEAK_BYTES)] == [7]
+    _write(log, _reading("measured", LOSS.at(0.5)))
+    assert [value for value, _ in _values(live, PEAK_BYTES)] == [7]
+    _write(log, _opened(run, trial=1), _reading("warm_up", LOSS.at(4.0)))
+    assert _values(live, PEAK_BYTES) == []
 
 
 def test_timed_actions_change_no_live_series(tmp_path: Path, live: LiveRuns, notices: Notices) -> None:

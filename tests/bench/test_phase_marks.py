@@ -51,7 +51,7 @@ class FakeMemory:
         self.now_ns += 5
         self._noted.append(f"memory ends {name}")
 
-    def end_step(self) -> list[Sample]:
+    def end_step(self, *, is_last: bool = False) -> list[Sample]:
         return []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectors.allocator import Account, AllocatorMemory, ProcessMemory, make_memory
+from collectors.allocator import ASKED_SHARE, Account, AllocatorMemory, ProcessMemory, make_memory
 from collectors.catalogue.memory import (
     ACTIVE_BYTES,
     ALLOCATED_BYTES,
@@ -25,9 +25,15 @@ from collectors.metric import Metric, Sample
 
 
 class FakeAllocator:
-    """Gives and takes back bytes, and accounts for them as CUDA's caching allocator does."""
+    """Gives and takes back bytes, and accounts for them as CUDA's caching allocator does, which takes some time.
 
-    def __init__(self) -> None:
+    now_ns: a clock that goes on when told, and while the account is made.
+    """
+
+    def __init__(self, *, account_ns: int = 0) -> None:
+        self.now_ns = 0
+        self.asked = 0
+        self._account_ns = account_ns
         self._held_bytes = 0
         self._peak_bytes = 0
 
@@ -38,6 +44,8 @@ class FakeAllocator:
 
     def read(self) -> Account:
         """What `memory_stats_as_nested_dict` would give."""
+        self.now_ns += self._account_ns
+        self.asked += 1
         return {
             "allocated_bytes": {"all": {"current": self._held_bytes, "peak": self._peak_bytes}},
             "reserved_bytes": {"all": {"current": 4096, "peak": 4096}},
@@ -59,7 +67,11 @@ def allocator() -> FakeAllocator:
 
 @pytest.fixture
 def memory(allocator: FakeAllocator) -> AllocatorMemory:
-    return AllocatorMemory(read=allocator.read, reset_peak=allocator.reset_peak)
+    return make_account(allocator)
+
+
+def make_account(allocator: FakeAllocator) -> AllocatorMemory:
+    return AllocatorMemory(read=allocator.read, reset_peak=allocator.reset_peak, now_ns=lambda: allocator.now_ns)
 
 
 def _value(samples: list[Sample], metric: Metric) -> float:
@@ -149,6 +161,67 @@ def test_what_was_held_before_the_start_is_in_no_peak(allocator: FakeAllocator, 
     samples = memory.end_step()
     assert _value(samples, PEAK_BYTES) == 0
     assert _by_phase(samples) == {}
+
+
+PHASES = ("data", "forward", "backward", "optimizer")
+ACCOUNT_NS = 35_000
+
+
+def run_steps(allocator: FakeAllocator, memory: AllocatorMemory, step_ns: int, count: int) -> list[list[Sample]]:
+    """What is told of so many steps in a row; each holds 100 bytes in forward and its own number in backward."""
+    told = []
+    memory.start()
+    for number in range(count):
+        for phase in PHASES:
+            held_bytes = {"forward": 100, "backward": number}.get(phase, 0)
+            allocator.hold(held_bytes)
+            allocator.hold(-held_bytes)
+            allocator.now_ns += step_ns // len(PHASES)
+            memory.end_phase(phase)
+        told.append(memory.end_step(is_last=number == count - 1))
+    return told
+
+
+def test_asking_takes_at_most_its_share_of_short_steps() -> None:
+    allocator = FakeAllocator(account_ns=ACCOUNT_NS)
+    told = run_steps(allocator, make_account(allocator), 5_000_000, 400)
+    assert allocator.asked * ACCOUNT_NS <= ASKED_SHARE * allocator.now_ns
+    assert 20 < sum(_by_phase(samples) != {} for samples in told) < 100
+
+
+def test_long_steps_are_asked_each() -> None:
+    allocator = FakeAllocator(account_ns=ACCOUNT_NS)
+    told = run_steps(allocator, make_account(allocator), 200_000_000, 20)
+    assert [set(_by_phase(samples)) for samples in told] == [set(PHASES)] * 20
+    assert allocator.asked * ACCOUNT_NS <= ASKED_SHARE * allocator.now_ns
+
+
+def test_long_steps_pay_for_no_short_ones() -> None:
+    allocator = FakeAllocator(account_ns=ACCOUNT_NS)
+    memory = make_account(allocator)
+    run_steps(allocator, memory, 10_000_000_000, 3)
+    begun_ns, asked = allocator.now_ns, allocator.asked
+    run_steps(allocator, memory, 5_000_000, 400)
+    assert (allocator.asked - asked) * ACCOUNT_NS <= ASKED_SHARE * (allocator.now_ns - begun_ns) + 12 * ACCOUNT_NS
+
+
+def test_a_step_that_is_not_asked_tells_nothing_and_one_that_is_its_own_peaks() -> None:
+    allocator = FakeAllocator(account_ns=ACCOUNT_NS)
+    told = run_steps(allocator, make_account(allocator), 5_000_000, 400)
+    asked = {number: samples for number, samples in enumerate(told) if _by_phase(samples)}
+    assert 0 in asked
+    for number, samples in asked.items():
+        assert _by_phase(samples) == {"data": 0, "forward": 100, "backward": number, "optimizer": 0}
+        assert _value(samples, PEAK_BYTES) == max(100, number)
+    assert sum(not samples for samples in told) > len(told) / 2
+
+
+def test_the_peaks_of_steps_that_are_not_asked_are_in_the_next_account() -> None:
+    allocator = FakeAllocator(account_ns=ACCOUNT_NS)
+    told = run_steps(allocator, make_account(allocator), 5_000_000, 400)
+    between = [(number, samples) for number, samples in enumerate(told) if samples and not _by_phase(samples)]
+    assert between[-1][0] == len(told) - 1
+    assert [_value(samples, PEAK_BYTES) for _, samples in between] == [max(100, number) for number, _ in between]
 
 
 def test_resident_memory_is_the_pages_that_the_system_counts(tmp_path: Path) -> None:

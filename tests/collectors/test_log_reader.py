@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from collectors.catalogue.memory import ALLOCATED_BYTES
 from collectors.log_reader import Follower, NewerSchema, read
 from collectors.metric import Sample
 from collectors.sample_log import (
@@ -83,6 +84,17 @@ def test_the_newest_are_the_last_of_each_mark_and_all_that_nothing_replaces(tmp_
 
 def _changed(time_ns: int) -> Changed:
     return Changed(time_ns=time_ns, since_ns=1, values=[(0, time_ns)])
+
+
+def test_a_reading_without_an_account_of_memory_makes_none_old_that_has_it(tmp_path: Path) -> None:
+    account = [
+        Reading(trial=0, time_ns=5, mark="measured", step=step, samples=[ALLOCATED_BYTES.at(step)]) for step in range(3)
+    ]
+    log, follower = SampleLog(tmp_path / "rank0.jsonl"), Follower(tmp_path / "rank0.jsonl")
+    for record in (account[0], _reading("measured", 1), account[2], _reading("measured", 3), _reading("measured", 4)):
+        log.write(record)
+    log.close()
+    assert follower.newest() == [account[2], _reading("measured", 4)]
 
 
 def test_of_a_nodes_beats_the_newest_are_the_last_whole_one_and_the_changes_since(tmp_path: Path) -> None:
