@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -14,7 +16,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from bench.engines.messages import RankOrder
+from collectors.sample_log import Note, SampleLog
 
+TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+"""NVIDIA's containers set it; torch reads it once, when its context is made, and what is set later holds."""
 DESTROY_S = 10.0
 """How long a rank waits for its communicators to be taken down; it leaves all the same then."""
 ABORT_S = 2.0
@@ -57,6 +62,7 @@ class NoDevice(RuntimeError):
 @contextmanager
 def joined(
     order: RankOrder,
+    log: SampleLog,
     *,
     before_meeting: Callable[[torch.device], object] = lambda device: None,
     cuda: Cuda = torch.cuda,
@@ -69,8 +75,11 @@ def joined(
 
     Raises:
         NoDevice: there is no GPU for the rank.
+        LogUnwritable: the log cannot be written.
     """
     device = take_device(order, cuda)
+    if device.type == "cuda" and (reason := switch_tf32_off()) is not None:
+        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=reason))
     before_meeting(device)
     join(order, device, groups)
     yield device
@@ -103,6 +112,21 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
     device = torch.device("cuda", order.local_rank % count)
     cuda.set_device(device)
     return device
+
+
+def switch_tf32_off() -> str | None:
+    """Compute fp32 in fp32 on CUDA; what was on before, None where products had no TF32.
+
+    Convolutions have it by default, and no workload here has convolutions: of these nothing is said.
+    """
+    was_on = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    # By the old names, which set the new ones with them; the other way round torch refuses to read the old ones.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if not was_on:
+        return None
+    cause = f" by {TF32_VARIABLE}={os.environ[TF32_VARIABLE]}" if TF32_VARIABLE in os.environ else ""
+    return f"TF32 was on{cause} and was switched off: products of fp32 are computed in fp32"
 
 
 def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:

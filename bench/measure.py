@@ -58,7 +58,7 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the workload raises.
     """
     case, card = order.case, order.case.card()
-    with joined(order, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
+    with joined(order, log, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
         mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
         marks = PhaseMarks(make_clock(device), make_memory(device))
         workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, marks.phase)

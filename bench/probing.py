@@ -44,7 +44,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
     mark: Mark = "told" if is_told else "probed"
     if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
         nccl_log.ask(choices)  # Before NCCL begins: it reads its settings once.
-    with joined(order) as device:
+    with joined(order, log) as device:
         mesh = make_mesh(case.card().mesh(case), case.device)
         ready = partial(wait_for_all, device)
         stopwatch = CudaStopwatch(ready, device) if device.type == "cuda" else HostStopwatch(ready)

@@ -45,7 +45,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the workload raises.
     """
     case = order.case
-    with joined(order) as device:
+    with joined(order, log) as device:
         card = case.card()
         mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
         workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)

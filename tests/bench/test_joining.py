@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 
 from bench.engines.messages import RankOrder
 from bench.joining import NoDevice, give_up, gpu_uuid, joined, take_device
+from collectors.sample_log import SampleLog
 from tests.bench.examples import make_case
 from tests.fake_cuda import FakeCuda, FakeGroups
 
@@ -19,6 +20,10 @@ from tests.fake_cuda import FakeCuda, FakeGroups
 @pytest.fixture
 def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+
+
+def log(folder: Path) -> SampleLog:
+    return SampleLog(folder / "rank1.jsonl")
 
 
 def make_order(folder: Path, store: TCPStore | None = None, *, rank: int = 1, **of_case: object) -> RankOrder:
@@ -42,6 +47,7 @@ def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_pa
     cuda = FakeCuda()
     with joined(
         make_order(tmp_path, store),
+        log(tmp_path),
         before_meeting=lambda device: cuda.calls.append(f"profiler of {device}"),
         cuda=cuda,
         groups=FakeGroups(cuda),
@@ -66,7 +72,7 @@ def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, store: TCPStore) -> 
     cuda = FakeCuda()
     with (
         pytest.raises(ZeroDivisionError),
-        joined(make_order(tmp_path, store), cuda=cuda, groups=FakeGroups(cuda)),
+        joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
     ):
         raise ZeroDivisionError
     assert cuda.calls == ["set_device 1", "init_process_group nccl on cuda:1"]
@@ -76,7 +82,7 @@ def test_what_fails_on_the_device_at_last_is_the_ranks_own_failure(tmp_path: Pat
     cuda = FakeCuda(error=RuntimeError("an illegal memory access was encountered"))
     with (
         pytest.raises(RuntimeError, match="illegal memory access"),
-        joined(make_order(tmp_path, store), cuda=cuda, groups=FakeGroups(cuda)),
+        joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
     ):
         pass
     assert "barrier" not in cuda.calls
@@ -86,7 +92,9 @@ def test_a_rank_leaves_though_its_communicators_do_not_end(
     tmp_path: Path, store: TCPStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cuda, hangs = FakeCuda(), threading.Event()
-    with joined(make_order(tmp_path, store), cuda=cuda, groups=FakeGroups(cuda, hangs=hangs), destroy_s=0.05):
+    with joined(
+        make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda, hangs=hangs), destroy_s=0.05
+    ):
         pass
     hangs.set()
     assert "rank 1: its communicators were not taken down within 0.05 s" in capfd.readouterr().out
@@ -96,7 +104,7 @@ def test_ranks_that_share_a_gpu_by_gloo_wait_for_each_other_and_keep_their_group
     tmp_path: Path, store: TCPStore
 ) -> None:
     cuda = FakeCuda(count=1)
-    with joined(make_order(tmp_path, store, backend="gloo"), cuda=cuda, groups=FakeGroups(cuda)):
+    with joined(make_order(tmp_path, store, backend="gloo"), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)):
         pass
     assert cuda.calls == [
         "set_device 0",
@@ -109,7 +117,9 @@ def test_ranks_that_share_a_gpu_by_gloo_wait_for_each_other_and_keep_their_group
 
 def test_a_rank_on_the_cpu_asks_nothing_of_a_gpu(tmp_path: Path, store: TCPStore) -> None:
     cuda = FakeCuda()
-    with joined(make_order(tmp_path, store, device="cpu", backend="gloo"), cuda=cuda, groups=FakeGroups(cuda)):
+    with joined(
+        make_order(tmp_path, store, device="cpu", backend="gloo"), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)
+    ):
         pass
     assert cuda.calls == ["init_process_group gloo on None"]
 
@@ -141,7 +151,7 @@ def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner
 def test_a_failed_rank_aborts_its_communicators_from_a_thread_that_has_its_gpu(tmp_path: Path, store: TCPStore) -> None:
     cuda = FakeCuda()
     groups, order = FakeGroups(cuda), make_order(tmp_path, store)
-    with pytest.raises(ZeroDivisionError), joined(order, cuda=cuda, groups=groups):
+    with pytest.raises(ZeroDivisionError), joined(order, log(tmp_path), cuda=cuda, groups=groups):
         raise ZeroDivisionError
     give_up(order, cuda=cuda, groups=groups, abort=lambda: cuda.calls.append(f"abort on {cuda.current_device()}"))
     assert cuda.calls[-2:] == ["set_device 1", "abort on 1"]
