@@ -47,24 +47,23 @@ def asked_case(card: Card, asked: Asked) -> Case:
     """
     device = _device(asked)
     gpus = len(asked.gpus.gpus)
-    case = check(
-        Case(
-            strategy=card.name,
-            version=card.version,
-            ranks=_default_ranks(card, device, gpus) if asked.ranks is None else asked.ranks,
-            model=None if card.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
-            device=device,
-            backend=asked.backend or ("nccl" if device == "cuda" else "gloo"),
-            precision=asked.precision,
-            threads=asked.threads,
-            trials=asked.trials,
-            steps=asked.steps,
-            warm_up=asked.warm_up,
-            trace_steps=0 if card.kind == "probe" else asked.trace_steps,
-            seed=asked.seed,
-            options=parse_options(card, asked.options),
-        )
+    case = Case(
+        strategy=card.name,
+        version=card.version_on(device),
+        ranks=_default_ranks(card, device, gpus) if asked.ranks is None else asked.ranks,
+        model=None if card.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
+        device=device,
+        backend=asked.backend or ("nccl" if device == "cuda" else "gloo"),
+        precision=asked.precision,
+        threads=asked.threads,
+        trials=asked.trials,
+        steps=asked.steps,
+        warm_up=asked.warm_up,
+        trace_steps=0 if card.kind == "probe" else asked.trace_steps,
+        seed=asked.seed,
+        options=parse_options(card, asked.options),
     )
+    case = check(replace(case, options=card.settled(case)))
     if case.backend == "nccl" and case.ranks > gpus:
         why = f": {asked.gpus.hidden.text}" if asked.gpus.hidden is not None else ""
         raise Misuse(

@@ -23,7 +23,7 @@ class Case:
     trials: times that fresh ranks measure it.
     steps, warm_up, trace_steps: optimizer steps of a trial, measured, before that, and after it under the profiler;
     of a probe, the calls of each measurement, and none under the profiler.
-    options: all options of the strategy, those left at their default included.
+    options: all options of the strategy, those left at their default included; see `Card.settled`.
     """
 
     strategy: str
@@ -154,7 +154,7 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
     baseline = replace(
         case,
         strategy=single.name,
-        version=single.version,
+        version=single.version_on(case.device),
         ranks=1,
         model=replace(case.shape, batch=batch),
         options=options,

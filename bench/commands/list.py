@@ -41,6 +41,7 @@ def _card_fields(card: Card) -> dict[str, object]:
         "kind": card.kind,
         "summary": card.summary,
         "version": card.version,
+        "cuda_version": card.version_on("cuda"),
         "needs": card.needs.text(),
         "parity": card.parity.kind,
         "options": [

@@ -72,7 +72,7 @@ def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Est
     if (
         summary.outcome == "done"
         and case.device == device
-        and case.version == card_of(case.strategy).version
+        and case.version == card_of(case.strategy).version_on(device)
         and summary.hardware == machine.hardware(device)
     ):
         yield from (found for found in summary.estimates if _counts(found, case.strategy, case.ranks, device))

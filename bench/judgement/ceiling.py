@@ -93,7 +93,8 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
 
 
 def _is_alike(matmul: Case, case: Case) -> bool:
-    if (matmul.version, matmul.device, matmul.precision) != (CARD.version, case.device, case.precision):
+    version = CARD.version_on(case.device)
+    if (matmul.version, matmul.device, matmul.precision) != (version, case.device, case.precision):
         return False
     return case.device == "cuda" or (matmul.ranks, matmul.threads) == (case.ranks, case.threads)
 

@@ -63,6 +63,12 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
                 [one.bandwidth_bytes_per_second.value for one in each],
             ),
         ]
+    if estimates and case.backend == "nccl":
+        sizes = [int(one.labels["size"]) for one in _of(found, ceilings.RUN_COLLECTIVE_SECONDS)]
+        reasons.append(
+            f"links are fitted to calls of {min(sizes):,} to {max(sizes):,} bytes, whichever algorithm and protocol"
+            " NCCL chose for a size (LL, LL128, Simple): one latency and one bandwidth stand for all of them"
+        )
     return estimates, reasons
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
-from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.cards.card import ELEMENT_BYTES, Backend, Card, Needs, Option, OptionValue, Parity, Setup
 from workloads.laws.all_reduce import ALGORITHMS, Algorithm, refusal
 from workloads.parts.collective_sizes import CHECK_BYTES, sweep
+
+LARGEST_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
+FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
+"""By default. One algorithm wants room for the vectors of all other ranks, which 1 GiB would not leave on many."""
 
 
 def chosen_algorithms(setup: Setup) -> list[Algorithm]:
@@ -22,8 +27,7 @@ def chosen_algorithms(setup: Setup) -> list[Algorithm]:
 
 def vector_sizes(setup: Setup) -> tuple[int, ...]:
     """Bytes of the vectors that are summed, ascending."""
-    options = setup.options
-    return sweep(int(options["min_bytes"]), int(options["max_bytes"]), int(options["factor"]))
+    return sweep(int(setup.options["min_bytes"]), _largest(setup), _factor(setup))
 
 
 def scratch_elements(algorithm: Algorithm, ranks: int, element_count: int) -> int:
@@ -45,6 +49,18 @@ def scratch_elements_of_all(setup: Setup) -> int:
     return max(scratch_elements(algorithm, setup.ranks, largest) for algorithm in chosen_algorithms(setup))
 
 
+def _largest(setup: Setup) -> int:
+    return int(setup.options["max_bytes"]) or LARGEST_BYTES[setup.backend]
+
+
+def _factor(setup: Setup) -> int:
+    return int(setup.options["factor"]) or FACTORS[setup.backend]
+
+
+def _settled(setup: Setup) -> Mapping[str, OptionValue]:
+    return {**setup.options, "max_bytes": _largest(setup), "factor": _factor(setup)}
+
+
 def _names(setup: Setup) -> list[str]:
     return [name.strip() for name in str(setup.options["algorithms"]).split(",")]
 
@@ -61,9 +77,11 @@ def _refusals(setup: Setup) -> list[str]:
 
 
 def _size_refusals(setup: Setup) -> list[str]:
-    least, most = int(setup.options["min_bytes"]), int(setup.options["max_bytes"])
+    least, most = int(setup.options["min_bytes"]), _largest(setup)
     element_bytes = ELEMENT_BYTES[setup.precision]
     reasons = []
+    if _factor(setup) == 1:
+        return ["option factor is 1, by which no size grows; it may be 0 or at least 2"]
     if least > most:
         reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
     if odd := least % element_bytes:
@@ -106,6 +124,7 @@ CARD = Card(
     kind="probe",
     summary="all-reduce as the textbook has it, algorithm by algorithm, beside the library's own",
     version=1,
+    cuda_version=2,
     options=(
         Option(
             name="algorithms",
@@ -114,12 +133,23 @@ CARD = Card(
             " (recursive ones want a power of two)",
         ),
         Option(name="min_bytes", default=1024, minimum=1, help="bytes of the smallest vector"),
-        Option(name="max_bytes", default=4 * 2**20, minimum=1, help="bytes that no vector exceeds"),
-        Option(name="factor", default=16, minimum=2, help="from one vector's size to the next"),
+        Option(
+            name="max_bytes",
+            default=0,
+            minimum=0,
+            help="bytes that no vector exceeds; 0: 4 MiB on gloo, 256 MiB on NCCL",
+        ),
+        Option(
+            name="factor",
+            default=0,
+            minimum=0,
+            help="from one vector's size to the next, 2 or more; 0: 16 on gloo, 4 on NCCL",
+        ),
     ),
     needs=Needs(minimum_ranks=2),
     parity=Parity(kind="none", reason="a probe trains nothing"),
     mesh=_mesh,
+    settled=_settled,
     refusals=_refusals,
     measurements=_measurements,
     working_bytes=_working_bytes,

@@ -150,6 +150,10 @@ class Parity:
     incomparable: Callable[[Setup], str | None] = _always_comparable
 
 
+def _as_they_are(setup: Setup) -> Mapping[str, OptionValue]:
+    return setup.options
+
+
 def _no_transfers(setup: Setup) -> tuple[Transfer, ...]:
     return ()
 
@@ -207,6 +211,7 @@ class Card:
     """A strategy: what it is, takes, needs and refuses, and its terms in the laws.
 
     version: of the definition; a changed workload is a new series and is compared with none of the old.
+    cuda_version: of the definition on CUDA, where that changed and the CPU's did not; None where they are one.
     mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
     refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Ask `all_refusals`,
         which knows also what follows from the card's other facts.
@@ -217,6 +222,8 @@ class Card:
     building_bytes: of training, what a rank holds on its device at least, at the worst moment before the first step:
         every strategy makes the model whole on each rank, and divides it then.
     paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
+    settled: the options of a case, with the value of this setup for each whose default is left to it; a case holds
+        these, so that its key says what was measured.
     notes: what a reader of the run's figures must know of this setup.
     peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
     states_not_covered: why the law of states is none of this setup's, where it is only an estimate.
@@ -242,6 +249,8 @@ class Card:
     refusals: Callable[[Setup], list[str]]
     sends_messages: Callable[[Setup], bool] = _never
     high_priority_axes: Callable[[Setup], tuple[str, ...]] = _no_axes
+    cuda_version: int | None = None
+    settled: Callable[[Setup], Mapping[str, OptionValue]] = _as_they_are
     data_place: Callable[[Setup, int], DataPlace | None] | None = None
     transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
     states: Callable[[Setup, int], States] = _no_states
@@ -270,6 +279,10 @@ class Card:
         """The values that tell one series of results from another: all but defaults of options that came later."""
         later = {option.name: option.default for option in self.options if option.added_later}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
+
+    def version_on(self, device: Device) -> int:
+        """The version of the definition on a device."""
+        return self.version if device == "cpu" or self.cuda_version is None else self.cuda_version
 
     def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
         """The share of each batch that a rank trains on, None where it trains on none."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 
-from workloads.cards.card import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.cards.card import ELEMENT_BYTES, Backend, Card, Needs, Option, OptionValue, Parity, Setup
 from workloads.laws.terms import Collective
 from workloads.parts.collective_sizes import (
     CHECK_BYTES,
@@ -15,6 +16,9 @@ from workloads.parts.collective_sizes import (
     least_bytes,
     sweep,
 )
+
+LARGEST_BYTES: Mapping[Backend, int] = {"gloo": 16 * 2**20, "nccl": 2**30}
+"""By default. Where the link's bandwidth is reached: a socket's at some MiB, NVLink's beyond 256 MiB on 8 GPUs."""
 
 
 def chosen_collectives(setup: Setup) -> list[Collective]:
@@ -27,9 +31,16 @@ def chosen_collectives(setup: Setup) -> list[Collective]:
 
 def counted_sizes(setup: Setup, collective: Collective) -> list[Counts]:
     """What each call of the sweep moves, ascending."""
-    options = setup.options
-    sizes = sweep(int(options["min_bytes"]), int(options["max_bytes"]), int(options["factor"]))
+    sizes = sweep(int(setup.options["min_bytes"]), _largest(setup), int(setup.options["factor"]))
     return [counts(collective, size_bytes, setup.ranks, ELEMENT_BYTES[setup.precision]) for size_bytes in sizes]
+
+
+def _largest(setup: Setup) -> int:
+    return int(setup.options["max_bytes"]) or LARGEST_BYTES[setup.backend]
+
+
+def _settled(setup: Setup) -> Mapping[str, OptionValue]:
+    return {**setup.options, "max_bytes": _largest(setup)}
 
 
 def _least_ranks(collective: Collective) -> int:
@@ -72,7 +83,7 @@ def _name_refusals(setup: Setup) -> list[str]:
 
 
 def _size_refusals(setup: Setup) -> list[str]:
-    least, most = int(setup.options["min_bytes"]), int(setup.options["max_bytes"])
+    least, most = int(setup.options["min_bytes"]), _largest(setup)
     reasons = []
     if least > most:
         reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
@@ -108,6 +119,7 @@ CARD = Card(
     kind="probe",
     summary="the library's collectives, size by size, as nccl-tests measures them",
     version=1,
+    cuda_version=2,
     options=(
         Option(
             name="collectives",
@@ -115,12 +127,18 @@ CARD = Card(
             help=f"{', '.join(COLLECTIVES)}, with commas between; all: on one rank all but send",
         ),
         Option(name="min_bytes", default=1024, minimum=1, help="size of the first, as nccl-tests' -b"),
-        Option(name="max_bytes", default=16 * 2**20, minimum=1, help="size that none exceeds, as nccl-tests' -e"),
+        Option(
+            name="max_bytes",
+            default=0,
+            minimum=0,
+            help="size that none exceeds, as nccl-tests' -e; 0: 16 MiB on gloo, 1 GiB on NCCL",
+        ),
         Option(name="factor", default=4, minimum=2, help="from one size to the next, as nccl-tests' -f"),
     ),
     needs=Needs(),
     parity=Parity(kind="none", reason="a probe trains nothing"),
     mesh=_mesh,
+    settled=_settled,
     refusals=_refusals,
     measurements=_measurements,
     working_bytes=_working_bytes,

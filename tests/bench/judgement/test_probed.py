@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,28 @@ def test_what_is_measured_on_an_ideal_ring_is_what_its_law_expects(tmp_path: Pat
     for size in SIZES:
         expected = only(found, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS, size=str(size))
         assert expected.median == pytest.approx(ideal_s(size, 4))
+
+
+EIGHT_GPUS_US = {10: 22, 12: 22.5, 14: 24, 16: 29, 18: 34, 20: 48, 22: 73, 24: 146, 26: 367, 28: 1110, 30: 4000}
+"""An all_reduce of 2^k bytes on 8 GPUs that NVLink joins, about as nccl-tests prints it: three protocols, one after
+another."""
+
+
+def nccl_sweep(folder: Path, largest: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    sweep = [collective(time_us / 1e6, 1 << power) for power, time_us in EIGHT_GPUS_US.items() if power <= largest]
+    folder.mkdir()
+    write_trials(folder, [[sweep] * 8])
+    return judge(folder, replace(make_probe("collectives", ranks=8), device="cuda", backend="nccl"))
+
+
+def test_the_link_of_a_sweep_over_protocols_is_told_with_what_it_is_of(tmp_path: Path) -> None:
+    short, _ = nccl_sweep(tmp_path / "short", 24)
+    found, notes = nccl_sweep(tmp_path / "long", 30)
+    bus = only(found, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, size=str(1 << 30)).median
+    assert only(short, ceilings.RUN_LINK_BANDWIDTH).median < 0.5 * bus
+    assert 0.7 * bus < only(found, ceilings.RUN_LINK_BANDWIDTH).median < bus
+    (note,) = [note for note in notes if note.startswith("links are fitted")]
+    assert "calls of 1,024 to 1,073,741,824 bytes" in note
 
 
 def test_a_sweep_too_short_to_fit_has_no_link_and_says_why(tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_sizes_grow_by_the_factor_and_stay_within_the_most() -> None:
     assert vector_sizes(setup(min_bytes=12, max_bytes=100, factor=2)) == (12, 24, 48, 96)
 
 
+def test_the_largest_size_suits_the_link() -> None:
+    on_nccl = small_probe(CARD, ranks=8, device="cuda", backend="nccl")
+    assert vector_sizes(on_nccl) == tuple(2**10 * 4**power for power in range(10))
+    assert CARD.working_bytes(on_nccl, 0) == 8 * 2**28 + CHECK_BYTES
+
+
+def test_a_factor_by_which_no_size_grows_is_refused() -> None:
+    (reason,) = CARD.refusals(setup(factor=1))
+    assert reason == "option factor is 1, by which no size grows; it may be 0 or at least 2"
+
+
 def test_sizes_that_are_none_are_refused() -> None:
     (reason,) = CARD.refusals(setup(min_bytes=2048, max_bytes=1024))
     assert reason == "option min_bytes is 2048 and max_bytes 1024; min_bytes may be at most max_bytes"

@@ -43,6 +43,16 @@ def test_sizes_grow_by_the_factor_and_end_at_the_last_that_fits() -> None:
     assert [counted.size for counted in sizes] == [25, 75, 225]
 
 
+def test_the_largest_size_suits_the_link() -> None:
+    on_gloo = small_probe(CARD, ranks=8)
+    on_nccl = small_probe(CARD, ranks=8, device="cuda", backend="nccl")
+    assert [counted_sizes(probe, "all_reduce")[-1].size * 4 for probe in (on_gloo, on_nccl)] == [2**24, 2**30]
+    assert CARD.measurements(on_nccl) == 9 * 11  # 1 KiB to 1 GiB by 4.
+    assert CARD.working_bytes(on_nccl, 0) == 2 * 2**30 + CHECK_BYTES
+    asked_for = small_probe(CARD, {"max_bytes": 2**33}, ranks=8, device="cuda", backend="nccl")
+    assert CARD.working_bytes(asked_for, 0) >= 2**33
+
+
 def test_no_two_sizes_become_one() -> None:
     for ranks in (1, 2, 3, 4, 7, 64):
         sizes = counted_sizes(asked(ranks, min_bytes=16 * ranks, factor=2), "all_to_all")

@@ -36,6 +36,7 @@ def small_probe(
     *,
     ranks: int = 1,
     device: Device = "cpu",
+    backend: Backend = "gloo",
     precision: Precision = "fp32",
 ) -> SmallProbe:
     """The probe with its default options, some replaced."""
@@ -45,6 +46,7 @@ def small_probe(
         options={**defaults, **(options or {})},
         ranks=ranks,
         device=device,
+        backend=backend,
         precision=precision,
     )
 
