@@ -153,6 +153,13 @@ def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
     )
 
 
+def all_say(yes: bool, device: torch.device) -> bool:  # What is said is the call.
+    """Whether every rank says yes."""
+    answer = torch.tensor(int(yes), device=device)
+    dist.all_reduce(answer, dist.ReduceOp.MIN)
+    return bool(answer.item())
+
+
 def wait_for_all(device: torch.device, cuda: Cuda = torch.cuda, groups: Groups = dist) -> None:
     """Begin a window together, so that the first of its steps does not wait for a late rank."""
     groups.barrier()

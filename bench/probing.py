@@ -10,15 +10,15 @@ from pathlib import Path
 
 from bench.engines.messages import RankOrder
 from bench.faults import commit
-from bench.joining import joined, wait_for_all
+from bench.joining import all_say, joined, wait_for_all
 from bench.position import Position
 from collectors import nccl_log
 from collectors.catalogue import probes
-from collectors.metric import Metric
+from collectors.metric import Metric, Sample
 from collectors.sample_log import Mark, Note, Reading, SampleLog
 from collectors.stopwatch import CudaStopwatch, HostStopwatch
 from workloads.parts.mesh import make_mesh
-from workloads.probe import Probe, Quantity
+from workloads.probe import Elapsed, Probe, Quantity
 
 METRICS: dict[Quantity, Metric] = {
     "collective_s": probes.COLLECTIVE_SECONDS,
@@ -27,6 +27,11 @@ METRICS: dict[Quantity, Metric] = {
     "peak_node_bytes": probes.COLLECTIVE_PEAK_BYTES,
     "matmul_s": probes.MATMUL_SECONDS,
     "copy_s": probes.COPY_SECONDS,
+}
+WITH_HOST: dict[Quantity, Metric] = {
+    "collective_s": probes.COLLECTIVE_WITH_HOST_SECONDS,
+    "matmul_s": probes.MATMUL_WITH_HOST_SECONDS,
+    "copy_s": probes.COPY_WITH_HOST_SECONDS,
 }
 
 
@@ -47,10 +52,13 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
     with joined(order, log) as device:
         mesh = make_mesh(case.card().mesh(case), case.device)
         ready = partial(wait_for_all, device)
-        stopwatch = CudaStopwatch(ready, device) if device.type == "cuda" else HostStopwatch(ready)
+        agree = partial(all_say, device=device)
+        stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)
 
-        def record(figures: Mapping[Quantity, float], **labels: str) -> None:
-            samples = [METRICS[quantity].at(value, **labels) for quantity, value in figures.items()]
+        def record(figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
+            samples = samples_of(figures, labels)
+            for text in why_with_host(figures, labels):
+                log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
             log.write(
                 Reading(trial=order.trial, time_ns=time.time_ns(), mark=mark, step=position.step, samples=samples)
             )
@@ -63,6 +71,28 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
         probe(case, mesh, record, stopwatch)
         if is_told and order.rank == 0:
             _log_choices(order, log, choices, position)
+
+
+def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[Sample]:
+    """Each figure, and beside a call's time that with the host, where there are both."""
+    samples = []
+    for quantity, value in figures.items():
+        if isinstance(value, (int, float)):
+            samples.append(METRICS[quantity].at(value, **labels))
+            continue
+        samples.append(METRICS[quantity].at(value.elapsed_s, **labels))
+        if value.with_host_s is not None:
+            samples.append(WITH_HOST[quantity].at(value.with_host_s, **labels))
+    return samples
+
+
+def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[str]:
+    """What is said of calls whose time could not be told from the host's."""
+    return [
+        f"the time of {' '.join(labels.values())} has the host in it: {value.why_with_host}"
+        for value in figures.values()
+        if not isinstance(value, (int, float)) and value.why_with_host is not None
+    ]
 
 
 def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:

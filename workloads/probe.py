@@ -12,7 +12,7 @@ from workloads.cards.card import Setup
 Quantity = Literal["collective_s", "copy_s", "matmul_s", "rounds", "sent_bytes", "peak_node_bytes"]
 """What a rank can find of one call.
 
-collective_s, copy_s, matmul_s: its time, as the stopwatch gives it.
+collective_s, copy_s, matmul_s: its time, as the stopwatch gives it; these are handed over as `Elapsed`.
 rounds: rounds of messages, those included in which the rank has none. sent_bytes: all that it sent.
 peak_node_bytes: the most that it sent, or received, in one round.
 """
@@ -30,20 +30,36 @@ class ProbeSetup(Setup, Protocol):
         """Calls before them."""
 
 
+class Elapsed(Protocol):
+    """What one call took, in seconds, and what of it is known."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of the device alone, where that can be told; on a CPU the call does the work itself."""
+
+    @property
+    def with_host_s(self) -> float | None:
+        """What a loop in Python waits for it, the launch by the host included; None on a CPU, where both are one."""
+
+    @property
+    def why_with_host(self) -> str | None:
+        """Why the host is in `elapsed_s`, too, on a device; None where it is not."""
+
+
 class Record(Protocol):
     """Takes one measurement: figures that share their labels. Labels are those of the quantity's metric."""
 
-    def __call__(self, figures: Mapping[Quantity, float], **labels: str) -> None: ...
+    def __call__(self, figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None: ...
 
 
 class Stopwatch(Protocol):
     """Times calls on the rank's device. All ranks must ask for the same, in the same order: they start together."""
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> float:
-        """Seconds of one call, where each is queued behind the one before: the time of all, divided by their number."""
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+        """One call, where each is queued behind the one before: the time of all, divided by their number."""
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
-        """Seconds of every single call, each begun when the one before was through."""
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+        """One call: the median of all, each begun when the one before was through. Ranks must not meet in a call."""
 
 
 Probe = Callable[[ProbeSetup, DeviceMesh, Record, Stopwatch], None]

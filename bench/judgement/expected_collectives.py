@@ -14,7 +14,7 @@ from collectors.metric import Metric
 from workloads.cards.card import ELEMENT_BYTES
 from workloads.laws import all_reduce
 from workloads.laws.all_reduce import ALGORITHMS, Algorithm
-from workloads.laws.alpha_beta import Interval, NoFit, Point, fit
+from workloads.laws.alpha_beta import Fit, Interval, NoFit, Point, fit
 from workloads.laws.communication import Link, collective_time_s, wire_bytes, wire_messages
 from workloads.laws.terms import Collective, Transfer
 
@@ -34,7 +34,8 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
-    for collective, trials in _sweeps(case, found).items():
+    with_host = _sweeps(case, found, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    for collective, trials in _sweeps(case, found, ceilings.RUN_COLLECTIVE_SECONDS).items():
         try:
             whole = fit([point for points in trials for point in points])
         except NoFit as error:
@@ -45,10 +46,7 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
                 f"the link by {collective} misses a size by {100 * whole.largest_error_ratio:.0f} %: no one latency and"
                 " bandwidth holds at all sizes (another protocol, a cache), or times scatter"
             )
-        each = []
-        for points in trials:
-            with suppress(NoFit):
-                each.append(fit(points))
+        each = _fits(trials)
         estimates += [
             _fitted(
                 ceilings.RUN_LINK_LATENCY_SECONDS,
@@ -63,6 +61,11 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
                 [one.bandwidth_bytes_per_second.value for one in each],
             ),
         ]
+        if collective in with_host:
+            try:
+                estimates.append(_latency_with_host(collective, with_host[collective]))
+            except NoFit as error:
+                reasons.append(f"the latency by {collective} with the host is absent: {error}")
     if estimates and case.backend == "nccl":
         sizes = [int(one.labels["size"]) for one in _of(found, ceilings.RUN_COLLECTIVE_SECONDS)]
         reasons.append(
@@ -70,6 +73,26 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
             " NCCL chose for a size (LL, LL128, Simple): one latency and one bandwidth stand for all of them"
         )
     return estimates, reasons
+
+
+def _latency_with_host(collective: str, trials: Sequence[Sequence[Point]]) -> Estimate:
+    """What a loop in Python sees as the link's latency.
+
+    Raises:
+        NoFit: the sweep does not tell it.
+    """
+    whole = fit([point for points in trials for point in points])
+    each = [one.latency_s.value for one in _fits(trials)]
+    return _fitted(ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, whole.latency_s, each)
+
+
+def _fits(trials: Sequence[Sequence[Point]]) -> list[Fit]:
+    """Of each trial that tells a link by itself."""
+    found = []
+    for points in trials:
+        with suppress(NoFit):
+            found.append(fit(points))
+    return found
 
 
 def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
@@ -118,12 +141,12 @@ def _cost(case: Case, algorithm: Algorithm, size_bytes: int) -> all_reduce.Cost:
     return all_reduce.cost(algorithm, case.ranks, size_bytes // element_bytes, element_bytes)
 
 
-def _sweeps(case: Case, found: Sequence[Estimate]) -> dict[str, list[list[Point]]]:
-    """The points of each trial, by the library's collective."""
+def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
+    """The points of each trial, by the library's collective. times: on the device alone, or with the host."""
     if case.ranks == 1:
         return {}
     sweeps: dict[str, list[list[Point]]] = defaultdict(list)
-    for measured in _of(found, ceilings.RUN_COLLECTIVE_SECONDS):
+    for measured in _of(found, times):
         if measured.labels["algorithm"] != LIBRARY:
             continue
         name = measured.labels["collective"]

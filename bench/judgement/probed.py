@@ -42,11 +42,14 @@ class ProbeLogs:
 
 JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
     probes.COLLECTIVE_SECONDS: fmean,  # As nccl-tests has it.
+    probes.COLLECTIVE_WITH_HOST_SECONDS: fmean,
     probes.COLLECTIVE_ROUNDS: max,
     probes.COLLECTIVE_SENT_BYTES: sum,
     probes.COLLECTIVE_PEAK_BYTES: max,
     probes.MATMUL_SECONDS: max,
+    probes.MATMUL_WITH_HOST_SECONDS: max,
     probes.COPY_SECONDS: max,
+    probes.COPY_WITH_HOST_SECONDS: max,
 }
 """How the values of several ranks become one."""
 
@@ -104,6 +107,8 @@ def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]
         if case.ranks > 1:  # A rank that is alone has no bus, whatever its factor.
             bus_bytes = size_bytes * bus_factor(cast(Collective, labels["collective"]), case.ranks)
             yield per_second(ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, float(bus_bytes), times_s, **labels)
+    for labels, times_s in _values(trials, probes.COLLECTIVE_WITH_HOST_SECONDS):
+        yield estimate(ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS, times_s, **labels)
 
 
 def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
@@ -137,12 +142,20 @@ def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
 
 
 def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for labels, times_s in _values(trials, probes.MATMUL_SECONDS):
-        flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
-        yield per_second(ceilings.RUN_MATMUL_FLOPS, flops, times_s, **labels)
+    for measured, shown in (
+        (probes.MATMUL_SECONDS, ceilings.RUN_MATMUL_FLOPS),
+        (probes.MATMUL_WITH_HOST_SECONDS, ceilings.RUN_MATMUL_WITH_HOST_FLOPS),
+    ):
+        for labels, times_s in _values(trials, measured):
+            flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
+            yield per_second(shown, flops, times_s, **labels)
 
 
 def _copies(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for labels, times_s in _values(trials, probes.COPY_SECONDS):
-        moved = moved_bytes(labels["kind"], int(labels["size"]))
-        yield per_second(ceilings.RUN_COPY_BANDWIDTH, moved, times_s, **labels)
+    for measured, shown in (
+        (probes.COPY_SECONDS, ceilings.RUN_COPY_BANDWIDTH),
+        (probes.COPY_WITH_HOST_SECONDS, ceilings.RUN_COPY_WITH_HOST_BANDWIDTH),
+    ):
+        for labels, times_s in _values(trials, measured):
+            moved = moved_bytes(labels["kind"], int(labels["size"]))
+            yield per_second(shown, moved, times_s, **labels)

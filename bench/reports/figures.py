@@ -63,5 +63,6 @@ _BY_UNIT: dict[str, Callable[[float], tuple[float, str]]] = {
     "ratio": _percent,
 }
 _UNITS = {metric.name: _BY_UNIT[metric.unit] for metric in METRICS if metric.unit in _BY_UNIT} | {
-    metric.name: _flops for metric in (results.RUN_FLOPS, ceilings.RUN_MATMUL_FLOPS)
+    metric.name: _flops
+    for metric in (results.RUN_FLOPS, ceilings.RUN_MATMUL_FLOPS, ceilings.RUN_MATMUL_WITH_HOST_FLOPS)
 }

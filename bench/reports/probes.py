@@ -26,6 +26,16 @@ COUNTS = (
     "rounds and bytes are counted, and the law's stand behind those that are not what it says; nobody counts the"
     " library's",
 )
+WITH_HOST_US = "with host (us)"
+WITH_HOST = (
+    "times are the device's alone, which does not wait for the host; with the host: as a loop in Python has it, which"
+    " small calls wait for"
+)
+_ABSENT_ON_A_CPU = (
+    ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS,
+    ceilings.RUN_MATMUL_WITH_HOST_FLOPS,
+    ceilings.RUN_COPY_WITH_HOST_BANDWIDTH,
+)
 
 
 def print_probe(summary: Summary, console: Console) -> None:
@@ -43,6 +53,9 @@ def print_probe(summary: Summary, console: Console) -> None:
             for note in notes:
                 console.print(Text(note), soft_wrap=True)
             console.print()
+    if any(_by_place(summary, metric) for metric in _ABSENT_ON_A_CPU):
+        console.print(Text(WITH_HOST), soft_wrap=True)
+        console.print()
 
 
 def microseconds(estimate: Estimate | None) -> str:
@@ -68,6 +81,9 @@ def _collectives(summary: Summary) -> Table:
     algbw = _by_place(summary, ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
     busbw = _by_place(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
     expected = _by_place(summary, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS)
+    with_host = _by_place(summary, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    if with_host:
+        table.add_column(WITH_HOST_US, justify="right", overflow="fold")
     chosen = _choices(summary)
     if chosen:
         table.add_column("chosen", overflow="fold")
@@ -81,6 +97,7 @@ def _collectives(summary: Summary) -> Table:
             microseconds(expected.get(place)),
             gigabytes_per_second(algbw.get(place)),
             gigabytes_per_second(busbw.get(place)),
+            *([microseconds(with_host.get(place))] if with_host else []),
         ]
         table.add_row(*cells, *([chosen.get((collective, size), "-")] if chosen else []))
     return table
@@ -104,6 +121,9 @@ def _algorithms(summary: Summary) -> Table:
     rounds = _by_place(summary, ceilings.RUN_COLLECTIVE_ROUNDS)
     peaks = _by_place(summary, ceilings.RUN_COLLECTIVE_PEAK_BYTES)
     totals = _by_place(summary, ceilings.RUN_COLLECTIVE_TOTAL_BYTES)
+    with_host = _by_place(summary, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    if with_host:
+        table.add_column(WITH_HOST_US, justify="right", overflow="fold")
     chosen = _choices(summary)
     if chosen:
         table.add_column("chosen", overflow="fold")
@@ -116,6 +136,7 @@ def _algorithms(summary: Summary) -> Table:
             gigabytes_per_second(busbw.get(place)),
             *(_counted(found, place) for found in (rounds, peaks, totals)),
             _total_rate(totals.get((*place, "counted")), time),
+            *([microseconds(with_host.get(place))] if with_host else []),
         ]
         if chosen:
             cells.append(chosen.get((collective, size), "-") if algorithm == LIBRARY else "-")
@@ -170,20 +191,33 @@ def _orders(summary: Summary) -> Table:
 
 def _links(summary: Summary) -> Table:
     """What the sweep of each collective says of the link between two ranks."""
-    table = _table("link by", "latency (us)", "bandwidth (GB/s)")
+    with_host = _by_place(summary, ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
+    table = _table(
+        "link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])
+    )
     bandwidths = _by_place(summary, ceilings.RUN_LINK_BANDWIDTH)
     for place, latency in _by_place(summary, ceilings.RUN_LINK_LATENCY_SECONDS).items():
-        table.add_row(*place, microseconds(latency), gigabytes_per_second(bandwidths.get(place)))
+        host = [microseconds(with_host.get(place))] if with_host else []
+        table.add_row(*place, microseconds(latency), gigabytes_per_second(bandwidths.get(place)), *host)
     return table
 
 
 def _rates(summary: Summary) -> Table:
     """Matrix products and copies."""
-    table = _table("what", "size", "rate")
-    for (m, n, k), rate in _by_place(summary, ceilings.RUN_MATMUL_FLOPS).items():
-        table.add_row(f"matmul {summary.case.precision}", f"{m} x {n} x {k}", figure(rate))
-    for (kind, size), rate in _by_place(summary, ceilings.RUN_COPY_BANDWIDTH).items():
-        table.add_row(kind.replace("_", " "), f"{int(size):,} B", figure(rate))
+    products = _by_place(summary, ceilings.RUN_MATMUL_FLOPS)
+    copies = _by_place(summary, ceilings.RUN_COPY_BANDWIDTH)
+    with_host = {
+        **_by_place(summary, ceilings.RUN_MATMUL_WITH_HOST_FLOPS),
+        **_by_place(summary, ceilings.RUN_COPY_WITH_HOST_BANDWIDTH),
+    }
+    table = _table("what", "size", "rate", *(["with the host"] if with_host else []))
+    rows = [
+        *((place, f"matmul {summary.case.precision}", " x ".join(place), rate) for place, rate in products.items()),
+        *((place, place[0].replace("_", " "), f"{int(place[1]):,} B", rate) for place, rate in copies.items()),
+    ]
+    for place, what, size, rate in rows:
+        host = with_host.get(place)
+        table.add_row(what, size, figure(rate), *([figure(host) if host else "-"] if with_host else []))
     return table
 
 

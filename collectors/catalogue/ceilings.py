@@ -13,6 +13,15 @@ RUN_COLLECTIVE_SECONDS = Metric(
     help="Time of one call of a collective: the mean over ranks, as nccl-tests has it, and the median over trials;"
     " size is in bytes as nccl-tests counts them.",
 )
+RUN_COLLECTIVE_WITH_HOST_SECONDS = Metric(
+    name="observatory_run_collective_with_host_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("collective", "algorithm", "size"),
+    help="Time of one call of a collective on GPUs as a loop in Python has it, joined as that of the device alone;"
+    " absent on a CPU, where both are one.",
+)
 RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = Metric(
     name="observatory_run_collective_algorithm_bytes_per_second",
     kind="gauge",
@@ -79,6 +88,15 @@ RUN_LINK_LATENCY_SECONDS = Metric(
     labels=("collective",),
     help="Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
 )
+RUN_LINK_WITH_HOST_LATENCY_SECONDS = Metric(
+    name="observatory_run_link_with_host_latency_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="run",
+    labels=("collective",),
+    help="Time of a message without that of its bytes, fitted from the run's sweep of a collective as a loop in Python"
+    " has it: what launching by the host makes of the latency; absent on a CPU, where both are one.",
+)
 RUN_LINK_BANDWIDTH = Metric(
     name="observatory_run_link_bytes_per_second",
     kind="gauge",
@@ -96,6 +114,24 @@ RUN_MATMUL_FLOPS = Metric(
     help="Floating-point operations of a product of an m by k and a k by n matrix (2 m n k), divided by its time on the"
     " slowest rank.",
 )
+RUN_MATMUL_WITH_HOST_FLOPS = Metric(
+    name="observatory_run_matmul_with_host_flops_per_second",
+    kind="gauge",
+    unit="per_second",
+    scope="run",
+    labels=("m", "n", "k"),
+    help="Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
+    " host; absent on a CPU, where both are one.",
+)
+RUN_COPY_WITH_HOST_BANDWIDTH = Metric(
+    name="observatory_run_copy_with_host_bytes_per_second",
+    kind="gauge",
+    unit="bytes_per_second",
+    scope="run",
+    labels=("kind", "size"),
+    help="Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the"
+    " host; absent on a CPU, where both are one.",
+)
 RUN_COPY_BANDWIDTH = Metric(
     name="observatory_run_copy_bytes_per_second",
     kind="gauge",
@@ -108,6 +144,7 @@ RUN_COPY_BANDWIDTH = Metric(
 
 METRICS = (
     RUN_COLLECTIVE_SECONDS,
+    RUN_COLLECTIVE_WITH_HOST_SECONDS,
     RUN_COLLECTIVE_ALGORITHM_BANDWIDTH,
     RUN_COLLECTIVE_BUS_BANDWIDTH,
     RUN_COLLECTIVE_EXPECTED_SECONDS,
@@ -116,7 +153,10 @@ METRICS = (
     RUN_COLLECTIVE_TOTAL_BYTES,
     RUN_COLLECTIVE_PEAK_BYTES,
     RUN_LINK_LATENCY_SECONDS,
+    RUN_LINK_WITH_HOST_LATENCY_SECONDS,
     RUN_LINK_BANDWIDTH,
     RUN_MATMUL_FLOPS,
+    RUN_MATMUL_WITH_HOST_FLOPS,
     RUN_COPY_BANDWIDTH,
+    RUN_COPY_WITH_HOST_BANDWIDTH,
 )

@@ -11,7 +11,17 @@ COLLECTIVE_SECONDS = Metric(
     scope="rank",
     labels=("collective", "algorithm", "size"),
     help="Time of one call of a collective on a rank: that of all measured calls, each queued behind the one before,"
-    " divided by their number; size is in bytes as nccl-tests counts them.",
+    " divided by their number; size is in bytes as nccl-tests counts them. On a GPU of the device alone, which does not"
+    " wait for the host.",
+)
+COLLECTIVE_WITH_HOST_SECONDS = Metric(
+    name="observatory_collective_with_host_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("collective", "algorithm", "size"),
+    help="Time of one call of a collective on a rank's GPU as a loop in Python has it, which small calls wait for;"
+    " absent on a CPU, where it is the time of the call.",
 )
 COLLECTIVE_CHOICE = Metric(
     name="observatory_collective_choice_info",
@@ -51,7 +61,17 @@ MATMUL_SECONDS = Metric(
     unit="seconds",
     scope="rank",
     labels=("m", "n", "k"),
-    help="Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls.",
+    help="Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls. On a GPU of"
+    " the device alone, which does not wait for the host.",
+)
+MATMUL_WITH_HOST_SECONDS = Metric(
+    name="observatory_matmul_with_host_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("m", "n", "k"),
+    help="Time of one product on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it"
+    " is the time of the product.",
 )
 COPY_SECONDS = Metric(
     name="observatory_copy_seconds",
@@ -59,15 +79,28 @@ COPY_SECONDS = Metric(
     unit="seconds",
     scope="rank",
     labels=("kind", "size"),
-    help="Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer.",
+    help="Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer. On a"
+    " GPU of the device alone, which does not wait for the host.",
+)
+COPY_WITH_HOST_SECONDS = Metric(
+    name="observatory_copy_with_host_seconds",
+    kind="gauge",
+    unit="seconds",
+    scope="rank",
+    labels=("kind", "size"),
+    help="Time of one copy on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it is"
+    " the time of the copy.",
 )
 
 METRICS = (
     COLLECTIVE_SECONDS,
+    COLLECTIVE_WITH_HOST_SECONDS,
     COLLECTIVE_CHOICE,
     COLLECTIVE_ROUNDS,
     COLLECTIVE_SENT_BYTES,
     COLLECTIVE_PEAK_BYTES,
     MATMUL_SECONDS,
+    MATMUL_WITH_HOST_SECONDS,
     COPY_SECONDS,
+    COPY_WITH_HOST_SECONDS,
 )

@@ -25,6 +25,7 @@ from collectors.log_reader import Follower
 from collectors.node_log import NodeState, open_node_log
 from collectors.poller import Poller
 from collectors.sampler import Sampler
+from collectors.stopwatch import Elapsed as StopwatchElapsed
 from collectors.stopwatch import HostStopwatch
 from tests.netbox import INTERFACE
 from tests.slow.boxed_ranks import Order, serve_rank
@@ -33,7 +34,7 @@ from workloads.cards.card import OptionValue
 from workloads.cards.collectives import CARD
 from workloads.laws.terms import Collective
 from workloads.parts.mesh import make_mesh
-from workloads.probe import Quantity
+from workloads.probe import Elapsed, Quantity
 from workloads.probes.collectives import probe
 
 SWEEPS = 7
@@ -81,11 +82,11 @@ class Timings:
 
     taken: list[Timed] = field(default_factory=list)
 
-    def __call__(self, figures: Mapping[Quantity, float], **labels: str) -> None:
+    def __call__(self, figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
+        elapsed = figures["collective_s"]
+        assert not isinstance(elapsed, (int, float))
         collective = msgspec.convert(labels["collective"], Collective)
-        self.taken.append(
-            Timed(collective=collective, size_bytes=int(labels["size"]), elapsed_s=figures["collective_s"])
-        )
+        self.taken.append(Timed(collective=collective, size_bytes=int(labels["size"]), elapsed_s=elapsed.elapsed_s))
 
 
 class WatchedStopwatch(HostStopwatch):
@@ -96,13 +97,13 @@ class WatchedStopwatch(HostStopwatch):
         self.sent_bytes: float | None = None
         self._read = sent_bytes
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> float:
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> StopwatchElapsed:
         """As it is, without warm-up: that would be counted, too."""
         assert warm_up == 0
         before = self._read()
-        elapsed_s = super().back_to_back(call, warm_up=0, calls=calls)
+        elapsed = super().back_to_back(call, warm_up=0, calls=calls)
         self.sent_bytes = self._read() - before
-        return elapsed_s
+        return elapsed
 
 
 class NewestPoll:

@@ -50,6 +50,7 @@ CARD = Card(
     kind="probe",
     summary="bytes a second within memory (copy, triad; on CUDA the GPU's own) and between host and GPU",
     version=1,
+    cuda_version=2,
     options=(
         Option(
             name="size_bytes",

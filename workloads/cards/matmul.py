@@ -50,6 +50,7 @@ CARD = Card(
     kind="probe",
     summary="FLOP/s that a device reaches on square matrix products, by size, at the given precision",
     version=1,
+    cuda_version=2,
     options=(
         Option(name="min_size", default=256, minimum=1, help="rows and columns of the smallest matrices"),
         Option(

@@ -21,7 +21,7 @@ from workloads.parts.collective_calls import Buffers
 from workloads.parts.collective_check import count_wrong, fill
 from workloads.parts.dtypes import DTYPES
 from workloads.parts.point_to_point import Traffic, Wire
-from workloads.probe import ProbeSetup, Quantity, Record, Stopwatch
+from workloads.probe import Elapsed, ProbeSetup, Quantity, Record, Stopwatch
 
 Contestant = Algorithm | Literal["library"]
 
@@ -43,8 +43,8 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
         for algorithm in contestants:
             call = partial(_sum, algorithm, vector, scratch, group)
             vector.zero_()  # Zeros stay zeros, however often they are summed.
-            elapsed_s = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
-            figures: dict[Quantity, float] = {"collective_s": elapsed_s}
+            elapsed = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
+            figures: dict[Quantity, float | Elapsed] = {"collective_s": elapsed}
             buffers = Buffers(give=vector, take=vector)
             fill("all_reduce", buffers, group.rank(), group.size())
             traffic = call()

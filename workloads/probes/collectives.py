@@ -40,10 +40,10 @@ def _measure(
         buffers = whole.first(counts)
         call = make_call(collective, buffers, group)
         buffers.give.zero_()  # Zeros stay zeros, however often they are summed.
-        elapsed_s = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
+        elapsed = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
         size_bytes = counts.size * ELEMENT_BYTES[setup.precision]
         check(collective, call, buffers, rank=group.rank(), ranks=group.size(), size_bytes=size_bytes)
-        record({"collective_s": elapsed_s}, collective=collective, algorithm="library", size=str(size_bytes))
+        record({"collective_s": elapsed}, collective=collective, algorithm="library", size=str(size_bytes))
 
 
 def check(

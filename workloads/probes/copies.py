@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Literal
 
 import torch
@@ -18,7 +17,7 @@ from workloads.cards.card import ELEMENT_BYTES
 from workloads.cards.copies import KINDS, size_bytes
 from workloads.laws.ceilings import CopyKind
 from workloads.parts.dtypes import DTYPES
-from workloads.probe import ProbeSetup, Record, Stopwatch
+from workloads.probe import Elapsed, ProbeSetup, Record, Stopwatch
 
 SCALAR = 3.0
 """STREAM's own."""
@@ -45,7 +44,7 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
         RuntimeError: a copy differs from what it was copied from, or the buffers do not fit into memory.
     """
     for kind in KINDS[setup.device]:
-        record({"copy_s": _copy_s(setup, kind, stopwatch)}, kind=kind, size=str(size_bytes(setup)))
+        record({"copy_s": _timed(setup, kind, stopwatch)}, kind=kind, size=str(size_bytes(setup)))
 
 
 def is_copied(source: Tensor, target: Tensor) -> bool:
@@ -60,16 +59,16 @@ def is_triad(result: Tensor, b: Tensor, c: Tensor) -> bool:
     return bool((error <= 2 * torch.finfo(result.dtype).eps * expected).all())
 
 
-def _copy_s(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> float:
+def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     """Median time of one copy; its buffers are given back with the function's end."""
     copy, is_right = _triad(setup) if kind == "memory_triad" else _copy(setup, kind)
-    elapsed_s = stopwatch.each(copy, warm_up=setup.warm_up, calls=setup.steps)
+    elapsed = stopwatch.each(copy, warm_up=setup.warm_up, calls=setup.steps)
     if not is_right():
         raise RuntimeError(
             f"{kind} of {size_bytes(setup)} bytes is wrong: what was written differs from what was read;"
             " run it again, and have the node's memory examined if it stays so"
         )
-    return median(elapsed_s)
+    return elapsed
 
 
 def _copy(setup: ProbeSetup, kind: CopyKind) -> Work:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import sqrt
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.cards.matmul import sizes
 from workloads.parts.dtypes import DTYPES
-from workloads.probe import ProbeSetup, Record, Stopwatch
+from workloads.probe import Elapsed, ProbeSetup, Record, Stopwatch
 
 SAMPLED_ROWS = 8
 SAMPLED_COLUMNS = 64
@@ -31,7 +30,7 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
         RuntimeError: a product is wrong by more than rounding explains, or the matrices do not fit into memory.
     """
     for size in sizes(setup):
-        record({"matmul_s": _product_s(setup, size, stopwatch)}, m=str(size), n=str(size), k=str(size))
+        record({"matmul_s": _product(setup, size, stopwatch)}, m=str(size), n=str(size), k=str(size))
 
 
 def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
@@ -60,16 +59,16 @@ def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
         )
 
 
-def _product_s(setup: ProbeSetup, size: int, stopwatch: Stopwatch) -> float:
+def _product(setup: ProbeSetup, size: int, stopwatch: Stopwatch) -> Elapsed:
     """Median time of one product; its matrices are given back with the function's end."""
     generator = torch.Generator(setup.device).manual_seed(setup.seed)
     draw = partial(torch.randn, size, size, generator=generator, dtype=DTYPES[setup.precision], device=setup.device)
     a_mk, b_kn = draw(), draw()
     product_mn = torch.full_like(a_mk, torch.nan)
     multiply = partial(torch.mm, a_mk, b_kn, out=product_mn)
-    elapsed_s = stopwatch.each(multiply, warm_up=setup.warm_up, calls=setup.steps)
+    elapsed = stopwatch.each(multiply, warm_up=setup.warm_up, calls=setup.steps)
     check_product(a_mk, b_kn, product_mn)
-    return median(elapsed_s)
+    return elapsed
 
 
 def _spread(length: int, count: int, device: torch.device) -> Tensor:

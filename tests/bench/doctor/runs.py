@@ -9,6 +9,7 @@ from bench.judgement.estimate import Estimate, estimate
 from bench.summary import Summary
 from collectors.catalogue import ceilings
 from tests.bench.examples import make_case, make_machine, make_summary
+from workloads.roster import card_of
 
 SECOND_NS = 1_000_000_000
 
@@ -32,6 +33,8 @@ def busbw(collective: str, rate: float, size: int = 4096, algorithm: str = "libr
 
 def probe(run: str, strategy: str, *estimates: Estimate, at_s: int = 0, ranks: int = 2, **changes: Any) -> Summary:
     """A run of a probe that ended well, unless changes say otherwise; those of its case are under `case`."""
-    case = replace(make_case(strategy, ranks), model=None, **changes.pop("case", {}))
+    of_case = changes.pop("case", {})
+    version = card_of(strategy).version_on(of_case.get("device", "cpu"))
+    case = replace(make_case(strategy, ranks), **{"model": None, "version": version, **of_case})
     settings = {"hardware": make_machine().hardware("cpu"), "estimates": estimates, "scaling": ()} | changes
     return make_summary(run, case=case, started_ns=(1_700_000_000 + at_s) * SECOND_NS, **settings)

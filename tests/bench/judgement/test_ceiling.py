@@ -34,7 +34,7 @@ def _matmul(run: str = "matmul-a", *, hour: int = 0, rate: float = 1e11, **chang
     return make_summary(
         run,
         started_ns=1_700_000_000_000_000_000 + hour * 3_600_000_000_000,
-        case=replace(plain, **changes),
+        case=replace(plain, **{"version": CARD.version_on(changes.get("device", "cpu")), **changes}),
         hardware=HARDWARE,
         scaling=(),
         effective_batch={},

@@ -107,6 +107,38 @@ def nccl_sweep(folder: Path, largest: int) -> tuple[tuple[Estimate, ...], tuple[
     return judge(folder, replace(make_probe("collectives", ranks=8), device="cuda", backend="nccl"))
 
 
+def test_a_link_is_of_the_devices_times_and_the_latency_with_the_host_is_told_beside_it(tmp_path: Path) -> None:
+    sweep = [collective(ideal_s(size, 4), size) for size in SIZES]
+    launched_s = 8e-4
+    sweep += [
+        probes.COLLECTIVE_WITH_HOST_SECONDS.at(
+            launched_s + ideal_s(size, 4), collective="all_reduce", algorithm="library", size=str(size)
+        )
+        for size in SIZES
+    ]
+    write_trials(tmp_path, [[sweep] * 4] * 2)
+    found, _ = judge(tmp_path, replace(make_probe("collectives", ranks=4), device="cuda", backend="nccl"))
+    assert only(found, ceilings.RUN_LINK_LATENCY_SECONDS).median == pytest.approx(LATENCY_S)
+    assert only(found, ceilings.RUN_LINK_BANDWIDTH).median == pytest.approx(BANDWIDTH)
+    with_host = only(found, ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
+    assert with_host.median == pytest.approx(LATENCY_S + launched_s / (2 * 3))
+    largest = str(SIZES[-1])
+    alone, both = (
+        only(found, metric, size=largest).median
+        for metric in (ceilings.RUN_COLLECTIVE_SECONDS, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    )
+    assert both - alone == pytest.approx(launched_s)
+
+
+def test_rates_are_of_the_devices_times_and_those_with_the_host_have_names_of_their_own(tmp_path: Path) -> None:
+    shape = {"m": "10", "n": "20", "k": "30"}
+    times = [probes.MATMUL_SECONDS.at(0.001, **shape), probes.MATMUL_WITH_HOST_SECONDS.at(0.01, **shape)]
+    write_trials(tmp_path, [[times]])
+    found, _ = judge(tmp_path, make_probe("matmul", ranks=1))
+    assert only(found, ceilings.RUN_MATMUL_FLOPS).median == pytest.approx(12_000 / 0.001)
+    assert only(found, ceilings.RUN_MATMUL_WITH_HOST_FLOPS).median == pytest.approx(12_000 / 0.01)
+
+
 def test_the_link_of_a_sweep_over_protocols_is_told_with_what_it_is_of(tmp_path: Path) -> None:
     short, _ = nccl_sweep(tmp_path / "short", 24)
     found, notes = nccl_sweep(tmp_path / "long", 30)

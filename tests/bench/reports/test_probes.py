@@ -49,6 +49,23 @@ def _row(lines: list[str], first: str) -> str:
     return found
 
 
+def test_times_with_the_host_stand_beside_the_devices_where_there_are_some() -> None:
+    labels = {"collective": "all_reduce", "algorithm": "library", "size": "1000000"}
+    lines = _printed("collectives", _time(), estimate(ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS, (0.0345,), **labels))
+    assert "with host" in lines[0]
+    assert _row(lines, "all_reduce").split()[-1] == "34,500"
+    assert any(line.startswith("times are the device's alone") for line in lines)
+    assert not [line for line in _printed("collectives", _time()) if "with host" in line or "with the host" in line]
+
+
+def test_rates_with_the_host_stand_beside_the_devices() -> None:
+    shape = {"m": "8", "n": "8", "k": "8"}
+    product = estimate(ceilings.RUN_MATMUL_FLOPS, (7e12,), **shape)
+    lines = _printed("matmul", product, estimate(ceilings.RUN_MATMUL_WITH_HOST_FLOPS, (2e12,), **shape))
+    (row,) = [line for line in lines if "8 x 8 x 8" in line]
+    assert row.index("7.00 TFLOP/s") < row.index("2.00 TFLOP/s")
+
+
 def test_a_small_figure_is_not_shown_as_0() -> None:
     line = _row(_printed("collectives", _time(), _busbw("all_reduce", (412.0,))), "all_reduce")
     assert line.split()[-1] == "4.1e-07"

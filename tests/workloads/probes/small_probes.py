@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean, median
 
 from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
 from workloads.parts.shape import Shape
-from workloads.probe import Quantity
+from workloads.probe import Elapsed, Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,29 @@ def small_probe(
 
 @dataclass(slots=True)
 class FakeRecord:
-    """Keeps what it is given."""
+    """Keeps what it is given, of times those of the device."""
 
     taken: list[tuple[dict[Quantity, float], dict[str, str]]] = field(default_factory=list)
 
-    def __call__(self, figures: Mapping[Quantity, float], **labels: str) -> None:
-        self.taken.append((dict(figures), labels))
+    def __call__(self, figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
+        self.taken.append(
+            (
+                {
+                    quantity: value if isinstance(value, (int, float)) else value.elapsed_s
+                    for quantity, value in figures.items()
+                },
+                labels,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeElapsed:
+    """As on a CPU."""
+
+    elapsed_s: float
+    with_host_s: float | None = None
+    why_with_host: str | None = None
 
 
 @dataclass(slots=True)
@@ -69,11 +87,15 @@ class FakeStopwatch:
     during: Callable[[], object] = lambda: None
     asked: list[tuple[int, int]] = field(default_factory=list)
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> float:
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> FakeElapsed:
         """The mean of the seconds."""
-        return sum(self.each(call, warm_up=warm_up, calls=calls)) / calls
+        return FakeElapsed(elapsed_s=fmean(self.times_s(call, warm_up, calls)))
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> FakeElapsed:
+        """The median of the seconds."""
+        return FakeElapsed(elapsed_s=median(self.times_s(call, warm_up, calls)))
+
+    def times_s(self, call: Callable[[], object], warm_up: int, calls: int) -> list[float]:
         """The seconds, over and over."""
         self.asked.append((warm_up, calls))
         for _ in range(warm_up + calls):
@@ -85,6 +107,6 @@ class FakeStopwatch:
 class IdleStopwatch(FakeStopwatch):
     """Says that it made the calls, and made none."""
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+    def times_s(self, call: Callable[[], object], warm_up: int, calls: int) -> list[float]:
         """A second each."""
         return [1.0] * calls

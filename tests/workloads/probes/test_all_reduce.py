@@ -45,7 +45,7 @@ class WatchedStopwatch(FakeStopwatch):
 
     fresh: FreshTensors = field(default_factory=FreshTensors)
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+    def times_s(self, call: Callable[[], object], warm_up: int, calls: int) -> list[float]:
         with self.fresh:
             call()
         return [1.0] * calls
@@ -58,7 +58,7 @@ class MeddlingStopwatch(FakeStopwatch):
     measurements: int = 0
     sending: dist.Work | None = None
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> list[float]:
+    def times_s(self, call: Callable[[], object], warm_up: int, calls: int) -> list[float]:
         call()
         self.measurements += 1
         if self.measurements == 2 and dist.get_rank() == 0:
