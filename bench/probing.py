@@ -60,7 +60,14 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
             for text in why_with_host(figures, labels):
                 log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
             log.write(
-                Reading(trial=order.trial, time_ns=time.time_ns(), mark=mark, step=position.step, samples=samples)
+                Reading(
+                    trial=order.trial,
+                    time_ns=time.time_ns(),
+                    mark=mark,
+                    step=position.step,
+                    begun_ns=begun_ns(figures),
+                    samples=samples,
+                )
             )
             position.step += 1
             fault = order.fault
@@ -84,6 +91,16 @@ def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str,
         if value.with_host_s is not None:
             samples.append(WITH_HOST[quantity].at(value.with_host_s, **labels))
     return samples
+
+
+def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
+    """Since when the device did nothing else than what was measured; None where no call tells."""
+    begun = [
+        value.begun_ns
+        for value in figures.values()
+        if not isinstance(value, (int, float)) and value.begun_ns is not None
+    ]
+    return min(begun, default=None)
 
 
 def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[str]:

@@ -38,17 +38,19 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
 
-class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True):
+class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_defaults=True):
     """Samples taken together. step counts from 0 with the first warm-up; only marks of `measured` are speed.
 
     probed: of a probe, whose measurements are counted in place of steps. told: the same, while NCCL logged its choices,
     which slows them.
+    begun_ns: since when a probe's device did nothing but what was measured; None where nobody asks.
     """
 
     trial: int
     time_ns: int
     mark: Mark
     step: int
+    begun_ns: int | None = None
     samples: list[Sample]
 
 

@@ -22,6 +22,8 @@ ATTEMPTS = 3
 SPIN_GROWTH = 4.0
 SHORTEST_SPIN_S = 1e-4
 LONGEST_SPIN_S = 0.25
+WARMED_TOGETHER = 8
+"""Calls of a warm-up by time that are queued before the device is waited for, so that it is hardly ever idle."""
 CALIBRATING_CYCLES = 1_000_000
 """About half a millisecond, beside which the launch of the kernel is little."""
 
@@ -35,6 +37,7 @@ class Elapsed:
     elapsed_s: float
     with_host_s: float | None = None
     why_with_host: str | None = None
+    begun_ns: int | None = None
 
 
 class HostStopwatch:
@@ -54,9 +57,12 @@ class HostStopwatch:
             call()
         return Elapsed(elapsed_s=(time.perf_counter_ns() - begun_ns) / calls / 1e9)
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
         """One call: the median of all."""
         self._prepare(call, warm_up)
+        begun_ns = time.perf_counter_ns()
+        while time.perf_counter_ns() - begun_ns < warm_up_s * 1e9:
+            call()
         elapsed_s = []
         for _ in range(calls):
             begun_ns = time.perf_counter_ns()
@@ -110,7 +116,7 @@ class CudaStopwatch:
     waits for the device can never be: its time has the host in it, and says so.
 
     agree: whether all ranks say yes; each is asked as often, so that calls in which ranks meet are repeated by all.
-    queue: of the device; its own unless another is given. now_ns: of the host.
+    queue: of the device; its own unless another is given. now_ns: of the host. unix_ns: the time that is told.
     """
 
     def __init__(
@@ -121,16 +127,18 @@ class CudaStopwatch:
         agree: Callable[[bool], bool] = bool,
         queue: Queue | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
+        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._ready = ready
         self._agree = agree
         self._queue = CudaQueue(device) if queue is None else queue
         self._now_ns = now_ns
+        self._unix_ns = unix_ns
         self._cycles_per_s = 0.0
 
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
         """One call: from the first one's begin to the last one's end on the device, by their number."""
-        self._prepare(call, warm_up)
+        unix_ns = self._prepare(call, warm_up)
         all_s, queueing_s = self._with_host(call, calls)
         with_host_s = all_s / calls
         for spin_s in _spins_s(queueing_s):
@@ -139,12 +147,13 @@ class CudaStopwatch:
             alone_s = self._alone(call, calls, spin_s, before=1)
             if self._agree(alone_s is not None):
                 assert alone_s is not None, "all ranks said yes, this one too"
-                return Elapsed(elapsed_s=alone_s / calls, with_host_s=with_host_s)
-        return Elapsed(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS)
+                return Elapsed(elapsed_s=alone_s / calls, with_host_s=with_host_s, begun_ns=unix_ns)
+        return _of_both(with_host_s, unix_ns)
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
         """One call: the median of all, each begun when the one before was through. Ranks do not meet in a call."""
-        self._prepare(call, warm_up)
+        unix_ns = self._prepare(call, warm_up)
+        self._warm(call, warm_up_s)
         timed = [self._with_host(call, 1) for _ in range(calls)]
         with_host_s = median(elapsed_s for elapsed_s, _ in timed)
         spins_s = iter(_spins_s(max(queueing_s for _, queueing_s in timed)))
@@ -156,8 +165,8 @@ class CudaStopwatch:
             elif (longer_s := next(spins_s, None)) is not None:
                 spin_s = longer_s
             else:
-                return Elapsed(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS)
-        return Elapsed(elapsed_s=median(all_alone_s), with_host_s=with_host_s)
+                return _of_both(with_host_s, unix_ns)
+        return Elapsed(elapsed_s=median(all_alone_s), with_host_s=with_host_s, begun_ns=unix_ns)
 
     def _with_host(self, call: Callable[[], object], calls: int) -> tuple[float, float]:
         """Seconds from begin to end on the device, which the first call finds idle; and those of the host to queue."""
@@ -197,15 +206,29 @@ class CudaStopwatch:
         self._queue.synchronize()
         return CALIBRATING_CYCLES / (begun.elapsed_time(ended) / 1e3)
 
-    def _prepare(self, call: Callable[[], object], warm_up: int) -> None:
+    def _prepare(self, call: Callable[[], object], warm_up: int) -> int:
+        """Unix time when all ranks are ready."""
         for _ in range(warm_up):
             call()
         self._meet()
+        return self._unix_ns()
+
+    def _warm(self, call: Callable[[], object], warm_up_s: float) -> None:
+        begun_ns = self._now_ns()
+        while self._now_ns() - begun_ns < warm_up_s * 1e9:
+            for _ in range(WARMED_TOGETHER):
+                call()
+            self._queue.synchronize()
 
     def _meet(self) -> None:
         self._queue.synchronize()
         self._ready()
         self._queue.synchronize()
+
+
+def _of_both(with_host_s: float, begun_ns: int) -> Elapsed:
+    """The time of a call in which device and host cannot be told apart."""
+    return Elapsed(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS, begun_ns=begun_ns)
 
 
 def _spins_s(queueing_s: float) -> list[float]:

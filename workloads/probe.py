@@ -45,6 +45,10 @@ class Elapsed(Protocol):
     def why_with_host(self) -> str | None:
         """Why the host is in `elapsed_s`, too, on a device; None where it is not."""
 
+    @property
+    def begun_ns(self) -> int | None:
+        """Unix time since when the device did nothing but this call; None on a CPU."""
+
 
 class Record(Protocol):
     """Takes one measurement: figures that share their labels. Labels are those of the quantity's metric."""
@@ -58,8 +62,12 @@ class Stopwatch(Protocol):
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
         """One call, where each is queued behind the one before: the time of all, divided by their number."""
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
-        """One call: the median of all, each begun when the one before was through. Ranks must not meet in a call."""
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
+        """One call: the median of all, each begun when the one before was through. Ranks must not meet in a call.
+
+        warm_up_s: for so long the call is made again and again after the calls of the warm-up, until the device has the
+        clock that it keeps.
+        """
 
 
 Probe = Callable[[ProbeSetup, DeviceMesh, Record, Stopwatch], None]

@@ -52,7 +52,8 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
         return
     yield share
     words = f"the measured ceiling is {ceiling.flops_per_second.median / 1e9:,.4g} GFLOP/s, of a product of"
-    yield f"{words} {ceiling.m} x {ceiling.n} x {ceiling.k} in {ceiling.run}"
+    at = f", at {ceiling.at}" if ceiling.at else ""
+    yield f"{words} {ceiling.m} x {ceiling.n} x {ceiling.k} in {ceiling.run}{at}"
     if share.low is None:
         yield f"the interval of that MFU is absent: {ratio(flops, ceiling.flops_per_second).why_no_interval}"
 

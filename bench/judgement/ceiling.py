@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from bench.case import Case
 from bench.judgement.estimate import Estimate, ratio
+from bench.judgement.gpu_clocks import clock_and_power
 from bench.peaks import Absent
 from bench.store.history import History
 from bench.summary import Summary
-from collectors.catalogue.ceilings import RUN_MATMUL_FLOPS
+from collectors.catalogue.ceilings import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.catalogue.results import RUN_MEASURED_MFU
 from workloads.cards.matmul import CARD
 
@@ -24,7 +25,8 @@ RUNS_SEARCHED = 200
 class Ceiling:
     """The fastest shape of a `matmul` run.
 
-    run: its id. m, n, k: of an m by k times a k by n matrix. flops_per_second: of the slowest rank.
+    run: its id. m, n, k: of an m by k times a k by n matrix. flops_per_second: of the slowest rank. clock_hertz,
+    power_watts: of that rank's GPU meanwhile; None where nobody read them.
     """
 
     run: str
@@ -32,6 +34,13 @@ class Ceiling:
     n: int
     k: int
     flops_per_second: Estimate
+    clock_hertz: float | None = None
+    power_watts: float | None = None
+
+    @property
+    def at(self) -> str:
+        """The clock and the power for people: "1,755 MHz, 690 W"; "" where neither is known."""
+        return clock_and_power(self.clock_hertz, self.power_watts)
 
 
 def ceiling_from(summary: Summary) -> Ceiling | Absent:
@@ -44,7 +53,16 @@ def ceiling_from(summary: Summary) -> Ceiling | Absent:
         )
     fastest = max(products, key=lambda product: product.median)
     m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
-    return Ceiling(run=summary.run, m=m, n=n, k=k, flops_per_second=fastest)
+    beside = {found.metric: found.median for found in summary.estimates if found.labels == fastest.labels}
+    return Ceiling(
+        run=summary.run,
+        m=m,
+        n=n,
+        k=k,
+        flops_per_second=fastest,
+        clock_hertz=beside.get(RUN_MATMUL_CLOCK_HERTZ.name),
+        power_watts=beside.get(RUN_MATMUL_POWER_WATTS.name),
+    )
 
 
 def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absent:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import cast
@@ -11,9 +11,11 @@ from typing import cast
 from bench.case import Case
 from bench.judgement.estimate import Estimate, estimate, per_second
 from bench.judgement.expected_collectives import expectations, links, why_not_expected
-from bench.judgement.rank_logs import RankTrial, by_labels, read_rank_logs
+from bench.judgement.gpu_clocks import GpuBeats, Reached
+from bench.judgement.rank_logs import RankTrial, by_labels, read_rank_logs, samples_of
 from collectors.catalogue import ceilings, probes
 from collectors.metric import Metric
+from collectors.sample_log import Reading
 from workloads.laws.bus import bus_factor
 from workloads.laws.ceilings import matmul_flops, moved_bytes
 from workloads.laws.terms import Collective
@@ -23,9 +25,13 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTrial:
-    """One complete trial of a probe: by the name of a rank's metric, and by labels, one value over all ranks."""
+    """One complete trial of a probe: by the name of a rank's metric, and by labels, one value over all ranks.
+
+    reached: clock and power of the GPU of the rank whose products of a shape took longest.
+    """
 
     values: Mapping[str, Mapping[Labels, float]]
+    reached: Mapping[Labels, Reached] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +68,9 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
     """
     logs = read_rank_logs(folder, ranks, mark="probed")
     told = read_rank_logs(folder, ranks, mark="told").trials.values()
+    beats = GpuBeats(folder)
     return ProbeLogs(
-        trials=tuple(_join(parts) for parts in logs.trials.values()),
+        trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
         notes=logs.notes,
         choices=tuple(labels for parts in told for labels in by_labels(parts, "told", probes.COLLECTIVE_CHOICE, max)),
     )
@@ -79,14 +86,34 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     fitted, reasons = links(case, found)
     found += fitted
     found += expectations(case, found)
+    reasons += _why_no_clock(case, trials, found)
     if any(one.metric == ceilings.RUN_COLLECTIVE_SECONDS.name for one in found):
         reasons += why_not_expected(case, found)
         reasons += _why_no_choice(case, logs)
     return tuple(found), (*notes, *reasons)
 
 
-def _join(parts: Sequence[RankTrial]) -> ProbeTrial:
-    return ProbeTrial(values={metric.name: by_labels(parts, "probed", metric, join) for metric, join in JOINS.items()})
+def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
+    return ProbeTrial(
+        values={metric.name: by_labels(parts, "probed", metric, join) for metric, join in JOINS.items()},
+        reached=dict(_reached(parts, beats)),
+    )
+
+
+def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, Reached]]:
+    """Of each shape, what the node read last while the slowest rank computed it; nothing where it read nothing then."""
+    slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
+    for part in parts:
+        for reading in part.of("probed"):
+            for sample in samples_of([reading], probes.MATMUL_SECONDS):
+                labels = tuple(sample.labels[name] for name in probes.MATMUL_SECONDS.labels)
+                if labels not in slowest or sample.value > slowest[labels][0]:
+                    slowest[labels] = sample.value, part, reading
+    for labels, (_, part, reading) in slowest.items():
+        if part.gpu_uuid is None or reading.begun_ns is None:
+            continue
+        if (beat := beats.last(part.gpu_uuid, reading.begun_ns, reading.time_ns)) is not None:
+            yield labels, beat
 
 
 def _values(trials: Sequence[ProbeTrial], metric: Metric) -> Iterable[tuple[dict[str, str], list[float]]]:
@@ -149,6 +176,29 @@ def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
         for labels, times_s in _values(trials, measured):
             flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
             yield per_second(shown, flops, times_s, **labels)
+    for place in trials[0].values[probes.MATMUL_SECONDS.name]:
+        labels = dict(zip(probes.MATMUL_SECONDS.labels, place, strict=True))
+        beats = [trial.reached[place] for trial in trials if place in trial.reached]
+        clocks = [beat.clock_hertz for beat in beats if beat.clock_hertz]
+        powers = [beat.power_watts for beat in beats if beat.power_watts]
+        if len(clocks) == len(trials):
+            yield estimate(ceilings.RUN_MATMUL_CLOCK_HERTZ, clocks, **labels)
+        if len(powers) == len(trials):
+            yield estimate(ceilings.RUN_MATMUL_POWER_WATTS, powers, **labels)
+
+
+def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Estimate]) -> list[str]:
+    """Why clock and power of the largest products are not told, where they are not."""
+    if not trials[0].values[probes.MATMUL_SECONDS.name]:
+        return []
+    if case.device == "cpu":
+        return ["clock and power of products are absent: the node's collectors read those of GPUs only"]
+    if any(one.metric in (ceilings.RUN_MATMUL_CLOCK_HERTZ.name, ceilings.RUN_MATMUL_POWER_WATTS.name) for one in found):
+        return []
+    return [
+        "clock and power of products are absent: no beat of the node's log fell into them in each trial, or it does not"
+        " name the GPU; products of 4,096 rows and more take long enough"
+    ]
 
 
 def _copies(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:

@@ -9,16 +9,20 @@ from pathlib import Path
 
 from collectors.log_reader import Contents, read
 from collectors.metric import Metric, Sample
-from collectors.sample_log import Ended, Mark, Note, Performed, Reading
+from collectors.sample_log import Ended, Mark, Note, Opened, Performed, Reading
 
 
 @dataclass(slots=True)
 class RankTrial:
-    """One rank's part of a trial: its readings, by their marks, and the steps whose actions it timed."""
+    """One rank's part of a trial: its readings, by their marks, and the steps whose actions it timed.
+
+    gpu_uuid: see `collectors.sample_log.Opened`.
+    """
 
     readings: dict[Mark, list[Reading]] = field(default_factory=lambda: defaultdict(list))
     performed: list[Performed] = field(default_factory=list)
     is_good: bool = False
+    gpu_uuid: str | None = None
 
     def of(self, mark: Mark) -> list[Reading]:
         """The readings of a mark, in order."""
@@ -93,6 +97,8 @@ def _parts(contents: Contents) -> dict[int, RankTrial]:
     parts: dict[int, RankTrial] = defaultdict(RankTrial)
     for record in contents.records:
         match record:
+            case Opened():
+                parts[record.trial].gpu_uuid = record.gpu_uuid
             case Reading():
                 parts[record.trial].readings[record.mark].append(record)
             case Performed():

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bench.judgement.estimate import Estimate
 from bench.judgement.expected_collectives import LIBRARY
+from bench.judgement.gpu_clocks import clock_and_power
 from bench.reports.console import print_figures
 from bench.reports.digits import with_interval
 from bench.reports.figures import figure
@@ -210,14 +211,24 @@ def _rates(summary: Summary) -> Table:
         **_by_place(summary, ceilings.RUN_MATMUL_WITH_HOST_FLOPS),
         **_by_place(summary, ceilings.RUN_COPY_WITH_HOST_BANDWIDTH),
     }
-    table = _table("what", "size", "rate", *(["with the host"] if with_host else []))
+    clocks = _by_place(summary, ceilings.RUN_MATMUL_CLOCK_HERTZ)
+    powers = _by_place(summary, ceilings.RUN_MATMUL_POWER_WATTS)
+    has_clock = bool(clocks or powers)
+    table = _table("what", "size", "rate", *(["with the host"] if with_host else []), *(["at"] if has_clock else []))
     rows = [
         *((place, f"matmul {summary.case.precision}", " x ".join(place), rate) for place, rate in products.items()),
         *((place, place[0].replace("_", " "), f"{int(place[1]):,} B", rate) for place, rate in copies.items()),
     ]
     for place, what, size, rate in rows:
-        host = with_host.get(place)
-        table.add_row(what, size, figure(rate), *([figure(host) if host else "-"] if with_host else []))
+        host, clock, power = with_host.get(place), clocks.get(place), powers.get(place)
+        at = clock_and_power(clock.median if clock else None, power.median if power else None) or "-"
+        table.add_row(
+            what,
+            size,
+            figure(rate),
+            *([figure(host) if host else "-"] if with_host else []),
+            *([at] if has_clock else []),
+        )
     return table
 
 

@@ -123,6 +123,24 @@ RUN_MATMUL_WITH_HOST_FLOPS = Metric(
     help="Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
     " host; absent on a CPU, where both are one.",
 )
+RUN_MATMUL_CLOCK_HERTZ = Metric(
+    name="observatory_run_matmul_clock_hertz",
+    kind="gauge",
+    unit="hertz",
+    scope="run",
+    labels=("m", "n", "k"),
+    help="SM clock of the slowest rank's GPU at the last beat of its node while products of a shape were computed;"
+    " absent on a CPU, and where no beat fell into them.",
+)
+RUN_MATMUL_POWER_WATTS = Metric(
+    name="observatory_run_matmul_power_watts",
+    kind="gauge",
+    unit="watts",
+    scope="run",
+    labels=("m", "n", "k"),
+    help="Power of the slowest rank's GPU, over a second where NVML averages, at the last beat of its node while"
+    " products of a shape were computed; absent on a CPU, and where no beat fell into them.",
+)
 RUN_COPY_WITH_HOST_BANDWIDTH = Metric(
     name="observatory_run_copy_with_host_bytes_per_second",
     kind="gauge",
@@ -157,6 +175,8 @@ METRICS = (
     RUN_LINK_BANDWIDTH,
     RUN_MATMUL_FLOPS,
     RUN_MATMUL_WITH_HOST_FLOPS,
+    RUN_MATMUL_CLOCK_HERTZ,
+    RUN_MATMUL_POWER_WATTS,
     RUN_COPY_BANDWIDTH,
     RUN_COPY_WITH_HOST_BANDWIDTH,
 )

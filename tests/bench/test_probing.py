@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.probing import samples_of, why_with_host
+from bench.probing import begun_ns, samples_of, why_with_host
 from collectors.catalogue import probes
 from collectors.stopwatch import Elapsed
 from workloads.probe import Elapsed as ProbeElapsed
@@ -21,6 +21,11 @@ def test_a_call_on_a_gpu_has_two_times() -> None:
         probes.MATMUL_WITH_HOST_SECONDS.at(3e-5, **SHAPE),
     ]
     assert why_with_host(figures, SHAPE) == []
+
+
+def test_a_measurement_began_with_its_calls() -> None:
+    assert begun_ns({"matmul_s": Elapsed(elapsed_s=1e-5, with_host_s=3e-5, begun_ns=7)}) == 7
+    assert begun_ns({"matmul_s": Elapsed(elapsed_s=1e-5), "rounds": 3}) is None
 
 
 def test_a_call_on_a_cpu_has_the_one_that_it_always_had() -> None:

@@ -71,3 +71,11 @@ def test_a_full_disk_is_an_error_with_the_path(tmp_path: Path) -> None:
     log = SampleLog(tmp_path / "log")
     with pytest.raises(LogUnwritable, match=r"No space left on device.*log"):
         log.write(OPENED)
+
+
+def test_a_reading_of_training_is_written_as_before(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "rank0.jsonl")
+    log.write(Reading(trial=0, time_ns=1, mark="measured", step=2, samples=[]))
+    log.close()
+    line = (tmp_path / "rank0.jsonl").read_text()
+    assert line == '{"type":"reading","trial":0,"time_ns":1,"mark":"measured","step":2,"samples":[]}\n'

@@ -172,6 +172,25 @@ def test_long_calls_take_as_long_with_the_host_as_without() -> None:
         assert elapsed.with_host_s == pytest.approx(0.01, rel=0.01)
 
 
+def test_a_warm_up_by_time_keeps_the_device_busy_for_so_long_before_anything_is_measured() -> None:
+    gpu = FakeGpu(work_ns=10_000 * US, launch_ns=10 * US)
+    stopwatch = CudaStopwatch(
+        lambda: None, torch.device("cuda"), queue=gpu, now_ns=lambda: gpu.now_ns, unix_ns=lambda: 7 + gpu.now_ns
+    )
+    elapsed = stopwatch.each(gpu.call, warm_up=1, calls=2, warm_up_s=2.0)
+    assert elapsed.elapsed_s == pytest.approx(0.01)
+    assert elapsed.begun_ns is not None
+    measured_s = 2 * 2 * 0.01
+    assert (7 + gpu.now_ns - elapsed.begun_ns) / 1e9 >= 2.0 + measured_s
+    assert 200 <= gpu.calls - 1 - 2 * 2 <= 208
+
+
+def test_a_warm_up_by_time_is_made_on_a_cpu_too_where_it_is_asked_for() -> None:
+    work = FakeWork(PAUSE_S)
+    HostStopwatch(ready=work.meet).each(work.call, warm_up=0, calls=1, warm_up_s=2 * PAUSE_S)
+    assert work.happened.count("call") in (2, 3)
+
+
 def test_a_call_that_waits_for_the_device_is_timed_with_the_host_and_says_so() -> None:
     gpu = FakeGpu(work_ns=50 * US, launch_ns=10 * US)
     for elapsed in (

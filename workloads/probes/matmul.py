@@ -15,10 +15,15 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from workloads.cards.card import Device
 from workloads.cards.matmul import sizes
 from workloads.parts.dtypes import DTYPES
 from workloads.probe import Elapsed, ProbeSetup, Record, Stopwatch
 
+WARM_UP_S = 2.0
+"""Two beats of the node's collectors, so that one reads the clock and the power while the device is warm."""
+WARMED_SIZE = 4096
+"""Products from here on fill a GPU, whose power limit sets the clock after a while; a few calls are over before."""
 SAMPLED_ROWS = 8
 SAMPLED_COLUMNS = 64
 
@@ -31,6 +36,11 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
     """
     for size in sizes(setup):
         record({"matmul_s": _product(setup, size, stopwatch)}, m=str(size), n=str(size), k=str(size))
+
+
+def warm_up_s(device: Device, size: int) -> float:
+    """How long products of a size are computed before they are measured."""
+    return WARM_UP_S if device == "cuda" and size >= WARMED_SIZE else 0.0
 
 
 def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
@@ -66,7 +76,9 @@ def _product(setup: ProbeSetup, size: int, stopwatch: Stopwatch) -> Elapsed:
     a_mk, b_kn = draw(), draw()
     product_mn = torch.full_like(a_mk, torch.nan)
     multiply = partial(torch.mm, a_mk, b_kn, out=product_mn)
-    elapsed = stopwatch.each(multiply, warm_up=setup.warm_up, calls=setup.steps)
+    elapsed = stopwatch.each(
+        multiply, warm_up=setup.warm_up, calls=setup.steps, warm_up_s=warm_up_s(setup.device, size)
+    )
     check_product(a_mk, b_kn, product_mn)
     return elapsed
 

@@ -15,7 +15,7 @@ from bench.judgement.estimate import Estimate, estimate, ratio
 from bench.peaks import Absent
 from bench.store.history import History
 from bench.summary import Summary
-from collectors.catalogue.ceilings import RUN_MATMUL_FLOPS
+from collectors.catalogue.ceilings import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.catalogue.results import RUN_FLOPS, RUN_MEASURED_MFU, RUN_STEP_SECONDS
 from tests.bench.examples import make_case, make_machine, make_summary
 from workloads.cards.matmul import CARD
@@ -69,6 +69,25 @@ def test_the_ceiling_is_the_fastest_shape_and_not_the_largest() -> None:
     assert (found.run, found.m, found.n, found.k) == ("matmul-a", 512, 512, 512)
     assert found.flops_per_second.median == 1e11
     assert found.flops_per_second.low is not None
+
+
+def test_the_ceiling_has_the_clock_and_power_of_its_own_shape() -> None:
+    matmul = _matmul()
+    assert ceiling_from(matmul) == ceiling_from(replace(matmul))
+    shapes = [{"m": size, "n": size, "k": size} for size in ("512", "1024")]
+    beside = (
+        *(
+            estimate(RUN_MATMUL_CLOCK_HERTZ, (1e6 * rate,), **shape)
+            for rate, shape in zip((1755, 900), shapes, strict=True)
+        ),
+        *(estimate(RUN_MATMUL_POWER_WATTS, (watts,), **shape) for watts, shape in zip((690, 300), shapes, strict=True)),
+    )
+    found = ceiling_from(replace(matmul, estimates=(*matmul.estimates, *beside)))
+    assert isinstance(found, Ceiling)
+    assert found.at == "1,755 MHz, 690 W"
+    bare = ceiling_from(matmul)
+    assert isinstance(bare, Ceiling)
+    assert bare.at == ""
 
 
 def test_each_side_of_a_product_is_told_from_the_others() -> None:

@@ -66,6 +66,18 @@ def test_rates_with_the_host_stand_beside_the_devices() -> None:
     assert row.index("7.00 TFLOP/s") < row.index("2.00 TFLOP/s")
 
 
+def test_a_product_has_the_clock_and_power_at_which_it_was_reached() -> None:
+    shape = {"m": "8", "n": "8", "k": "8"}
+    lines = _printed(
+        "matmul",
+        estimate(ceilings.RUN_MATMUL_FLOPS, (7e14,), **shape),
+        estimate(ceilings.RUN_MATMUL_CLOCK_HERTZ, (1.755e9,), **shape),
+        estimate(ceilings.RUN_MATMUL_POWER_WATTS, (690.4,), **shape),
+    )
+    (row,) = [line for line in lines if "8 x 8 x 8" in line]
+    assert row.endswith("1,755 MHz, 690 W")
+
+
 def test_a_small_figure_is_not_shown_as_0() -> None:
     line = _row(_printed("collectives", _time(), _busbw("all_reduce", (412.0,))), "all_reduce")
     assert line.split()[-1] == "4.1e-07"

@@ -77,6 +77,7 @@ class FakeElapsed:
     elapsed_s: float
     with_host_s: float | None = None
     why_with_host: str | None = None
+    begun_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class FakeStopwatch:
         """The mean of the seconds."""
         return FakeElapsed(elapsed_s=fmean(self.times_s(call, warm_up, calls)))
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int) -> FakeElapsed:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> FakeElapsed:
         """The median of the seconds."""
         return FakeElapsed(elapsed_s=median(self.times_s(call, warm_up, calls)))
 

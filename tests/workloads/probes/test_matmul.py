@@ -16,7 +16,7 @@ from workloads.cards.card import Precision
 from workloads.cards.matmul import CARD
 from workloads.laws.ceilings import matmul_flops
 from workloads.parts.mesh import make_mesh
-from workloads.probes.matmul import check_product, probe
+from workloads.probes.matmul import WARM_UP_S, check_product, probe, warm_up_s
 
 
 def _probe(setup: SmallProbe, stopwatch: FakeStopwatch) -> FakeRecord:
@@ -36,6 +36,12 @@ def test_every_rank_records_the_median_of_each_size(on_ranks: OnRanks) -> None:
         assert [labels for _, labels in record.taken] == [{"m": s, "n": s, "k": s} for s in ("32", "64", "128")]
         assert [figures for figures, _ in record.taken] == [{"matmul_s": 2.0}] * CARD.measurements(setup)
         assert asked == [(setup.warm_up, setup.steps)] * CARD.measurements(setup)
+
+
+def test_large_products_are_warmed_by_time_on_a_gpu_and_on_a_cpu_none_is() -> None:
+    assert [warm_up_s("cuda", size) for size in (256, 2048, 4096, 16384)] == [0.0, 0.0, WARM_UP_S, WARM_UP_S]
+    assert WARM_UP_S >= 1
+    assert warm_up_s("cpu", 16384) == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
