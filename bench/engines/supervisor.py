@@ -83,6 +83,8 @@ class Supervisor:
                 for rank in range(order.case.ranks):
                     ranks.append(RankProcess(self._context, self._rank_order(order, rank, prefix)))
                 outcome = self._watch(order, ranks, stop, progress)
+                if outcome == "interrupted":
+                    patience = ON_CPU  # No trial follows, and the runner waits for us.
                 if outcome != "done":
                     collect_stacks(ranks, patience)
             finally:
