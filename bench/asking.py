@@ -68,7 +68,7 @@ def asked_case(card: Card, asked: Asked) -> Case:
         why = f": {asked.gpus.hidden.text}" if asked.gpus.hidden is not None else ""
         raise Misuse(
             f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be used{why};"
-            f" take --ranks {gpus}, or --backend gloo, which shares"
+            f" take --ranks {gpus}, or --backend gloo, which shares where no messages are sent"
         )
     return case
 

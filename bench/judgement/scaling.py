@@ -98,6 +98,7 @@ def _differences(case: Case, baseline: Case) -> list[str]:
     pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
-    shared = case.options.keys() & baseline.options.keys() - {"accumulate"}
-    pairs += [(f"option {name}", case.options[name], baseline.options[name]) for name in sorted(shared)]
+    theirs_too = {option.name for option in baseline.card().options} - {"accumulate"}
+    shared = sorted((option for option in case.card().options if option.name in theirs_too), key=lambda one: one.name)
+    pairs += [(f"option {option.name}", option.of(case), option.of(baseline)) for option in shared]
     return [f"{name} is {theirs}, the run's is {ours}" for name, ours, theirs in pairs if ours != theirs]

@@ -3,7 +3,7 @@
 Each entry has all fields of torch's JSON. What ProcessGroupNCCL puts into them is followed call by call: which numbers
 it counts up, what it says of tensors, and which entries have a state.
 Source: FlightRecorderDetail.hpp, dump_json; ProcessGroupNCCL.cpp, collective, collectiveCoalesced, pointToPoint,
-endCoalescing (torch 2.11 and 2.13); test_c10d_nccl.py, NCCLTraceTest.test_batched_send_recv.
+endCoalescing; test_c10d_nccl.py, NCCLTraceTest.test_batched_send_recv.
 """
 
 from __future__ import annotations

@@ -70,10 +70,11 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    reasons = [*_size_refusals(setup), *_algorithm_refusals(setup)]
-    if setup.device == "cuda" and setup.backend == "gloo":
-        reasons.append("backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl or --device cpu")
-    return reasons
+    return [*_size_refusals(setup), *_algorithm_refusals(setup)]
+
+
+def _sends_messages(setup: Setup) -> bool:
+    return True
 
 
 def _size_refusals(setup: Setup) -> list[str]:
@@ -151,6 +152,7 @@ CARD = Card(
     mesh=_mesh,
     settled=_settled,
     refusals=_refusals,
+    sends_messages=_sends_messages,
     measurements=_measurements,
     working_bytes=_working_bytes,
 )

@@ -56,10 +56,11 @@ def _mesh(setup: Setup) -> dict[str, int]:
 
 
 def _refusals(setup: Setup) -> list[str]:
-    reasons = [*_name_refusals(setup), *_size_refusals(setup)]
-    if setup.device == "cuda" and setup.backend == "gloo":
-        reasons.append("backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl or --device cpu")
-    return reasons
+    return [*_name_refusals(setup), *_size_refusals(setup)]
+
+
+def _sends_messages(setup: Setup) -> bool:
+    return "send" in chosen_collectives(setup)
 
 
 def _name_refusals(setup: Setup) -> list[str]:
@@ -140,6 +141,7 @@ CARD = Card(
     mesh=_mesh,
     settled=_settled,
     refusals=_refusals,
+    sends_messages=_sends_messages,
     measurements=_measurements,
     working_bytes=_working_bytes,
 )

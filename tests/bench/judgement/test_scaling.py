@@ -70,3 +70,12 @@ def test_accumulation_may_differ_since_it_only_says_how_a_batch_is_carried_out()
     baseline = make_case("single", ranks=1, batch=16)
     baseline = replace(baseline, options={**baseline.options, "accumulate": 4})
     assert scaling_between(make_case(ranks=4, batch=16), baseline) == "strong"
+
+
+def test_a_baseline_of_before_an_option_has_its_default() -> None:
+    case, single = make_case(ranks=4, batch=16), make_case("single", ranks=1, batch=4)
+    old = replace(single, options={name: value for name, value in single.options.items() if name != "attention"})
+    assert scaling_between(case, old) == "weak"
+    pinned = replace(case, options={**case.options, "attention": "math"})
+    with pytest.raises(Misuse, match="option attention is auto, the run's is math"):
+        scaling_between(pinned, old)

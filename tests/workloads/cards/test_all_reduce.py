@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.workloads.probes.small_probes import SmallProbe, small_probe
@@ -77,12 +75,6 @@ def test_a_size_that_cuts_an_element_is_refused_with_those_that_do_not(
 ) -> None:
     (reason,) = CARD.refusals(setup(precision=precision, min_bytes=least))
     assert reason.endswith(f"so that {fitting} would fit")
-
-
-def test_gloo_is_refused_on_a_gpu() -> None:
-    (reason,) = CARD.refusals(replace(setup(), device="cuda", backend="gloo"))
-    assert "--backend nccl or --device cpu" in reason
-    assert CARD.refusals(replace(setup(), device="cuda", backend="nccl")) == []
 
 
 def test_measurements_are_those_of_the_library_and_of_each_algorithm_on_each_size() -> None:

@@ -102,10 +102,6 @@ def test_a_rank_holds_the_buffers_of_the_collective_that_needs_most() -> None:
             'collective "" is unknown; it may be of ' + ", ".join(COLLECTIVES) + ', or "all" alone',
         ),
         (asked(1, collectives="send"), "send goes to another rank and ranks is 1; take 2 or leave it out"),
-        (
-            small_probe(CARD, device="cuda"),
-            "backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl or --device cpu",
-        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_can(refused: SmallProbe, reason: str) -> None:

@@ -33,7 +33,13 @@ def test_gloo_is_refused_to_gpus_exactly_where_ranks_send_messages(card: Card) -
 @pytest.mark.parametrize(("name", "sends"), [("collectives", True), ("all_reduce", True), ("matmul", False)])
 def test_probes_that_send_messages_are_refused_on_gloo_too(name: str, sends: bool) -> None:
     card = card_of(name)
-    assert bool(card.all_refusals(small_probe(card, ranks=2, device="cuda"))) == sends
+    assert card.all_refusals(small_probe(card, ranks=2, device="cuda")) == ([NO_MESSAGES] if sends else [])
+
+
+def test_collectives_of_gpus_run_on_gloo_without_messages() -> None:
+    card = card_of("collectives")
+    setup = small_probe(card, ranks=2, device="cuda", options={"collectives": "all_reduce,all_gather"})
+    assert card.all_refusals(setup) == []
 
 
 @pytest.mark.parametrize("card", TRAINING, ids=by_name)
