@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -158,7 +159,7 @@ def test_the_worst_finding_is_the_verdict(values: tuple[float | None, ...], verd
     ],
 )
 def test_what_is_missing_is_the_reason_to_skip(
-    changes: Mapping[str, object], setting: Mapping[str, object], reason: str | None, tmp_path: Path
+    changes: dict[str, Any], setting: dict[str, Any], reason: str | None, tmp_path: Path
 ) -> None:
     assert why_not(_a_check(**changes), _a_setting(tmp_path, **setting)) == reason
 
