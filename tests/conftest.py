@@ -11,8 +11,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.gpu.markers import usable_gpus, why_skipped
 from tests.ranks import OnRanks, Result, run_on_ranks
 
 
@@ -39,9 +39,9 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    if torch.cuda.is_available():
-        return
+    """Skip what needs more GPUs than there are, with the reason."""
+    gpus = usable_gpus()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
+        reason = why_skipped((marker.name for marker in item.iter_markers()), gpus)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,26 @@
+"""Which marked tests this machine can run: `gpu` needs one GPU, `gpu2` two and `gpu8` eight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+GPUS = {"gpu": 1, "gpu2": 2, "gpu8": 8}
+"""How many GPUs a test of that marker needs."""
+
+
+def why_skipped(markers: Iterable[str], gpus: int) -> str | None:
+    """The reason to skip a test that has these markers where so many GPUs can be seen; None where it can run."""
+    needed = max((GPUS[name] for name in markers if name in GPUS), default=0)
+    if gpus >= needed:
+        return None
+    wanted = "an NVIDIA GPU" if needed == 1 else f"{needed} NVIDIA GPUs"
+    return f"needs {wanted}, and torch can use {gpus or 'none'}"
+
+
+def usable_gpus() -> int:
+    """How many GPUs torch can use. Asks NVML where torch can, so that this process may still fork ranks."""
+    backend: Any = torch.backends.cuda
+    return int(torch.cuda.device_count()) if backend.is_built() else 0
