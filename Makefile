@@ -33,6 +33,33 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.traces
 	$(BIN)/python -m tests.benchmarks.traces --growth
 
+# Checks of a GPU machine, which needs a Python with torch and no network: docs/measured/README.md.
+# A call takes at most BUDGET seconds and a second one goes on: make gpu OUT=folder MORE="--again window".
+OUT ?= gpu-results
+BUDGET ?= 540
+MORE ?=
+GPU_WHEELS := .gpu-wheels
+GPU_VENV := .gpu-venv
+GPU_PYTHON_VERSION := 3.12
+GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+
+.PHONY: gpu gpu-wheels gpu-clean
+
+gpu:
+	@$(PYTHON) -m tests.gpu.start --wheels $(GPU_WHEELS) --venv $(GPU_VENV) \
+		--output $(OUT) --budget $(BUDGET) $(MORE)
+
+# For a machine without a network: fetched here, carried there. At most 40 MB, without torch.
+gpu-wheels:
+	rm -rf $(GPU_WHEELS)
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
+		$(addprefix --platform ,$(GPU_PLATFORMS)) --constraint constraints.txt --dest $(GPU_WHEELS) \
+		--requirement tests/gpu/wheels.txt
+	@du -sk $(GPU_WHEELS) | awk '{ printf "%.1f MB in %s\n", $$1 / 1024, $$2; exit $$1 > 40 * 1024 }'
+
+gpu-clean:
+	rm -rf $(GPU_WHEELS) $(GPU_VENV) $(OUT)
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 

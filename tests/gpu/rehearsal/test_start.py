@@ -1,0 +1,78 @@
+"""Preparing a machine: what it lacks is one line and an exit code, and what is installed comes from the folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import first, start
+from tests.gpu.markers import usable_gpus
+from tests.gpu.roster import CHECKS
+from tests.gpu.session import ROOT
+
+
+def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(usable_gpus() > 0, reason="there is a GPU")
+@pytest.mark.parametrize("module", ["tests.gpu.start", "tests.gpu.first"])
+def test_a_machine_without_a_gpu_is_told_so_in_one_line(module: str, tmp_path: Path) -> None:
+    done = _run("-m", module, "--output", str(tmp_path / "out"))
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert "no GPU is visible" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_python_without_torch_is_told_so_in_one_line() -> None:
+    done = _run("-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {_START}")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "has no torch; choose another by `make gpu PYTHON=...`" in done.stderr
+
+
+_START = "from tests.gpu.start import main; sys.exit(main([]))"
+
+
+def test_only_what_is_missing_is_installed() -> None:
+    there = {"numpy", "sqlalchemy", "pynvml", "click"}
+    missing = start.missing_packages(lambda module: module in there)
+    assert {"numpy", "SQLAlchemy", "nvidia-ml-py", "click"}.isdisjoint(missing)
+    assert {"rich", "markdown-it-py", "pytest-timeout", "msgspec"} <= set(missing)
+
+
+def test_every_module_of_the_list_is_known_by_the_name_that_is_imported() -> None:
+    import importlib.util
+
+    assert start.missing_packages(lambda module: importlib.util.find_spec(module) is not None) == []
+
+
+def test_every_package_of_the_list_is_pinned() -> None:
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(start.packages()) <= pinned
+
+
+def test_an_empty_folder_of_wheels_is_told_with_what_fills_it(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        start.install(["no-such-package"], tmp_path / "wheels", tmp_path / "venv")
+
+
+def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert first.main(["--only", "speeed", "--rehearse"]) == 2
+    assert "no check is called speeed; --list shows all" in capsys.readouterr().err
+
+
+def test_the_list_shows_every_check_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert first.main(["--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
