@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,3 +25,15 @@ def usable_gpus() -> int:
     """How many GPUs torch can use. Asks NVML where torch can, so that this process may still fork ranks."""
     backend: Any = torch.backends.cuda
     return int(torch.cuda.device_count()) if backend.is_built() else 0
+
+
+def why_numbered_otherwise(sched: Path = Path("/proc/1/sched")) -> str | None:
+    """Why the driver may count processes otherwise than this container; None where both count alike.
+
+    sched: in which the kernel calls the first process by its number outside; in a container of its own that is not 1.
+    """
+    try:
+        first = sched.read_text().partition("\n")[0]
+    except OSError as error:
+        return f"{sched} does not tell how processes are numbered: {error.strerror}"
+    return None if "(1," in first else "the driver numbers processes otherwise than this container"

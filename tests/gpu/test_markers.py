@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.gpu.checks.foundation import GPU_TESTS
-from tests.gpu.markers import GPUS, why_skipped
+from tests.gpu.markers import GPUS, why_numbered_otherwise, why_skipped
 from tests.gpu.session import ROOT
 
 _MARK = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.(gpu\d?)\b", re.MULTILINE)
@@ -72,3 +73,21 @@ def test_there_are_tests_of_each_marker(marker: str) -> None:
 
 def test_the_check_of_gpu_tests_names_every_file_that_has_some() -> None:
     assert set(GPU_TESTS) == {path for path, markers in _marked_files().items() if "gpu" in markers}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("systemd (1, #threads: 1)\n---\n", None),
+        ("bash (48123, #threads: 1)\n---\n", "the driver numbers processes otherwise than this container"),
+        (None, "does not tell how processes are numbered: No such file or directory"),
+    ],
+)
+def test_a_kernel_that_does_not_tell_its_numbers_is_a_reason_to_skip(
+    text: str | None, said: str | None, tmp_path: Path
+) -> None:
+    sched = tmp_path / "sched"
+    if text is not None:
+        sched.write_text(text)
+    reason = why_numbered_otherwise(sched)
+    assert reason is None if said is None else reason is not None and said in reason

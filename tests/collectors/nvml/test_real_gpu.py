@@ -20,6 +20,7 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorder import record
 from collectors.nvml.recording import load, save
 from tests.collectors.nvml.nodes import of, values
+from tests.gpu.markers import why_numbered_otherwise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 BEAT_S = 0.25
@@ -120,9 +121,8 @@ def test_bytes_over_pcie_are_what_was_copied(collector: NvmlCollector) -> None:
 def test_this_process_is_found_on_its_gpu(collector: NvmlCollector) -> None:
     torch.zeros(1, device="cuda")
     collector.read()
-    # The kernel names the first process by its number outside: in a container of its own that is not 1.
-    if "(1," not in Path("/proc/1/sched").read_text().partition("\n")[0]:
-        pytest.skip("the driver numbers processes otherwise than this container")
+    if (reason := why_numbered_otherwise()) is not None:
+        pytest.skip(reason)
     assert os.getpid() in collector.processes()
 
 
