@@ -32,6 +32,8 @@ class OwnCommands:
     def run(self, *programs: Program) -> list[Completed]:
         """See `Commands.run`."""
         running = [self._start(program) for program in programs]
+        while sum(one.is_over() for one in running) < len(running):  # Each is looked at, to note its own end.
+            time.sleep(_LOOK_S)
         return [one.wait() for one in running]
 
     def start(self, program: Program) -> OwnRunning:
@@ -58,6 +60,7 @@ class OwnRunning:
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         self._say = say
         self._begun_s = time.monotonic()
+        self._ended_s: float | None = None
         self._completed: Completed | None = None
         self._process: subprocess.Popen[bytes] | None = None
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -85,6 +88,13 @@ class OwnRunning:
                 return ""
             time.sleep(_LOOK_S)
 
+    def is_over(self) -> bool:
+        """Whether it has ended; the first look that finds it so notes when."""
+        is_over = self._process is None or self._process.poll() is not None
+        if is_over and self._ended_s is None:
+            self._ended_s = time.monotonic()
+        return is_over
+
     def stop(self) -> Completed:
         """See `Running.stop`."""
         if self._process is not None and self._process.poll() is None:
@@ -98,12 +108,13 @@ class OwnRunning:
         """How it ended; waits for that, as the check's own limit lets it."""
         if self._completed is None:
             code = NO_PROGRAM if self._process is None else self._process.wait()
+            ended_s = time.monotonic() if self._ended_s is None else self._ended_s
             self._completed = Completed(
                 program=self._program,
                 code=code,
                 out=self._out.read_text(errors="replace"),
                 err=self._err.read_text(errors="replace"),
-                elapsed_s=time.monotonic() - self._begun_s,
+                elapsed_s=ended_s - self._begun_s,
             )
             self._say(f"  code {code} after {self._completed.elapsed_s:.1f} s: {' '.join(self._program.words[:3])}")
             if self._completed.err.strip():

@@ -13,6 +13,7 @@ import pytest
 
 from tests.gpu import processes
 from tests.gpu.check import Check, Finding, NotHere, figure, within
+from tests.gpu.commands import OwnCommands
 from tests.gpu.runner import (
     Result,
     Setting,
@@ -25,7 +26,7 @@ from tests.gpu.runner import (
     verdict_of,
     why_not,
 )
-from tests.gpu.session import Session
+from tests.gpu.session import Program, Session
 
 LIMIT_S = 3.0
 _FINDING = figure("first", 1.0)
@@ -243,9 +244,22 @@ def test_findings_are_on_the_disk_as_soon_as_they_are_made(tmp_path: Path) -> No
 
 
 def _session(folder: Path) -> Session:
-    from tests.gpu.commands import OwnCommands
-
     return Session(folder=folder, device="cuda", gpus=1, commands=OwnCommands(folder, _quiet), earlier=lambda name: {})
+
+
+def test_programs_that_run_at_the_same_time_have_each_its_own_time_and_output(tmp_path: Path) -> None:
+    commands = OwnCommands(tmp_path, _quiet)
+    long, short = commands.run(
+        Program((sys.executable, "-c", "import time; time.sleep(1.5); print('long')")),
+        Program((sys.executable, "-c", "import sys; print('short'); sys.exit(7)")),
+    )
+    assert (long.out, short.out, short.code) == ("long\n", "short\n", 7)
+    assert short.elapsed_s < long.elapsed_s
+
+
+def test_a_program_that_is_not_there_has_a_code_of_its_own(tmp_path: Path) -> None:
+    (done,) = OwnCommands(tmp_path, _quiet).run(Program(("no-such-program",)))
+    assert (done.code, "no-such-program" in done.err) == (127, True)
 
 
 def test_orphans_come_to_this_process() -> None:
