@@ -106,6 +106,23 @@ def test_a_cut_of_unequal_stages_trains_as_one_rank_does(name: str, on_ranks: On
             assert ((gradient - truth).norm() / truth.norm()).item() <= LIMITS["fp32"], name_of
 
 
+def layouts(setup: SmallSetup) -> list[bool]:
+    """Of each microbatch that a step hands to this rank's stages: whether it lies in one piece."""
+    found: list[bool] = []
+    ready = make_ready(setup)
+    for stage in ready.workload.model.children():
+        stage.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].is_contiguous()))
+    ready.step()
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
+def test_microbatches_lie_in_one_piece_as_stages_are_told(name: str, on_ranks: OnRanks) -> None:
+    setup = small_setup(name, ranks=2)
+    stages = 2 if name == "interleaved" else 1
+    assert on_ranks(2, layouts, setup) == [[True] * int(setup.options["microbatches"]) * stages] * 2
+
+
 def losses(setup: SmallSetup) -> list[float | None]:
     return [record.loss for record in train(setup, 1)]
 

@@ -105,6 +105,13 @@ class Stage(PipelineStage):
         with self._marked("weight_backward", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """See `PipelineStage`: stages greet their neighbours before the first step, but here no rank greets itself.
+
+        At the tip of a V two neighbours share a rank. torch 2.11 greets these too, and gloo has no connection for it.
+        """
+        return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
+
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`; what it gives is sent."""
         return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
@@ -199,7 +206,8 @@ class PipelineTrainer(Trainer):
             stage.sent_bytes = 0
             stage.targets = tokens_bs[:, 1:].chunk(self._parts) if stage.is_last else ()
         self._schedule.step(
-            *((tokens_bs[:, :-1],) if self._has_first else ()),
+            # Laid out as the stage was told: torch 2.11 compares strides, and those of a slice are the batch's.
+            *((tokens_bs[:, :-1].contiguous(),) if self._has_first else ()),
             # torch computes a loss only where it is handed a target; the stage has those of each microbatch already.
             target=tokens_bs[:, 1:] if self._has_last else None,
             return_outputs=False,
