@@ -1,10 +1,13 @@
 # The two commands of the README: `make demo` and `make test`. Both set up what they need.
 
 PYTHON ?= python3
+# What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/testing.md.
+TORCH ?= 2.11 2.12
+PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test servers install install-dev check benchmarks clean
+.PHONY: demo test test-torch test-python servers install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
@@ -12,6 +15,12 @@ demo: $(VENV)/.installed
 
 test: servers $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest
+
+test-torch: servers
+	$(PYTHON) -m tests.torch_versions.run $(TORCH)
+
+test-python: servers
+	$(PYTHON) -m tests.torch_versions.run --quick $(PYTHONS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -75,5 +84,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f collectors/traces/reading/_scanner.abi3.so
