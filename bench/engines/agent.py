@@ -10,11 +10,13 @@ import os
 import queue
 import re
 import shutil
+import signal
 import threading
 import traceback
 from contextlib import closing, suppress
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
+from typing import NoReturn
 
 import msgspec
 
@@ -38,7 +40,8 @@ def main() -> int:
 
     orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
     stop, hung_up = os.pipe()
-    threading.Thread(target=_listen, args=(orders, hung_up), daemon=True).start()
+    is_ready = threading.Event()
+    threading.Thread(target=_listen, args=(orders, hung_up, is_ready), daemon=True).start()
     forkserver.set_forkserver_preload(["bench.engines.warm"])
     forkserver.ensure_running()
     try:
@@ -47,6 +50,7 @@ def main() -> int:
 
         with closing(Supervisor(host="127.0.0.1")) as supervisor:
             supervisor.warm()
+            is_ready.set()
             answer(Ready(machine=read_machine()))
             while (order := orders.get()) is not None:
                 answer(supervisor.run(order, stop=stop, progress=answer))
@@ -69,16 +73,30 @@ def _in_one_line(error: Exception) -> str:
     )
 
 
-def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int) -> None:
+def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int, is_ready: threading.Event) -> None:
     decoder = msgspec.json.Decoder(TrialOrder)
     # Unbuffered: at the end the interpreter would stumble over the lock of a buffer that this thread still holds.
     for line in os.fdopen(0, "rb", buffering=0, closefd=False):
         orders.put(decoder.decode(line))
     orders.put(None)
     os.close(hung_up)
+    if not is_ready.is_set():  # torch is still being loaded, for nobody.
+        leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    """End the forkserver and this process at once, and leave no file behind.
+
+    Both would go by themselves, but unload torch first, which takes seconds.
+    """
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # Nothing public tells it.
+    if server is not None:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Of the forkserver's socket; nobody else would remove it.
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    code = main()
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Of the forkserver's socket; nobody else would remove it.
-    os._exit(code)  # With torch loaded, the interpreter's farewell takes most of a second.
+    leave(main())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -21,6 +24,12 @@ from bench.machine import Machine
 STOP_S = 10.0
 """How long an agent may take to end its ranks and itself before it is killed."""
 
+SILENT_S = 120.0
+"""How long an agent may say nothing beyond a trial's limit; ranks with a full GPU take most of a minute to end."""
+
+LOADING_S = 300.0
+"""How long an agent may load torch, from a disk on the network too."""
+
 DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 """Whether torch itself writes a rank's Flight Record when a collective on NCCL fails."""
 
@@ -30,7 +39,9 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent_s: float = SILENT_S) -> None:
+        """silent_s: how long the agent may say nothing beyond a trial's limit."""
+        self._silent_s = silent_s
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
         self._decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
         self._agent = subprocess.Popen(
@@ -41,6 +52,9 @@ class LocalEngine:
             env=environment(os.environ),
             start_new_session=True,  # Ctrl-C is for the runner, which then ends the agent in order.
         )
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._hearing = threading.Thread(target=self._hear, name="agent's answers", daemon=True)
+        self._hearing.start()
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -56,7 +70,7 @@ class LocalEngine:
         Raises:
             InfrastructureFailed: the agent does not start.
         """
-        message = self._receive()
+        message = self._receive(LOADING_S)
         if not isinstance(message, Ready):
             raise InfrastructureFailed(f"the agent answered {type(message).__name__} before it was ready")
         return message.machine
@@ -65,7 +79,7 @@ class LocalEngine:
         """Measure one trial.
 
         Raises:
-            InfrastructureFailed: the agent is gone.
+            InfrastructureFailed: the agent is gone, or says nothing.
         """
         assert self._agent.stdin is not None
         try:
@@ -73,8 +87,9 @@ class LocalEngine:
             self._agent.stdin.flush()
         except BrokenPipeError:
             raise InfrastructureFailed(self._obituary()) from None
+        until = time.monotonic() + order.limit_s + self._silent_s
         while True:
-            message = self._receive()
+            message = self._receive(until - time.monotonic())
             if isinstance(message, Progress):
                 progress(message)
             elif isinstance(message, TrialEnded):
@@ -93,12 +108,26 @@ class LocalEngine:
         except subprocess.TimeoutExpired:
             self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
             self._agent.wait()
+        self._hearing.join()  # Nobody else has the other end of the pipe.
         self._agent.stdout.close()
         self._errors.close()
 
-    def _receive(self) -> FromAgent:
+    def _hear(self) -> None:
+        """Take each line that the agent says; an empty one is its end."""
         assert self._agent.stdout is not None
-        line = self._agent.stdout.readline()
+        for line in self._agent.stdout:
+            self._answers.put(line)
+        self._answers.put(b"")
+
+    def _receive(self, within_s: float) -> FromAgent:
+        try:
+            line = self._answers.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
+            raise InfrastructureFailed(
+                f"the agent of this machine (process {self._agent.pid}) has not answered in time, and was ended: it was"
+                " stopped, or the machine is too busy for it"
+            ) from None
         if not line:
             raise InfrastructureFailed(self._obituary())
         message = self._decoder.decode(line)

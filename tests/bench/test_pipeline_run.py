@@ -131,7 +131,7 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
         ("run matmul --timeline", "matmul is a probe and trains no model: --timeline cannot be set"),
         ("run gpipe --check-convergence --timeline", "--timeline cannot be set with it"),
         ("show --timeline", "--timeline wants a run; `observatory show RUN --timeline`"),
-        ("show --timeline --export folder", "--import, --export and --timeline cannot be together"),
+        ("show --timeline --export folder", "--import, --export, --rebuild and --timeline cannot be together"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ def _hear_interrupts() -> None:
 
 
 @contextmanager
-def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _running(home: Path, *arguments: str, temporary: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     """A run that measures, and is killed if the test leaves it alive; what it started ends with it."""
     shape = [f"--{name}={size}" for name, size in SMALL.items()]
     with subprocess.Popen(
@@ -32,7 +32,11 @@ def _running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "XDG_DATA_HOME": str(home)},
+        env={
+            **os.environ,
+            "XDG_DATA_HOME": str(home),
+            **({} if temporary is None else {"TMPDIR": str(temporary)}),
+        },
         preexec_fn=_hear_interrupts,
     ) as runner:
         try:
@@ -76,6 +80,45 @@ def test_no_process_outlives_the_runner(number: signal.Signals, tmp_path: Path) 
         else:
             assert runner.returncode == 130
             assert "Traceback" not in errors
+
+
+def _is_there(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _is_forkserver(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return "forkserver" in " ".join(process.cmdline())
+    return False
+
+
+def test_a_run_that_is_interrupted_while_torch_is_loaded_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    with _running(tmp_path, temporary=files) as runner:
+        _wait_until(lambda: any(map(_is_forkserver, _family(runner))))
+        family = _family(runner)
+        runner.send_signal(signal.SIGINT)
+        runner.communicate(timeout=60)
+        assert runner.returncode == 130
+        assert not any(_is_there(process) for process in family if _is_forkserver(process))
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert left == []
+    assert list(files.iterdir()) == []
+
+
+def test_a_run_is_over_when_its_forkserver_is_gone(tmp_path: Path) -> None:
+    with _running(tmp_path, "--trials", "1", "--steps", "2") as runner:
+        servers: list[psutil.Process] = []
+        while runner.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                servers = [process for process in _family(runner) if _is_forkserver(process)] or servers
+            time.sleep(0.05)
+        assert runner.returncode == 0
+        assert servers
+        assert not any(map(_is_there, servers))
 
 
 def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:

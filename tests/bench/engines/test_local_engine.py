@@ -137,7 +137,7 @@ def test_a_trial_that_is_only_slow_passes_its_limit_and_no_rank_is_blamed(engine
     ended = _run(engine, tmp_path, small_case(ranks=2, steps=1_000_000), limit_s=4.0)
     assert ended.outcome == "timed_out"
     assert ended.cause is not None
-    assert (ended.cause.kind, ended.cause.rank) == ("limit", None)
+    assert (ended.cause.kind, ended.cause.rank) == ("limit", None), ended.cause
 
 
 def test_a_run_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +188,15 @@ def test_a_torch_that_lacks_a_library_ends_the_agent_in_one_line_that_names_it(
     assert said.startswith(f"the agent of this machine failed: the library {library} is not found, which torch")
     assert "install torch again with all that it depends on" in said
     assert "\n" not in said
+
+
+def test_an_agent_that_is_stopped_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
+    others = set(psutil.Process().children())
+    with LocalEngine(silent_s=0.5) as engine:
+        (agent,) = set(psutil.Process().children()) - others
+        engine.machine()
+        agent.suspend()
+        order = TrialOrder(run="r", trial=0, case=small_case(), folder=str(tmp_path), limit_s=0.5)
+        with pytest.raises(InfrastructureFailed, match=rf"\(process {agent.pid}\) has not answered in time"):
+            engine.run(order, lambda _: None)
+    assert not agent.is_running()

@@ -78,7 +78,7 @@ def test_an_export_from_the_history_names_the_machine_of_the_run(store: str, tmp
 def test_an_export_of_a_folder_names_the_machine_that_the_folder_keeps(store: str, tmp_path: Path) -> None:
     summary = _run("run-folder")
     begun = runs.begin(summary.case, MACHINE, tmp_path / "runs")
-    runs.save(replace(summary, folder=str(begun.folder)))
+    runs.save(replace(summary, run=begun.id, folder=str(begun.folder)))
     begun.close()
     assert _told(store, str(begun.folder), "--export", str(tmp_path / "theirs")).exit_code == 0
     assert _exported(tmp_path / "theirs") == MACHINES_WORDS
