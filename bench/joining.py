@@ -34,7 +34,6 @@ class Cuda(Protocol):
     def set_device(self, device: Any) -> None: ...
     def get_device_properties(self, device: Any) -> Any: ...
     def synchronize(self, device: Any) -> None: ...
-    def current_device(self) -> int: ...
 
 
 class Groups(Protocol):
@@ -176,7 +175,7 @@ def part(order: RankOrder, device: torch.device, cuda: Cuda, groups: Groups, des
     """
     cuda.synchronize(device)
     wait_for_all(device, cuda, groups)
-    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, cuda):
+    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, order, cuda):
         print(
             f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
         )
@@ -194,17 +193,22 @@ def give_up(
     Its log says by now why it failed, and its record of collectives is written.
     """
     if order.case.backend == "nccl" and groups.is_initialized():
-        _within(ABORT_S, abort, cuda)
+        _within(ABORT_S, abort, order, cuda)
 
 
-def _within(limit_s: float, call: Callable[[], object], cuda: Cuda) -> bool:
+def stay_on_device(order: RankOrder, cuda: Cuda = torch.cuda) -> None:
+    """Make the rank's GPU the current one of this thread, which begins on the first; only where the rank has one."""
+    if order.case.device == "cuda" and (count := cuda.device_count()):
+        cuda.set_device(order.local_rank % count)
+
+
+def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: Cuda) -> bool:
     """Whether the call returned or raised within the time; the thread of one that did not keeps nothing alive."""
     done = threading.Event()
-    device = cuda.current_device()
 
     def run() -> None:
         try:
-            cuda.set_device(device)  # A new thread begins on the first one.
+            stay_on_device(order, cuda)
             call()
         except Exception as error:  # noqa: BLE001  # Whatever it says, the rank leaves now.
             print(f"while communicators were taken down: {type(error).__name__}: {error}")

@@ -17,15 +17,13 @@ from collectors.traces.names import STEP
 from collectors.traces.reading import gloo_calls, nccl_calls
 from collectors.traces.spans import Timeline
 from collectors.traces.steps.stretches import steps as marked_steps
+from workloads.cards.training_options import GRAPH_MODES
 
 NO_KERNELS = (
     "the profiler saw no kernel, so that the figures of its window are absent: another profiler (nsys, ncu) may hold"
     " CUPTI, or its library is missing; the rank's messages tell which"
 )
 """Without kernels a Timeline would take the host's operators, which only launch them, for computation."""
-
-GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""The modes of torch.compile that record and replay CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

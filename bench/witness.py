@@ -23,12 +23,12 @@ from bench.evidence import EvidenceFile, Seen, Sketch
 from bench.joining import joined
 from bench.position import Position
 from collectors.catalogue.step import LOSS
-from collectors.sample_log import Reading, SampleLog
+from collectors.sample_log import Note, Reading, SampleLog
 from workloads.cards.check_options import check_of
 from workloads.parts.batch_norm import BatchNorm
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import Workload
+from workloads.workload import KnowsNotes, Workload
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
@@ -49,6 +49,8 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
         card = case.card()
         mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
         workload: Workload = importlib.import_module(f"workloads.{case.strategy}").build(case, mesh, _unmarked)
+        for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
+            log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
         batches = make_batches(case, card.place_of(case, order.rank))
         with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
             for seen in _steps(order, workload, batches, device):

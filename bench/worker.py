@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +24,7 @@ import msgspec
 
 from bench.device_errors import named
 from bench.engines.messages import RankOrder
-from bench.joining import give_up, gpu_uuid
+from bench.joining import give_up, gpu_uuid, stay_on_device
 from bench.measure import measure
 from bench.position import Position
 from bench.probing import run_probe
@@ -34,6 +35,8 @@ from workloads.cards.check_options import check_of
 
 DUMP = b"dump"
 """What the supervisor sends a rank whose flight record it wants."""
+ABORT = b"abort"
+"""What it sends one that it ends, which shall take its communicators down before it goes."""
 
 
 def serve(order_json: bytes, line: Connection) -> NoReturn:
@@ -113,19 +116,48 @@ def leave(code: int) -> NoReturn:
 
 
 def dump_flight_record(order: RankOrder) -> None:
-    """Write which collectives this rank has entered, for whoever looks for the rank that did not."""
+    """Write which collectives this rank has entered, for whoever looks for the rank that did not.
+
+    From any thread: the record of NCCL asks the device how far it came, which must be the rank's own.
+    """
+    with suppress(RuntimeError):  # What CUDA says is of no use here.
+        stay_on_device(order)
     with suppress(OSError):  # A full disk; blame does without it.
         (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(flight_recorder.dump(order.case.backend))
 
 
 def _mind_supervisor(line: Connection, order: RankOrder) -> None:
+    mind(line, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group)
+
+
+def mind(
+    line: Connection, *, dump: Callable[[], object], abort: Callable[[], object], end: Callable[[], object]
+) -> None:
+    """Do what the supervisor says until it says no more, or is gone; then this rank's group must be, too.
+
+    What fails is printed. The dump asks the device, which may be why the rank is being ended.
+    """
     while True:
         try:
             message = line.recv_bytes()
         except (EOFError, OSError):
-            os.killpg(0, signal.SIGKILL)
-        if message == DUMP:
-            dump_flight_record(order)
+            break
+        try:
+            if message == DUMP:
+                dump()
+            elif message == ABORT:
+                abort()
+        except Exception:  # noqa: BLE001  # Whatever it was, the supervisor goes on to be minded.
+            traceback.print_exc()
+        if message == ABORT:
+            break
+    end()
+
+
+def _end_group() -> None:
+    """End this rank and its loaders."""
+    sys.stderr.flush()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _take_over_streams(path: Path) -> None:

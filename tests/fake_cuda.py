@@ -44,6 +44,7 @@ class FakeCuda:
         self.calls.append(f"set_device {self._current.index}")
 
     def current_device(self) -> int:
+        """Of this thread; what `torch.cuda` tells too."""
         return getattr(self._current, "index", 0)
 
     def get_device_properties(self, device: Any) -> FakeProperties:

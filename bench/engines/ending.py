@@ -23,6 +23,7 @@ class Rank(Protocol):
     def pid(self) -> int: ...
     def look(self) -> bool: ...
     def ask_for_stacks(self) -> None: ...
+    def abort(self) -> None: ...
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -37,19 +38,21 @@ class GpuProcesses(Protocol):
 class Patience:
     """How long ranks are waited for, in seconds.
 
-    stacks_s: until they have written their stacks and their flight records. terminated_s: after they were asked to end.
+    stacks_s: until they have written their stacks and their flight records. aborted_s: after they were told to take
+    their communicators down and end; 0: they are not told. terminated_s: after they were asked to end.
     killed_s: after they were killed, all together. freed_s: after that, until the driver lists none of them.
     """
 
     stacks_s: float
+    aborted_s: float
     terminated_s: float
     killed_s: float
     freed_s: float
 
 
-ON_CPU = Patience(stacks_s=0.5, terminated_s=0.5, killed_s=5.0, freed_s=0.0)
+ON_CPU = Patience(stacks_s=0.5, aborted_s=0.0, terminated_s=0.5, killed_s=5.0, freed_s=0.0)
 
-ON_CUDA = Patience(stacks_s=2.0, terminated_s=0.5, killed_s=30.0, freed_s=10.0)
+ON_CUDA = Patience(stacks_s=2.0, aborted_s=3.0, terminated_s=0.5, killed_s=30.0, freed_s=10.0)
 """A process that is killed with its GPU full is there until the driver has stopped its kernels and unmapped its memory:
 seconds for 100 GB, and more where it is also pinned on the host. Its record is asked of a device that is at work."""
 
@@ -63,7 +66,16 @@ def collect_stacks(ranks: Sequence[Rank], patience: Patience, *, clock: Callable
 
 
 def end(ranks: Sequence[Rank], patience: Patience, *, clock: Callable[[], float] = time.monotonic) -> tuple[str, ...]:
-    """Ask those that are left to end, then kill them, all at once; a note of each that is still there after that."""
+    """Ask those that are left to end, then kill them, all at once; a note of each that is still there after that.
+
+    On CUDA communicators are taken down first: a kernel of NCCL that waits for a peer would else be at work when its
+    process is killed.
+    """
+    if patience.aborted_s:
+        for rank in ranks:
+            if rank.look():
+                rank.abort()
+        _wait_until_gone(ranks, patience.aborted_s, clock)
     for rank in ranks:
         if rank.look():
             rank.terminate()
@@ -82,14 +94,22 @@ def wait_until_freed(
     gpus: GpuProcesses,
     patience: Patience,
     *,
+    is_named: bool,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, ...]:
     """Wait until the driver lists none of these ranks as computing; a note of each that it still does.
 
-    gpus: as last read by somebody else. (In a container of its own PIDs NVML lists none of ours, and nothing is waited
-    for.)
+    gpus: as last read by somebody else. is_named: the driver names processes by the numbers that they have here; in a
+    container of its own PIDs it does not, and nobody can tell.
     """
+    if not patience.freed_s:
+        return ()
+    if not is_named:
+        return (
+            "whether the GPUs' memory is free again is not known: the driver does not name this container's processes;"
+            " the next trial may find less memory",
+        )
     until = clock() + patience.freed_s
     while held := [rank for rank in ranks if rank.pid in gpus.processes()]:
         if clock() >= until:

@@ -16,7 +16,7 @@ import psutil
 
 from bench.engines.blame import RankEnd
 from bench.engines.messages import RankOrder
-from bench.worker import DUMP, serve
+from bench.worker import ABORT, DUMP, serve
 from collectors import flight_recorder
 from collectors.log_reader import Follower
 from collectors.sample_log import Ended, Reading
@@ -110,6 +110,13 @@ class RankProcess:
         with suppress(OSError):
             self._line.send_bytes(DUMP)
         self._signal(signal.SIGUSR1)
+
+    def abort(self) -> None:
+        """Have the rank take its communicators down and end."""
+        self._note_that_it_is_over()
+        self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
+        with suppress(OSError):
+            self._line.send_bytes(ABORT)
 
     def terminate(self) -> None:
         """Ask the rank and its loaders to end."""

@@ -20,6 +20,7 @@ from bench.engines.blame import root_cause
 from bench.engines.ending import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
 from bench.engines.messages import Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
 from bench.engines.rank_process import RankProcess
+from collectors.nvml.processes import names_all_processes
 from collectors.poller import Poller
 from collectors.roster import GpuCollector, open_collectors
 from collectors.sample_log import LogUnwritable, Note, SampleLog
@@ -98,7 +99,7 @@ class Supervisor:
         """Wait, while the GPUs are polled, until the driver lists no rank any more; why it does not."""
         if self._gpus is None:
             return ()
-        return wait_until_freed(ranks, self._gpus, patience)
+        return wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
 
     def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
         """The node's collectors are polled meanwhile; what troubles them troubles no rank."""

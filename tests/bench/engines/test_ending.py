@@ -25,14 +25,21 @@ class FakeClock:
 
 
 class FakeRank:
-    """A rank that is gone so long after a signal. terminated_s, killed_s: None: never."""
+    """A rank that is gone so long after it was told to be. aborted_s, terminated_s, killed_s: None: never."""
 
     def __init__(
-        self, rank: int, clock: FakeClock, *, terminated_s: float | None = None, killed_s: float | None = None
+        self,
+        rank: int,
+        clock: FakeClock,
+        *,
+        aborted_s: float | None = None,
+        terminated_s: float | None = None,
+        killed_s: float | None = None,
     ) -> None:
         self.rank, self.pid = rank, 1000 + rank
         self.asked: list[str] = []
-        self._clock, self._terminated_s, self._killed_s = clock, terminated_s, killed_s
+        self._clock, self._aborted_s = clock, aborted_s
+        self._terminated_s, self._killed_s = terminated_s, killed_s
         self._gone_at_s: float | None = None
         self._reads, self._writes = os.pipe()
         os.write(self._writes, b"!")  # Always readable, so that no real time passes.
@@ -46,6 +53,9 @@ class FakeRank:
 
     def ask_for_stacks(self) -> None:
         self.asked.append("stacks")
+
+    def abort(self) -> None:
+        self._end("abort", self._aborted_s)
 
     def terminate(self) -> None:
         self._end("terminate", self._terminated_s)
@@ -90,7 +100,14 @@ def ranks(clock: FakeClock) -> Iterator[list[FakeRank]]:
 def test_ranks_are_asked_before_they_are_killed(ranks: list[FakeRank], clock: FakeClock) -> None:
     collect_stacks(ranks, ON_CUDA, clock=clock)
     end(ranks, ON_CUDA, clock=clock)
-    assert [rank.asked for rank in ranks] == [["stacks", "terminate", "kill"]] * 2
+    assert [rank.asked for rank in ranks] == [["stacks", "abort", "terminate", "kill"]] * 2
+
+
+def test_a_rank_on_a_gpu_takes_its_communicators_down_before_it_is_killed(clock: FakeClock) -> None:
+    rank = FakeRank(0, clock, aborted_s=2.0)
+    assert end([rank], ON_CUDA, clock=clock) == ()
+    assert rank.asked == ["abort"]
+    rank.close()
 
 
 def test_a_rank_that_ends_when_asked_is_not_killed(clock: FakeClock) -> None:
@@ -125,13 +142,13 @@ def test_a_rank_that_never_goes_hangs_nothing(clock: FakeClock) -> None:
 
 def test_the_next_trial_waits_until_the_driver_has_let_go(ranks: list[FakeRank], clock: FakeClock) -> None:
     gpus = FakeGpus(clock, [1001, 4711], until_s=4.0)
-    assert wait_until_freed(ranks, gpus, ON_CUDA, clock=clock, sleep=clock.sleep) == ()
+    assert wait_until_freed(ranks, gpus, ON_CUDA, is_named=True, clock=clock, sleep=clock.sleep) == ()
     assert 4 <= clock.now_s < 5
 
 
 def test_a_driver_that_never_lets_go_is_named_and_waited_for_no_longer(ranks: list[FakeRank], clock: FakeClock) -> None:
     gpus = FakeGpus(clock, [1001, 4711], until_s=1e9)
-    assert wait_until_freed(ranks, gpus, ON_CUDA, clock=clock, sleep=clock.sleep) == (
+    assert wait_until_freed(ranks, gpus, ON_CUDA, is_named=True, clock=clock, sleep=clock.sleep) == (
         "the driver lists rank 1 as computing 10 s after its end; the next trial may find less memory",
     )
     assert clock.now_s < 12
@@ -139,9 +156,20 @@ def test_a_driver_that_never_lets_go_is_named_and_waited_for_no_longer(ranks: li
 
 def test_processes_of_others_are_not_waited_for(ranks: list[FakeRank], clock: FakeClock) -> None:
     before_s = clock.now_s
-    wait_until_freed(ranks, FakeGpus(clock, [4711], until_s=1e9), ON_CUDA, clock=clock, sleep=clock.sleep)
+    wait_until_freed(
+        ranks, FakeGpus(clock, [4711], until_s=1e9), ON_CUDA, is_named=True, clock=clock, sleep=clock.sleep
+    )
     assert clock.now_s - before_s < 1
 
 
+def test_where_the_driver_does_not_name_our_processes_that_is_told(ranks: list[FakeRank], clock: FakeClock) -> None:
+    gpus = FakeGpus(clock, [1001], until_s=1e9)
+    before_s = clock.now_s
+    (note,) = wait_until_freed(ranks, gpus, ON_CUDA, is_named=False, clock=clock, sleep=clock.sleep)
+    assert note.startswith("whether the GPUs' memory is free again is not known: the driver does not name this")
+    assert wait_until_freed(ranks, gpus, ON_CPU, is_named=False, clock=clock, sleep=clock.sleep) == ()
+    assert clock.now_s == before_s
+
+
 def test_a_cpu_is_given_no_more_time_than_before() -> None:
-    assert Patience(stacks_s=0.5, terminated_s=0.5, killed_s=5.0, freed_s=0.0) == ON_CPU
+    assert Patience(stacks_s=0.5, aborted_s=0.0, terminated_s=0.5, killed_s=5.0, freed_s=0.0) == ON_CPU

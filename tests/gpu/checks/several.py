@@ -31,7 +31,7 @@ LINKS: dict[str, Link] = {
     "H200": Link(line_gb=450, published_gb=370, source=f"{_OF_HOPPER}; issue 272: 475 on 8 H200"),
 }
 """By a part of the GPU's name; one that is not here is told without a bound."""
-NOT_SXM = ("PCIe", "NVL", "40GB PCIE")
+NOT_SXM = ("PCIe", "NVL", "40GB PCIE", "GH200")
 """GPUs of these names, whose links are others."""
 LEAST_OF_PUBLISHED = 0.6
 """Wide: other machines, fewer GPUs, and messages of 1 GiB where the figures are of up to 16."""

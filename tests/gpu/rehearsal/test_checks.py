@@ -108,7 +108,7 @@ _WRONG: list[tuple[str, Change, str]] = [
     ("cuda_graphs", with_estimate(results.RUN_TRACED_RATIO, 0.9, part="idle"), "compute + idle + exposed"),
     ("checkpointed", with_estimate(results.RUN_STEP_SECONDS, 0.2), "full, times the step"),
     ("observer", with_json("memory_account", phase_s=4e-4), "looks / a step of 50 ms"),
-    ("leaving", with_json("leaving", free_s=6.0), "memory free after"),
+    ("leaving", with_json("leaving", free_s=60.0), "memory free after"),
     ("faults", _text('"rank": 0', '"rank": null', "kill@0:7"), "kill: blamed"),
     ("faults", _code(0, "hang@0:7"), "hang: blamed"),
     ("shared", with_estimate(results.RUN_PAYLOAD_BYTES, 0.0, account="counted"), "ddp: traffic"),

@@ -16,7 +16,8 @@ import psutil
 from bench.engines.local import LocalEngine
 from tests.gpu.scripts.device import device_of_words
 
-LIBRARIES = ("libcuda.so", "libcupti.so")
+LIBRARIES = ("libcuda.so",)
+"""CUPTI is mapped wherever torch is loaded: libtorch_cpu is linked with it."""
 _CHILD = """
 import os, sys, torch
 if sys.argv[2] == "profiled":
