@@ -52,11 +52,15 @@ GPU_VENV := .gpu-venv
 GPU_PYTHON_VERSION := 3.12
 GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
 
-.PHONY: gpu gpu-wheels gpu-clean
+.PHONY: gpu gpu-rehearsal gpu-wheels gpu-clean
 
 gpu:
 	@$(PYTHON) -m tests.gpu.start --wheels $(GPU_WHEELS) --venv $(GPU_VENV) \
 		--output $(OUT) --budget $(BUDGET) $(MORE)
+
+# Every check's commands once on this CPU, all tiny: a slip is found here, and not in minutes that a GPU costs.
+gpu-rehearsal: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.gpu.first --rehearse --output $(OUT) --budget 3600 $(MORE)
 
 # For a machine without a network: fetched here, carried there. At most 40 MB, without torch.
 gpu-wheels:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import Case, check, one_rank_baseline, parse_options
-from bench.device_checks import TorchBuild, refuse_no_gpu
+from bench.device_checks import TorchBuild, refuse_build, refuse_no_gpu
 from bench.errors import Misuse
 from bench.gpus import Gpus
 from workloads.cards.card import Backend, Card, Device, Precision
@@ -121,7 +121,10 @@ def _device(asked: Asked) -> Device:
         raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
     if asked.device == "cuda" and not asked.gpus.gpus:
         raise refuse_no_gpu(asked.gpus, asked.torch)
-    return asked.device or ("cuda" if asked.gpus.gpus else "cpu")
+    device = asked.device or ("cuda" if asked.gpus.gpus else "cpu")
+    if device == "cuda" and asked.torch.version is not None and asked.torch.cuda is None:
+        raise refuse_build(asked.torch.version, asked.torch.hip)
+    return device
 
 
 def _default_ranks(card: Card, device: Device, gpus: int) -> int:

@@ -82,7 +82,7 @@ def find_card(name: str) -> Card:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    offer = f'; did you mean "{close[0]}"?' if close else ";"
+    offer = f'; did you mean "{close[0]}"?' if close else ""
     return f"{offer} (`observatory list` shows all)"
 
 

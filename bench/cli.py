@@ -105,11 +105,22 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
+    _open_standard_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
     code = run(sys.argv[1:])
     _drop_unsaid()
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Where a standard stream is closed, let it lead nowhere: the next file opened would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            taken = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free, and so this one.
+            setattr(sys, name, os.fdopen(taken, "r" if number == 0 else "w"))
 
 
 def _drop_output() -> None:

@@ -149,7 +149,7 @@ def _mark_unfinished(underway: Sequence[_Underway], failure: InfrastructureFaile
         if one.outcome == "done" or one.has_failed:
             continue
         if failure is None:
-            one.cause = Cause(kind="interrupted", rank=None, step=None, text="interrupted")
+            one.cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
         else:
             one.outcome = "failed"
             one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))

@@ -6,7 +6,11 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
+from pynvml import (
+    NVML_ERROR_DRIVER_NOT_LOADED,
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    NVML_ERROR_LIBRARY_NOT_FOUND,
+)
 
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
@@ -61,6 +65,13 @@ def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
     )
 
 
+def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | InfrastructureFailed:
+    """What is said where a GPU is wanted and torch is built without CUDA."""
+    if hip is not None:
+        return refuse_rocm(torch_version, hip)
+    return InfrastructureFailed(f"torch {torch_version} is built without CUDA; install a CUDA build, or {_CPU}")
+
+
 def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misuse | InfrastructureFailed:
     """What is said where a GPU is wanted and none can be used; what it is decides the exit code.
 
@@ -86,8 +97,15 @@ def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misu
             f"device is cuda and NVML finds no driver: {_nodes(root)}; start the container with GPUs (docker run"
             " --gpus all), or load the kernel module nvidia"
         )
+    if gpus.failure == NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return InfrastructureFailed(
+            "device is cuda and the driver in the kernel has another version than its library NVML, as after an"
+            " upgrade: load the kernel module anew, or restart the machine"
+        )
     if gpus.failure is not None:
-        return InfrastructureFailed(f"device is cuda and {gpus.absent['gpus']}; look at `nvidia-smi`, or {_CPU}")
+        return InfrastructureFailed(
+            f"device is cuda and {gpus.absent['gpus'].rstrip('.')}; look at `nvidia-smi`, or {_CPU}"
+        )
     reason = gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU: {_nodes(root)}")
     return InfrastructureFailed(f"device is cuda and {reason}; look at `nvidia-smi -L`, or {_CPU}")
 
@@ -113,12 +131,8 @@ def check_torch(case: Case, machine: Machine) -> None:
     """
     if case.device != "cuda":
         return
-    if machine.torch_hip_version is not None:
-        raise refuse_rocm(machine.torch_version, machine.torch_hip_version)
     if machine.torch_cuda_version is None:
-        raise InfrastructureFailed(
-            f"torch {machine.torch_version} is built without CUDA; install a CUDA build, or {_CPU}"
-        )
+        raise refuse_build(machine.torch_version, machine.torch_hip_version)
     old = too_old(machine)
     if old is not None:
         raise InfrastructureFailed(f"{old}, or {_CPU}")

@@ -18,6 +18,8 @@ from collectors.nvml.answering import Answerer
 from collectors.nvml.instances import find_instances
 
 Answer = TypeVar("Answer")
+LATE_S = 5.0
+"""After so long it is told that NVML is waited for."""
 ANSWER_S = 60.0
 """How long the driver may take to answer. Without persistence mode it starts each GPU at the first question."""
 
@@ -146,23 +148,38 @@ _LEVELS: dict[int, LinkKind] = {
 
 
 def read_gpus(
-    nvml: Nvml | None = None, environment: Mapping[str, str] = os.environ, *, within_s: float = ANSWER_S
+    nvml: Nvml | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    within_s: float = ANSWER_S,
+    late_s: float = LATE_S,
+    on_late: Callable[[str], None] = lambda text: None,
 ) -> Gpus:
     """The GPUs that CUDA shows to this process, in its order, and their links.
 
     A machine without a driver is normal: then all is absent, with NVML's reason.
     Numbers in CUDA_VISIBLE_DEVICES are taken in order of the PCI bus; CUDA counts so where all GPUs are alike, or where
     CUDA_DEVICE_ORDER=PCI_BUS_ID. Where MIG split one of them, CUDA shows a process one slice and nothing beside it.
+
+    within_s: how long NVML is waited for. on_late: is told after late_s that it is.
     """
     asked = nvml or cast(Nvml, pynvml)
-    found = _within(within_s, lambda: _read_gpus(asked, environment))
+    answerer = Answerer("nvml-gpus", lambda: _read_gpus(asked, environment))
+    answerer.ask()
+    if not answerer.wait(min(late_s, within_s)):
+        on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
+    found = _answer(answerer, within_s - min(late_s, within_s))
     return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
 
 
 def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
     """The answer, None where the driver hangs; its thread is left behind then."""
-    answerer = Answerer("nvml-gpus", question)
+    answerer = Answerer("nvml-memory", question)
     answerer.ask()
+    return _answer(answerer, within_s)
+
+
+def _answer(answerer: Answerer[Answer], within_s: float) -> Answer | None:
     if not answerer.wait(within_s):
         return None
     answerer.close(within_s)

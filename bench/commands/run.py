@@ -136,7 +136,7 @@ def command(
     """
     card = find_card(strategy)
     refuse_training_words(card, _said(TRAINING_WORDS))
-    gpus, torch = read_gpus(), torch_build()
+    gpus, torch = read_gpus(on_late=say), torch_build()
     case = asked_case(
         card,
         Asked(

@@ -80,7 +80,8 @@ def _devices(machine: Machine, nvml: StateNvml, root: Path) -> Iterator[Entry]:
     yield _known(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
-    yield from hidden_gpus(nvml, machine.environment)
+    if "no answer" not in machine.absent.get("gpus", ""):  # A driver that hangs is waited for once.
+        yield from hidden_gpus(nvml, machine.environment)
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
     for gpu in machine.gpus:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from bench.doctor.page import Entry
 from bench.gpus import Gpu, Nvml, read_gpus, read_memory
+from bench.notices import say
 from bench.preflight import told_holders
 
 
@@ -33,7 +34,7 @@ def installed_nvml() -> StateNvml:
 
 def hidden_gpus(nvml: StateNvml, environment: Mapping[str, str]) -> tuple[Entry, ...]:
     """Why CUDA shows fewer GPUs than the node has; nothing where it shows all."""
-    found = read_gpus(nvml, environment)
+    found = read_gpus(nvml, environment, on_late=say)
     return () if found.hidden is None else (Entry(name="GPUs that CUDA shows", value=found.hidden.text),)
 
 

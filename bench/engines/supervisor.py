@@ -184,5 +184,5 @@ def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) ->
     if cause is None:  # Whoever was late was done all the same.
         return TrialEnded(run=order.run, trial=order.trial, outcome="done")
     if outcome == "interrupted":
-        cause = Cause(kind="interrupted", rank=None, step=None, text="interrupted")
+        cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

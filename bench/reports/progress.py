@@ -31,6 +31,7 @@ class Progress:
         self._is_drawn = sys.stderr is not None and sys.stderr.isatty() if is_drawn is None else is_drawn
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
+        self._told: set[tuple[str, int]] = set()  # Trials, by the key of their case.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -63,7 +64,8 @@ class Progress:
 
         Steps beyond those of the case are looks beside the measured ones.
         """
-        if steps == 0 and not self._is_drawn:
+        if not self._is_drawn and (case.key(), trial) not in self._told:
+            self._told.add((case.key(), trial))
             begun_s = self._clock_s() - self._begun_s
             self._tell(
                 f"{case.strategy} on {case.ranks}: trial {trial + 1} of {case.trials} begins after {begun_s:.0f} s"

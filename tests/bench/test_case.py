@@ -24,7 +24,7 @@ def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
 
 
 def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
-    with _refused('strategy "zzz" is unknown; (`observatory list` shows all)'):
+    with _refused('strategy "zzz" is unknown (`observatory list` shows all)'):
         find_card("zzz")
 
 

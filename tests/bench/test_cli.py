@@ -179,3 +179,16 @@ def test_without_a_command_the_help_is_shown_as_it_is(capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert said.out == ""
     assert "\nCommands:\n  list " in said.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_is_no_bug_of_ours(closed: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -P -m bench list {closed}', sys.executable],
+        timeout=120,
+        check=False,
+        capture_output=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )
+    assert ended.returncode == 0
+    assert list(tmp_path.iterdir()) == []

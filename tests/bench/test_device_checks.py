@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH
+from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH, NVML_ERROR_UNKNOWN
 
 from bench.device_checks import TorchBuild, check_torch, refuse_no_gpu, too_old, torch_build, why_no_gpu
 from bench.errors import InfrastructureFailed, Misuse
@@ -70,9 +70,15 @@ def test_a_driver_that_shows_no_gpu_is_named_with_what_dev_has(tmp_path: Path) -
 
 
 def test_any_other_refusal_of_nvml_is_said_in_its_words(tmp_path: Path) -> None:
+    error = refuse_no_gpu(_not_started(NVML_ERROR_UNKNOWN), CUDA, tmp_path)
+    assert isinstance(error, InfrastructureFailed)
+    assert str(error) == "device is cuda and NVML: Unknown Error; look at `nvidia-smi`, or take --device cpu"
+
+
+def test_a_driver_of_another_version_than_its_library_is_told_with_what_mends_it(tmp_path: Path) -> None:
     error = refuse_no_gpu(_not_started(NVML_ERROR_LIB_RM_VERSION_MISMATCH), CUDA, tmp_path)
     assert isinstance(error, InfrastructureFailed)
-    assert str(error).startswith("device is cuda and NVML: ")
+    assert "has another version than its library NVML, as after an upgrade: load the kernel module anew" in str(error)
 
 
 def test_gpus_that_a_variable_hides_are_misuse(tmp_path: Path) -> None:

@@ -152,15 +152,16 @@ class FakeHang(RecordedNvml):
 
 
 def test_a_driver_that_hangs_is_waited_for_no_longer_than_told() -> None:
-    nvml = FakeHang()
+    nvml, said = FakeHang(), list[str]()
     try:
-        found = read_gpus(nvml, {}, within_s=0.05)
+        found = read_gpus(nvml, {}, within_s=0.05, late_s=0.01, on_late=said.append)
         (memory,) = read_memory((Gpu(index=0, name="A", uuid="GPU-0", memory_bytes=1),), nvml, within_s=0.05)
     finally:
         nvml.go.set()
     assert (found.gpus, found.absent["gpus"]) == ((), "NVML: no answer within 0.05 s")
     assert found.failure is not None
     assert memory.reason == "NVML: no answer within 0.05 s"
+    assert said == ["NVML does not answer yet; it is waited for at most 0.05 s"]
 
 
 def test_memory_is_not_asked_for_without_gpus() -> None:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
+from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
 from bench.machine import Machine
 from bench.machine import read as read_machine
 from tests.gpu.report import table_markdown, table_text
 from tests.gpu.roster import CHECKS
-from tests.gpu.runner import Result, Setting, perform, result_of, run_all
+from tests.gpu.runner import Result, Setting, current_result, perform, run_all
 
 BUDGET_S = 540.0
 """Nine minutes: what one call on a borrowed machine may take."""
@@ -57,19 +57,36 @@ def main(words: Sequence[str]) -> int:
 
 def _run(setting: Setting, only: frozenset[str], again: frozenset[str]) -> int:
     chosen = [check for check in CHECKS if not only or check.name in only | again]
-    left = run_all(chosen, setting, say=_say, again=again)
-    results = {check.name: found for check in CHECKS if (found := result_of(setting.output, check.name)) is not None}
-    about = about_machine(read_machine(), setting)
-    for name, text in (
-        ("table.txt", table_text(CHECKS, results, about)),
-        ("table.md", table_markdown(CHECKS, results, about)),
-    ):
-        (setting.output / name).write_text(text)
-    print((setting.output / "table.txt").read_text(), flush=True)
+    left: list[str] = []
+    is_interrupted = False
+    try:
+        try:
+            left = run_all(chosen, setting, say=_say, again=again)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        results = _write_tables(setting)
+    except OSError as error:
+        return _fail(
+            INFRASTRUCTURE,
+            f"{error.filename or setting.output} cannot be written: {error.strerror}; choose another with --output",
+        )
+    if is_interrupted:
+        return _fail(INTERRUPTED, f"interrupted; the same call goes on with what {setting.output} lacks")
     if left:
         _say(f"left for another call, since they would not fit into {setting.budget_s:g} s: {', '.join(left)}")
     _say(f"results, logs and the table as Markdown are in {setting.output}")
     return FINE if all(_is_fine(results.get(check.name)) for check in chosen if check.name not in left) else CASE_FAILED
+
+
+def _write_tables(setting: Setting) -> dict[str, Result]:
+    """Write and print the table; the results in it, by their checks."""
+    results = {check.name: found for check in CHECKS if (found := current_result(check, setting)) is not None}
+    about = about_machine(read_machine(), setting)
+    text = table_text(CHECKS, results, about)
+    (setting.output / "table.txt").write_text(text)
+    (setting.output / "table.md").write_text(table_markdown(CHECKS, results, about))
+    print(text, flush=True)
+    return results
 
 
 def about_machine(machine: Machine, setting: Setting) -> dict[str, str]:
@@ -116,7 +133,7 @@ def _is_fine(result: Result | None) -> bool:
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.first", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="folder of results [%(default)s]")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of this call [%(default)s]")
+    parser.add_argument("--budget", type=_seconds, default=BUDGET_S, help="seconds of this call [%(default)s]")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="no other checks")
     parser.add_argument("--again", nargs="+", default=[], metavar="NAME", help="run them though they have a result")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, all tiny; figures mean nothing")
@@ -125,6 +142,17 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--one", metavar="NAME", choices=[check.name for check in CHECKS], help=argparse.SUPPRESS)
     return parser
+
+
+def _seconds(text: str) -> float:
+    """A budget: more than nothing, and with an end."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no budget; it may be any number of seconds above 0")
+    return seconds
 
 
 def _say(text: str) -> None:

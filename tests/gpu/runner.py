@@ -81,7 +81,7 @@ def run_all(
     until = clock() + setting.budget_s
     left = []
     for check in checks:
-        if check.name not in again and result_of(setting.output, check.name) is not None:
+        if check.name not in again and current_result(check, setting) is not None:
             say(f"{check.name}: has its result; --again {check.name} repeats it")
             continue
         reason = why_not(check, setting)
@@ -140,10 +140,12 @@ def run_one(check: Check, setting: Setting, command_of: CommandOf = own_command)
             out=log,
             err=log,
         )
-        while process.poll() is None and time.monotonic() - begun_s < limit_s:
-            time.sleep(_LOOK_S)
-        code = process.poll()
-        left = processes.end(process, before)
+        try:
+            while process.poll() is None and time.monotonic() - begun_s < limit_s:
+                time.sleep(_LOOK_S)
+            code = process.poll()
+        finally:  # Also where a person has enough.
+            left = processes.end(process, before)
     result = result_of(setting.output, check.name)
     elapsed_s = time.monotonic() - begun_s
     if result is None:
@@ -213,6 +215,16 @@ def result_of(output: Path, name: str) -> Result | None:
         return msgspec.json.decode(_path(output, name).read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def current_result(check: Check, setting: Setting) -> Result | None:
+    """The result that is kept, where the check would give it here; None for one of another tree or machine."""
+    kept = result_of(setting.output, check.name)
+    if kept is None or (kept.commit, kept.is_rehearsal) != (setting.commit, setting.device == "cpu"):
+        return None
+    # One that was skipped before it began may have become possible.
+    was_not_begun = kept.verdict == "skipped" and not kept.elapsed_s
+    return None if was_not_begun and why_not(check, setting) != kept.reason else kept
 
 
 def earlier(output: Path, name: str) -> Mapping[str, float]:

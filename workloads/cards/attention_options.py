@@ -36,7 +36,7 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel is None:
         return
     if setup.device == "cpu":
-        yield f"option attention is {kernel} on the CPU, which has one kernel; leave it out, or take --device cuda"
+        yield f"option attention is {kernel}, which chooses among a GPU's kernels; leave it out, or take --device cuda"
         return
     if kernel in ("cudnn", "flash") and setup.precision == "fp32":
         yield (

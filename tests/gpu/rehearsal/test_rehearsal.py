@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.report import REHEARSAL
-from tests.gpu.roster import CHECKS
 from tests.gpu.runner import result_of
 from tests.gpu.session import ROOT
 
-REHEARSED = [check.name for check in CHECKS if check.is_rehearsed and not check.name.endswith("_8")]
 SHORT = ["leaving", "counters", "single"]
-"""Those of the default set; the others are slow."""
+"""`make gpu-rehearsal` tries all."""
 
 
 def _rehearse(output: Path, names: list[str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -57,15 +55,3 @@ def test_the_tables_say_that_this_is_no_gpu(rehearsed: Path) -> None:
 def test_a_second_call_repeats_nothing(rehearsed: Path) -> None:
     done = _rehearse(rehearsed, SHORT)
     assert done.stdout.count("has its result") == len(SHORT)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_every_check_that_can_be_rehearsed_is(tmp_path: Path) -> None:
-    done = _rehearse(tmp_path, REHEARSED, "--budget", "2900")
-    unwell = {
-        name: result.reason if result is not None else "not run"
-        for name in REHEARSED
-        if (result := result_of(tmp_path, name)) is None or result.verdict not in ("ok", "seen", "skipped")
-    }
-    assert unwell == {}, done.stdout[-3000:]

@@ -17,6 +17,7 @@ from tests.gpu.commands import OwnCommands
 from tests.gpu.runner import (
     Result,
     Setting,
+    current_result,
     judge,
     log_path,
     perform,
@@ -168,7 +169,7 @@ def test_what_is_missing_is_the_reason_to_skip(
 _DONE = """
 import json, pathlib, sys
 path = pathlib.Path(OUTPUT, NAME + ".json")
-known = {"verdict": "ok", "reason": "", "findings": [], "elapsed_s": 1.0, "started_ns": 1, "commit": None}
+known = {"verdict": "ok", "reason": "", "findings": [], "elapsed_s": 1.0, "started_ns": 1, "commit": "abc"}
 path.write_text(json.dumps({"name": NAME, "is_rehearsal": False, **known}))
 with open(pathlib.Path(OUTPUT, "order"), "a") as order:
     order.write(NAME + " ")
@@ -184,6 +185,26 @@ def test_a_second_call_runs_only_what_has_no_result(tmp_path: Path) -> None:
     run_all(checks[:1], setting, say=_quiet, command_of=_python(_DONE))
     assert run_all(checks, setting, say=_quiet, command_of=_python(_DONE)) == []
     assert _order(tmp_path) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"commit": "def"}, {"device": "cpu"}, {"commit": None}], ids=["commit", "device", "no commit"]
+)
+def test_a_result_of_another_tree_or_of_a_rehearsal_is_none_here(changes: dict[str, object], tmp_path: Path) -> None:
+    check = _a_check("one")
+    run_all([check], _a_setting(tmp_path), say=_quiet, command_of=_python(_DONE))
+    assert current_result(check, _a_setting(tmp_path)) is not None
+    assert current_result(check, _a_setting(tmp_path, **changes)) is None
+
+
+def test_what_was_skipped_for_want_of_gpus_is_run_where_there_are_more(tmp_path: Path) -> None:
+    check = _a_check("one", gpus=2)
+    run_all([check], _a_setting(tmp_path), say=_quiet, command_of=_python(_DONE))
+    kept = current_result(check, _a_setting(tmp_path))
+    assert kept is not None
+    assert kept.verdict == "skipped"
+    run_all([check], _a_setting(tmp_path, gpus=2), say=_quiet, command_of=_python(_DONE))
+    assert _order(tmp_path) == ["one"]
 
 
 def test_a_check_is_repeated_where_that_is_asked_for(tmp_path: Path) -> None:

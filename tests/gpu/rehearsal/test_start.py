@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.gpu import first, start
+from tests.gpu.first import command_parser
 from tests.gpu.markers import usable_gpus
 from tests.gpu.roster import CHECKS
 from tests.gpu.session import ROOT
@@ -76,3 +80,43 @@ def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_list_shows_every_check_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert first.main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
+
+
+@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf", "x"])
+def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_parser().parse_args(["--budget", budget])
+    assert ended.value.code == 2
+    assert f"{budget} is no budget; it may be any number of seconds above 0" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert first.main(["--rehearse", "--only", "single", "--output", str(tmp_path / "taken")]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path / 'taken'} cannot be written: ")
+
+
+def test_ctrl_c_ends_what_runs_and_leaves_the_table(tmp_path: Path) -> None:
+    words = ["-m", "tests.gpu.first", "--rehearse", "--only", "single", "--output", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as running:
+        until = time.monotonic() + 100
+        while not (children := psutil.Process(running.pid).children(recursive=True)) and time.monotonic() < until:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=100)
+    assert children
+    assert running.returncode == 130
+    assert said == f"interrupted; the same call goes on with what {tmp_path} lacks\n"
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert left == []
+    assert (tmp_path / "table.txt").exists()

@@ -191,7 +191,7 @@ def test_selective_checkpointing_keeps_what_each_kernel_gives(name: KernelName) 
     [
         (
             small_setup(options={"attention": "math"}),
-            "option attention is math on the CPU, which has one kernel; leave it out, or take --device cuda",
+            "option attention is math, which chooses among a GPU's kernels; leave it out, or take --device cuda",
         ),
         (
             on_gpu("flash", precision="fp32"),
