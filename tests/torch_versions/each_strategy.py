@@ -52,7 +52,7 @@ def test_a_run_ends_well_and_has_its_figures(card: Card, options: tuple[str, ...
     figures = _figures(summary)
     assert all(math.isfinite(value) for value in figures.values())
     if card.kind == "probe":
-        assert len(figures) >= 3
+        assert figures
     else:
         _check_training(card, figures)
 

@@ -2,7 +2,6 @@
  *
  * Written against Python's stable ABI, so that one build serves all versions from 3.11 on.
  */
-#define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
@@ -61,18 +60,18 @@ static PyObject *found_in(const Scan *scan)
 static PyObject *scan_chunk(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *kept, *not_kept, *found = NULL;
+    PyObject *kept, *not_kept, *phases, *found = NULL;
     Py_buffer chunk;
-    const char *phases;
     Py_ssize_t phase_count;
     Scan scan = {0};
-    if (!PyArg_ParseTuple(arguments, "y*O!O!s#", &chunk, &PyTuple_Type, &kept, &PyTuple_Type, &not_kept, &phases,
-                          &phase_count))
+    /* No format with #: built with the headers of Python 3.13, these are refused by the versions before it. */
+    if (!PyArg_ParseTuple(arguments, "y*O!O!U", &chunk, &PyTuple_Type, &kept, &PyTuple_Type, &not_kept, &phases))
         return NULL;
-    scan.phases = (Slice){(const uint8_t *)phases, (size_t)phase_count};
-    Slice *of_kept = slices_of(kept, &scan.kept_count), *of_not_kept = NULL;
+    const char *letters = PyUnicode_AsUTF8AndSize(phases, &phase_count);
+    Slice *of_kept = letters ? slices_of(kept, &scan.kept_count) : NULL, *of_not_kept = NULL;
     if (of_kept && (of_not_kept = slices_of(not_kept, &scan.not_kept_count))) {
         bool is_read = false;
+        scan.phases = (Slice){(const uint8_t *)letters, (size_t)phase_count};
         scan.begin = chunk.buf;
         scan.end = scan.begin + chunk.len;
         scan.kept = of_kept;
