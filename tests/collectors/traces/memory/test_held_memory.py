@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import AdamW
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from collectors.profiler import recording
 from collectors.traces.allocations import Allocations
 from collectors.traces.memory.held_memory import CURVE_ROWS, HeldMemory, held_memory
 from collectors.traces.names import STEP
@@ -89,7 +90,8 @@ def test_a_real_step_holds_gradients_and_the_optimizers_state_to_the_byte(tmp_pa
     model = nn.Sequential(nn.Linear(100, 50, bias=False), nn.ReLU())
     optimizer = AdamW(model.parameters(), fused=True)
     x_bd = torch.randn(30, 100)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with recording(profiled):
         for _ in range(2):
             with record_function(STEP):
                 optimizer.zero_grad()

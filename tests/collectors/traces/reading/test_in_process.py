@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from collectors.profiler import EVENTS_TELL_ALL, recording
 from collectors.traces.calls import Call
 from collectors.traces.names import STEP
 from collectors.traces.reading.in_process import read_events
@@ -20,6 +22,10 @@ from collectors.traces.reading.tree_memory import allocations_of
 from collectors.traces.spans import ABSENT, KINDS, Timeline
 from tests.collectors.traces.kineto_text import differing
 from tests.ranks import OnRanks
+
+of_real_events = pytest.mark.skipif(
+    not EVENTS_TELL_ALL, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"
+)
 
 
 @dataclass(frozen=True)
@@ -127,18 +133,19 @@ def _both_ways(
     path: Path, run: Callable[[], object], activities: Sequence[ProfilerActivity]
 ) -> tuple[Timeline, Timeline]:
     """From memory, and from the file that the same profile exports."""
-    with profile(activities=activities, record_shapes=True, profile_memory=True) as profiled:
+    profiled = profile(activities=activities, record_shapes=True, profile_memory=True)
+    with recording(profiled):
         run()
     assert profiled.profiler is not None
     results = profiled.profiler.kineto_results
     assert results is not None
-    timeline = read_events(
-        results.events(), rank=0, allocations=allocations_of(results.experimental_event_tree(), results.events())
-    )
+    events: list[Any] = results.events()  # torch's own types leave out some of what an event tells.
+    timeline = read_events(events, rank=0, allocations=allocations_of(results.experimental_event_tree(), events))
     profiled.export_chrome_trace(str(path))
     return timeline, read_trace(path, rank=0)
 
 
+@of_real_events
 @pytest.mark.parametrize("count", [30, 31])
 def test_sizes_of_a_long_list_of_tensors_are_those_of_the_file(tmp_path: Path, count: int) -> None:
     timeline, from_file = _both_ways(
@@ -165,6 +172,7 @@ def _train_on_two_ranks(folder: str) -> tuple[list[str], Timeline]:
     return differing(in_process, from_file), in_process
 
 
+@of_real_events
 def test_two_ranks_on_gloo_are_seen_alike_in_process_and_in_the_file(on_ranks: OnRanks, tmp_path: Path) -> None:
     for different, timeline in on_ranks(2, _train_on_two_ranks, str(tmp_path)):
         assert different == []
@@ -175,6 +183,7 @@ def test_two_ranks_on_gloo_are_seen_alike_in_process_and_in_the_file(on_ranks: O
         assert timeline.intervals("compute").size > 0
 
 
+@of_real_events
 @pytest.mark.gpu
 def test_a_profile_of_a_gpu_is_seen_alike_in_process_and_in_the_file(tmp_path: Path) -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
