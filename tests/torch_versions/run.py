@@ -33,6 +33,7 @@ FORKS = (
     "tests/collectors/traces/reading/test_in_process.py",
     "tests/collectors/traces/reading/test_collectives_said.py",
     "tests/collectors/traces/reading/test_gloo_calls.py",
+    "tests/collectors/traces/memory/test_held_memory.py",
 )
 WORKLOADS = (
     "tests/workloads/test_parity.py",
@@ -43,9 +44,14 @@ WORKLOADS = (
     "tests/workloads/parts/test_mesh.py",
     "tests/workloads/parts/test_tensor_parallel.py",
 )
+PARITY = "tests/workloads/test_parity.py::test_losses_and_gradients_are_those_of_single"
 PYTHON = (
     "tests/torch_versions/imports.py",
+    "tests/torch_versions/test_before_the_fork.py",
+    "tests/torch_versions/test_stable_abi.py",
     "tests/torch_versions/each_strategy.py::test_a_run_ends_well_and_has_its_figures[ddp]",
+    f"{PARITY}[ddp fp32 learning_rate=0.0001]",
+    f"{PARITY}[three_d fp32 learning_rate=0.0001]",
     "tests/bench/doctor",
     "tests/bench/judgement",
     "tests/bench/reports",
@@ -54,8 +60,10 @@ PYTHON = (
     "tests/bench/test_case.py",
     "tests/collectors/nvml",
     "tests/collectors/host",
+    "tests/collectors/test_profiler.py",
     "tests/collectors/traces/reading",
     "tests/workloads/cards",
+    "tests/workloads/parts/test_data.py",
     "tests/workloads/parts/test_transformer.py",
 )
 FULL_PARTS: Parts = {"runs": STRATEGIES, "tracing": FORKS, "workloads": WORKLOADS}
@@ -136,7 +144,7 @@ def _test(environment: Environment, parts: Parts) -> Iterator[tuple[Line, bool]]
         print(f"{environment.title}: {part}", flush=True)
         command = [str(environment.executable), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         ended = subprocess.Popen(
-            [*command, "-p", "tests.torch_versions.chosen", *tests],
+            [*command, "-p", "tests.torch_versions.chosen", "-m", "not slow", *tests],
             cwd=ROOT,
             # The packages were installed without bytecode, and each of many processes would compile them anew.
             env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
