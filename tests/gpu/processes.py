@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -25,9 +25,9 @@ ENDING_S = 10.0
 _LOOK_S = 0.02
 
 
-def adopt_orphans() -> bool:
-    """Become the parent of descendants whose own parent dies; whether the kernel does so."""
-    refused: int = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(*, is_adopting: bool = True) -> bool:
+    """Become the parent of descendants whose own parent dies, or be it no more; whether the kernel does so."""
+    refused: int = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_adopting), 0, 0, 0)
     return refused == 0
 
 
@@ -56,9 +56,7 @@ def descendants() -> list[psutil.Process]:
     return alive
 
 
-def end(
-    process: subprocess.Popen[bytes], before: Sequence[psutil.Process] = (), *, ending_s: float = ENDING_S
-) -> list[str]:
+def end(process: subprocess.Popen[bytes], before: Sequence[psutil.Process], *, ending_s: float = ENDING_S) -> list[str]:
     """End a program of `start`, its group, and whatever else came of this process since `before`.
 
     before: descendants that are none of its. Returns: the command lines of those that are still there at the end.
@@ -67,28 +65,27 @@ def end(
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     until = time.monotonic() + ending_s
+    killed: set[int] = set()
     while True:
         process.poll()
         left = [one for one in descendants() if one.pid not in kept]
+        _reap(killed - {process.pid})
         if not left or time.monotonic() > until:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
             return [_line(one) for one in left]
         for one in left:
+            killed.add(one.pid)
             with suppress(psutil.NoSuchProcess):
                 one.kill()
-        _reap(process.pid)
         time.sleep(_LOOK_S)
 
 
-def _reap(but: int) -> None:
-    """Take the exit codes of adopted processes, so that none stays a zombie; `but` is waited for by its own object."""
-    for child in psutil.Process().children():
-        if child.pid == but:
-            continue
-        with suppress(psutil.NoSuchProcess, ChildProcessError):
-            if child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
+def _reap(pids: Iterable[int]) -> None:
+    """Take the exit codes of processes that were killed, as far as they are this one's children by now."""
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _line(process: psutil.Process) -> str:

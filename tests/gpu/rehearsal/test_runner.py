@@ -37,6 +37,13 @@ def _nothing(session: Session) -> Iterator[Finding]:
     yield _FINDING
 
 
+@pytest.fixture(autouse=True)
+def _orphans_go_where_they_went() -> Iterator[None]:
+    """Other tests of this process look for what their own programs leave behind."""
+    yield
+    assert processes.adopt_orphans(is_adopting=False)
+
+
 def _a_check(name: str = "one", run: Callable[[Session], Iterator[Finding]] = _nothing, **changes: object) -> Check:
     return Check(name=name, run=run, tells="", expected="", **changes)  # type: ignore[arg-type]
 
@@ -96,12 +103,13 @@ def test_a_check_that_ends_leaves_no_process_either(tmp_path: Path) -> None:
 
 
 def test_processes_that_were_there_before_are_left_alone(tmp_path: Path) -> None:
+    before = processes.descendants()
     with (tmp_path / "log").open("wb") as log:
         words = [sys.executable, "-c", "import time; time.sleep(600)"]
         other = processes.start(words, folder=tmp_path, environment={}, out=log, err=log)
         run_one(_a_check(limit_s=LIMIT_S), _a_setting(tmp_path), _python("pass"))
         assert other.poll() is None
-        assert processes.end(other) == []
+        assert processes.end(other, before) == []
 
 
 def test_findings_made_before_the_limit_are_kept(tmp_path: Path) -> None:
