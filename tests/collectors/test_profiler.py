@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectors.profiler import Window, may_start_before_fork, warm
+from collectors.profiler import EVENTS_TELL_ALL, Window, may_start_before_fork, warm
 from collectors.traces.reading.json_reader import read_trace
 from tests.collectors.traces.kineto_text import differing
 
@@ -75,6 +75,7 @@ def test_the_file_that_was_read_can_still_be_exported(tmp_path: Path) -> None:
     assert differing(timeline, read_trace(path, rank=0)) == []
 
 
+@pytest.mark.skipif(not EVENTS_TELL_ALL, reason="torch 2.11 has one way: its events do not tell of what kind they are")
 def test_both_ways_give_the_same_kinds_and_order() -> None:
     one, other = (_window(events_tell_all=tells).timeline(rank=0) for tells in (True, False))
     assert one.names == other.names

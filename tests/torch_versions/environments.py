@@ -95,7 +95,8 @@ class Environment:
                 raise NotToBeHad(f"torch's GPU libraries cannot be stood in for: {error}") from error
         self._install("--no-deps", *_packages(), SETUPTOOLS)
         self._install("--no-deps", "--editable", str(ROOT))
-        _run([str(self.executable), "-c", "import torch"])
+        check = f"import torch; assert torch.__version__.split('+')[0] == '{RELEASES[self.torch]}', torch.__version__"
+        _run([str(self.executable), "-c", check])
         (self.folder / STAMP).write_text(self._made_of())
 
     def size_bytes(self) -> int:
