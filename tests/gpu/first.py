@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from bench.machine import read as read_machine
 from tests.gpu.report import table_markdown, table_text
 from tests.gpu.roster import CHECKS
 from tests.gpu.runner import Result, Setting, current_result, perform, run_all
+from tests.gpu.session import ROOT
 
 BUDGET_S = 540.0
 """Nine minutes: what one call on a borrowed machine may take."""
@@ -43,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         output=arguments.output.absolute(),
         device="cpu" if arguments.rehearse else "cuda",
         gpus=gpus,
-        commit=arguments.commit,
+        commit=arguments.commit or _commit(),
         budget_s=arguments.budget,
     )
     if arguments.one is not None:
@@ -116,6 +119,14 @@ def _cudnn_version() -> str:
 
     version = cudnn_version()
     return "unknown: torch is built without it" if version is None else str(version)
+
+
+def _commit() -> str | None:
+    """Of the tree, where it is a git tree and git is here."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def _visible_gpus(*, is_rehearsal: bool) -> int:

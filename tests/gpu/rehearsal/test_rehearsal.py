@@ -53,5 +53,5 @@ def test_the_tables_say_that_this_is_no_gpu(rehearsed: Path) -> None:
 
 
 def test_a_second_call_repeats_nothing(rehearsed: Path) -> None:
-    done = _rehearse(rehearsed, SHORT)
+    done = _rehearse(rehearsed, SHORT, "--commit", "abc")
     assert done.stdout.count("has its result") == len(SHORT)
