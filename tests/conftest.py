@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.markers import usable_gpus, why_skipped
-from tests.ranks import OnRanks, Result, run_on_ranks
+from tests.ranks import KeptRanks, OnRanks, Result, run_on_ranks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,10 +27,24 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """An empty folder whose name leaves room for a socket's, which may have 107 letters in all."""
+    with tempfile.TemporaryDirectory(prefix="") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRanks]:
+    """See `OnRanks`: all calls of a module on the same ranks."""
+    with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as kept:
+        yield kept.run
+
+
 @pytest.fixture(scope="session")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
-    """See `OnRanks`."""
-    folder = tmp_path_factory.mktemp("ranks")
+def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
+    """See `OnRanks`: each call on ranks of its own, for what a process has but once."""
+    folder = tmp_path_factory.mktemp("fresh-ranks")
     numbers = count()
 
     def run(ranks: int, function: Callable[..., Result], *arguments: object) -> list[Result]:

@@ -1,16 +1,20 @@
-"""Runs a function on fresh gloo ranks, and brings home what each returned."""
+"""Runs a function on gloo ranks, and brings home what each returned."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
+import pkgutil
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,17 +23,26 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+import workloads
+
 Result = TypeVar("Result")
 
 LIMIT_S = 120.0
-PRELOADED = [
-    "pytest",
-    "torch._dynamo",  # The first optimizer step of a process would load it.
-    "torch.distributed._tools.mem_tracker",
-    "torch.distributed.device_mesh",
-    "torch.nn.parallel",
-    "torch.utils.data",
-]
+
+
+def preloaded() -> list[str]:
+    """What ranks need not load again, each in turn: all but what an extra brings."""
+    own = [module.name for module in pkgutil.walk_packages(workloads.__path__, "workloads.")]
+    return [
+        "pytest",
+        "torch._dynamo",  # The first optimizer step of a process would load it.
+        "torch.distributed._tools.mem_tracker",
+        "torch.distributed.optim",
+        "torch.nn.parallel",
+        "torch.utils.data",
+        "tests.workloads.training_runs",
+        *(name for name in own if "deepspeed" not in name),
+    ]
 
 
 class RankFailed(RuntimeError):
@@ -38,7 +51,7 @@ class RankFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    result: object
+    result: Any
 
 
 def leaving(result: Result) -> Result:
@@ -63,92 +76,161 @@ def run_on_ranks(
     store: Path,
     limit_s: float = LIMIT_S,
 ) -> list[Result]:
-    """See `OnRanks`. store: a file that does not exist yet, where the ranks meet.
+    """See `OnRanks`, on ranks that nothing ran on before. store: a file that does not exist yet, where they meet.
 
     Raises:
         TimeoutError: a rank took longer than the limit.
         RankFailed: a rank ended without a word.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    lines: dict[Connection, int] = {}
-    processes: list[BaseProcess] = []
-    try:
-        for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process: BaseProcess = context.Process(
-                target=_rank, args=(theirs, rank, ranks, str(store), limit_s, function, arguments), name=f"rank {rank}"
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            lines[ours] = rank
-        return _collect(lines, time.monotonic() + limit_s)
-    finally:
-        for process in processes:
+    with closing(RankGroup(ranks)) as group:
+        return group.run(function, *arguments, store=store, limit_s=limit_s)
+
+
+class KeptRanks:
+    """Ranks that stay for the next call, so that what torch does once in a process is done once.
+
+    Each call has a process group, an environment and warnings of its own. After a call that raised, or that a rank
+    left, its ranks are ended, and the next call starts others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """folder: where ranks meet."""
+        self._folder = folder
+        self._groups: dict[int, RankGroup] = {}
+        self._calls = count()
+
+    def run(self, ranks: int, function: Callable[..., Result], *arguments: object) -> list[Result]:
+        """See `OnRanks`."""
+        group = self._groups.pop(ranks, None) or RankGroup(ranks)
+        try:
+            results = group.run(function, *arguments, store=self._folder / f"store{next(self._calls)}")
+        except BaseException:
+            group.close()
+            raise
+        if group.is_whole:
+            self._groups[ranks] = group
+        else:
+            group.close()
+        return results
+
+    def close(self) -> None:
+        """End all ranks."""
+        for group in self._groups.values():
+            group.close()
+        self._groups.clear()
+
+
+class RankGroup:
+    """Some processes, each of which is a rank of one call after another."""
+
+    def __init__(self, ranks: int) -> None:
+        """Start them."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(preloaded())
+        self.is_whole = True
+        self._lines: dict[Connection, int] = {}
+        self._processes: list[BaseProcess] = []
+        try:
+            for rank in range(ranks):
+                ours, theirs = context.Pipe()
+                process: BaseProcess = context.Process(target=_serve, args=(theirs, rank, ranks), name=f"rank {rank}")
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._lines[ours] = rank
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, function: Callable[..., Result], *arguments: object, store: Path, limit_s: float = LIMIT_S
+    ) -> list[Result]:
+        """See `run_on_ranks`."""
+        call = pickle.dumps((str(store), limit_s, function, arguments))
+        for line in self._lines:
+            line.send_bytes(call)
+        results: list[Any] = self._collect(time.monotonic() + limit_s)
+        self.is_whole = not any(isinstance(result, _Leaving) for result in results)
+        return [result.result if isinstance(result, _Leaving) else result for result in results]
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes:
             process.kill()
+        for process in self._processes:
             process.join()
             process.close()
-        for line in lines:
+        for line in self._lines:
             line.close()
 
-
-def _collect(lines: dict[Connection, int], deadline_s: float) -> list[Any]:
-    results: dict[int, Any] = {}
-    while len(results) < len(lines):
-        waiting = [line for line, rank in lines.items() if rank not in results]
-        ready = wait(waiting, timeout=max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise TimeoutError(f"ranks {sorted(lines[line] for line in waiting)} are not done at the limit")
-        for line in waiting:
-            if line in ready:
-                results[lines[line]] = _receive(line, lines[line])
-    return [results[rank] for rank in range(len(lines))]
+    def _collect(self, deadline_s: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        while len(results) < len(self._lines):
+            waiting = [line for line, rank in self._lines.items() if rank not in results]
+            ready = wait(waiting, timeout=max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                late = sorted(self._lines[line] for line in waiting)
+                raise TimeoutError(f"ranks {late} are not done at the limit")
+            for line in waiting:
+                if line in ready:
+                    results[self._lines[line]] = _receive(line, self._lines[line])
+        return [results[rank] for rank in range(len(self._lines))]
 
 
 def _receive(line: Connection, rank: int) -> Any:
     try:
         result, error, trace = pickle.loads(line.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionError):
         raise RankFailed(f"rank {rank} ended without a result") from None
     if error is not None:
         raise error from RankFailed(f"rank {rank}:\n{trace}")
     return result
 
 
-def _rank(
-    line: Connection,
-    rank: int,
-    ranks: int,
-    store: str,
-    limit_s: float,
-    function: Callable[..., object],
-    arguments: tuple[object, ...],
-) -> NoReturn:
+def _serve(line: Connection, rank: int, ranks: int) -> NoReturn:
+    """Answer calls until the line's other end closes it or ends this process.
+
+    A rank stays after its answer: another may still be connecting to it, to which it would say that its peer crashed;
+    and a live process group may abort in the interpreter's farewell.
+    """
+    environment = dict(os.environ)
+    while True:
+        try:
+            store, limit_s, function, arguments = pickle.loads(line.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001  # A function of a module that cannot be imported here.
+            line.send_bytes(_pickled(error, traceback.format_exc()))
+            continue
+        _prepare(environment)
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(store, ranks),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(seconds=limit_s),
+            )
+            result = function(*arguments)
+            line.send_bytes(pickle.dumps((result, None, "")))
+            if isinstance(result, _Leaving):
+                os._exit(0)
+        except BaseException as error:  # noqa: BLE001  # Whatever it is, the test shall see it.
+            line.send_bytes(_pickled(error, traceback.format_exc()))
+
+
+def _prepare(environment: dict[str, str]) -> None:
+    """Take back what the call before may have left; all ranks have answered it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(environment, TORCH_FR_BUFFER_SIZE="2000")  # Tests count collectives in the Flight Recorder.
+    warnings.resetwarnings()
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # Tests count collectives in the Flight Recorder.
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, ranks),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=limit_s),
-        )
-        result = function(*arguments)
-        if isinstance(result, _Leaving):
-            line.send_bytes(pickle.dumps((result.result, None, "")))
-            os._exit(0)
-        line.send_bytes(pickle.dumps((result, None, "")))
-    except BaseException as error:  # noqa: BLE001  # Whatever it is, the test shall see it.
-        line.send_bytes(_pickled(error, traceback.format_exc()))
-    # Another rank may still be connecting to this one, to which it would say that its peer crashed: all stay until
-    # they are killed. A live process group may abort in the interpreter's farewell.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(0)
+    torch.set_grad_enabled(True)
+    torch.manual_seed(0)
+    gc.collect()
 
 
 def _pickled(error: BaseException, trace: str) -> bytes:

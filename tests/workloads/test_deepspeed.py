@@ -21,6 +21,8 @@ from workloads.laws.recorded import recorded_bytes
 from workloads.laws.terms import States
 from workloads.parts.shape import Shape
 
+pytestmark = pytest.mark.slow
+
 UNEVEN = Shape(layers=2, width=18, heads=3, kv_heads=1, mlp_width=26, vocabulary=29, sequence=8, batch=6)
 """Its weights are not divisible by 3 ranks, each by itself or all together."""
 
@@ -52,6 +54,12 @@ class Seen:
 
 
 Watch = Callable[[SmallSetup], list[Seen]]
+
+
+@pytest.fixture(scope="module")
+def on_ranks(on_fresh_ranks: OnRanks) -> OnRanks:
+    """DeepSpeed starts once in a process."""
+    return on_fresh_ranks
 
 
 def watch_fourth_step(setup: SmallSetup) -> Seen:

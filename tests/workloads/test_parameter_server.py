@@ -27,6 +27,12 @@ LEADER_STEPS = 8
 PAUSE_S = 0.05
 
 
+@pytest.fixture(scope="module")
+def on_ranks(on_fresh_ranks: OnRanks) -> OnRanks:
+    """torch's RPC starts once in a process."""
+    return on_fresh_ranks
+
+
 def servers_and_workers(
     servers: int,
     workers: int,
