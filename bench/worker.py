@@ -23,7 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from bench.device_errors import named
-from bench.engines.messages import RankOrder
+from bench.engines.messages import ABORT, DUMP, RankOrder
 from bench.joining import give_up, gpu_uuid, stay_on_device
 from bench.measure import measure
 from bench.position import Position
@@ -32,11 +32,6 @@ from bench.witness import witness
 from collectors import flight_recorder
 from collectors.sample_log import Ended, LogUnwritable, Opened, SampleLog
 from workloads.cards.check_options import check_of
-
-DUMP = b"dump"
-"""What the supervisor sends a rank whose flight record it wants."""
-ABORT = b"abort"
-"""What it sends one that it ends, which shall take its communicators down before it goes."""
 
 
 def serve(order_json: bytes, line: Connection) -> NoReturn:

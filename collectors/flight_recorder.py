@@ -2,7 +2,8 @@
 
 It records when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike, and forgets the oldest when that many are full.
 Messages from one rank to another are recorded on NCCL only (torch 2.13). Those of one batch are an entry each, without
-a state of their own, and are followed by an entry that closes them, which has the state and no sizes.
+a state of their own, and are followed by an entry that closes them, which has the state and no sizes. The agent
+reads records too, and loads no torch for that.
 Source: ProcessGroupNCCL.cpp, pointToPoint, collective, collectiveCoalesced, endCoalescing and initWork;
 FlightRecorderDetail.hpp, dump_json (torch 2.11 and 2.13).
 """
@@ -16,9 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _world
 
 from collectors.traces.calls import Call
 from collectors.traces.names import OTHER, collective_of
@@ -96,18 +94,18 @@ class _Work:
         return OTHER if self.parts == (self.end,) else collective_of(self.end.profiling_name)
 
 
-# Names of c10's scalar types, where torch's own differ.
-_DTYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
+# By c10's names of scalar types.
+_ELEMENT_BYTES = {
+    "Float": 4,
+    "Double": 8,
+    "Half": 2,
+    "BFloat16": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+    "Bool": 1,
 }
 
 _NO_TENSOR = "Undefined"
@@ -216,6 +214,9 @@ def works_since(before: bytes, after: bytes) -> list[Issued]:
 
 def group_ranks() -> dict[str, tuple[int, ...]]:
     """The ranks of each group that this rank is in now, by the group's name."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _world
+
     return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _world.pg_map}
 
 
@@ -356,7 +357,7 @@ def _payload_bytes(entry: _Entry, ranks: int) -> int:
 
 def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     tensors = [(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True) if dtype != _NO_TENSOR]
-    unknown = {dtype for _, dtype in tensors} - set(_DTYPES)
+    unknown = {dtype for _, dtype in tensors} - set(_ELEMENT_BYTES)
     if unknown:
         raise Forgotten(f"the Flight Recorder names elements of unknown size: {', '.join(sorted(unknown))}")
-    return sum(math.prod(size) * _DTYPES[dtype].itemsize for size, dtype in tensors)
+    return sum(math.prod(size) * _ELEMENT_BYTES[dtype] for size, dtype in tensors)

@@ -1,7 +1,8 @@
 """One agent per node, the same for every engine: takes trial orders from its runner, gives back how they ended.
 
 Started as `python -P -m bench.engines.agent`. Orders come on standard input and answers go to standard output, one
-JSON message a line. When standard input ends the runner is gone: ranks are ended, then the agent itself.
+JSON message a line. When standard input ends the runner is gone: ranks are ended, then the agent itself. torch is
+loaded by the forkserver alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from bench.engines.messages import AgentFailed, FromAgent, Ready, TrialOrder
-from bench.machine import read as read_machine
+from bench.engines.supervisor import Supervisor
 
 _MISSING = re.compile(
     r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
@@ -45,13 +46,9 @@ def main() -> int:
     forkserver.set_forkserver_preload(["bench.engines.warm"])
     forkserver.ensure_running()
     try:
-        # The forkserver loads torch for the ranks at this moment, and this process does so beside it.
-        from bench.engines.supervisor import Supervisor
-
         with closing(Supervisor(host="127.0.0.1")) as supervisor:
-            supervisor.warm()
             is_ready.set()
-            answer(Ready(machine=read_machine()))
+            answer(Ready(machine=supervisor.machine))
             while (order := orders.get()) is not None:
                 answer(supervisor.run(order, stop=stop, progress=answer))
     except Exception as error:  # noqa: BLE001  # The runner shall hear of it, whatever it was.

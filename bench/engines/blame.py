@@ -7,10 +7,13 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 from bench.engines.messages import Cause
-from collectors.flight_recorder import Reached
 from collectors.sample_log import Ended
+
+if TYPE_CHECKING:
+    from collectors.flight_recorder import Reached  # Which loads torch.
 
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"

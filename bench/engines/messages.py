@@ -12,6 +12,11 @@ from bench.faults import Fault
 from bench.looks import NO_LOOKS, Looks
 from bench.machine import Machine
 
+DUMP = b"dump"
+"""What the supervisor sends a rank whose flight record it wants."""
+ABORT = b"abort"
+"""What it sends one that it ends, which shall take its communicators down before it goes."""
+
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part in one trial.

@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import psutil
 
 from bench.engines.blame import RankEnd
-from bench.engines.messages import RankOrder
-from bench.worker import ABORT, DUMP, serve
+from bench.engines.messages import ABORT, DUMP, RankOrder
 from collectors import flight_recorder
 from collectors.log_reader import Follower
 from collectors.sample_log import Ended, Reading
@@ -32,6 +33,13 @@ TAKEN_DOWN_S = 2.0
 TAKEN_DOWN_LOOK_S = 0.005
 
 
+def _serve(order_json: bytes, line: Connection) -> NoReturn:
+    """The rank's body, which needs torch: the forkserver has loaded it, and this process has not."""
+    from bench.worker import serve
+
+    serve(order_json, line)
+
+
 class RankProcess:
     """A rank of one trial.
 
@@ -42,7 +50,7 @@ class RankProcess:
         self.order = order
         self._line, theirs = context.Pipe(duplex=True)
         self._process: ForkServerProcess = context.Process(
-            target=serve, args=(msgspec.json.encode(order), theirs), name=f"rank{order.rank}", daemon=False
+            target=_serve, args=(msgspec.json.encode(order), theirs), name=f"rank{order.rank}", daemon=False
         )
         self._folder = Path(order.folder)
         self._log = Follower(self._folder / f"rank{order.rank}.jsonl")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +13,12 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
-
 from bench.engines.blame import root_cause
 from bench.engines.ending import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
 from bench.engines.messages import Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
+from bench.engines.node_store import NodeStore
 from bench.engines.rank_process import RankProcess
+from bench.machine import Machine
 from collectors.nvml.processes import names_all_processes
 from collectors.poller import Poller
 from collectors.roster import GpuCollector, open_collectors
@@ -47,29 +46,24 @@ class Supervisor:
     """
 
     def __init__(self, *, host: str) -> None:
+        """Wait until the forkserver has loaded torch, once for all ranks to come."""
         self._context = multiprocessing.get_context("forkserver")
         self._host = host
         self._trials = itertools.count()
         collectors = open_collectors()
         self._poller = Poller(collectors)
         self._gpus = next((one for one in collectors if isinstance(one, GpuCollector)), None)
-        listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
-        self._port = listener.getsockname()[1]
-        self._store = TCPStore(
-            host, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._store = NodeStore(self._context, host)
 
-    def warm(self) -> None:
-        """Wait until the forkserver has loaded torch, once for all ranks to come."""
-        idle = self._context.Process(target=_nothing)
-        idle.start()
-        idle.join()
-        if idle.exitcode != 0:
-            raise RuntimeError(f"the forkserver does not start ranks; its first process ended with {idle.exitcode}")
+    @property
+    def machine(self) -> Machine:
+        """This node."""
+        return self._store.machine
 
     def close(self) -> None:
         """Give back what the node's collectors took; no trial is run afterwards."""
         self._poller.close()
+        self._store.close()
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
         """Measure the case once with fresh ranks; when this returns, none of them is left.
@@ -121,7 +115,7 @@ class Supervisor:
             case=order.case,
             folder=order.folder,
             store_host=self._host,
-            store_port=self._port,
+            store_port=self._store.port,
             prefix=prefix,
             store_timeout_s=GIVES_UP_SHARE * order.limit_s,
             collective_timeout_s=collective_timeout_s(order),
@@ -160,10 +154,6 @@ class Supervisor:
 def collective_timeout_s(order: TrialOrder) -> float:
     """After which a collective of the trial gives up; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
-
-
-def _nothing() -> None:
-    """The body of the process that wakes the forkserver."""
 
 
 def _note(order: TrialOrder, texts: Iterable[str]) -> None:

@@ -6,7 +6,8 @@ from multiprocessing import Pipe
 
 import pytest
 
-from bench.worker import ABORT, DUMP, mind
+from bench.engines.messages import ABORT, DUMP
+from bench.worker import mind
 
 
 def _minded(*messages: bytes, broken: str = "") -> list[str]:

@@ -1,0 +1,61 @@
+"""Where the ranks of a node meet: torch's store, in a process of its own, so that the agent need not load torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib import import_module
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from typing import NoReturn
+
+from bench import machine
+
+
+class NodeStore:
+    """A store that ranks reach at `port`, until it is closed or this process is gone.
+
+    machine: this node, as that process sees it, which has torch.
+    """
+
+    def __init__(self, context: ForkServerContext, host: str) -> None:
+        """Fork it, once the forkserver has loaded torch. host: the address at which the store listens.
+
+        Raises:
+            RuntimeError: the forkserver starts no process; or what importing torch raises, where that is why.
+        """
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, host))
+        try:
+            self._process.start()
+            theirs.close()
+            self.port, self.machine = self._receive()
+        except (EOFError, OSError) as error:
+            import_module("torch.distributed")  # Says why, where torch is why.
+            raise RuntimeError(f"the forkserver does not start ranks: {error or type(error).__name__}") from error
+
+    def _receive(self) -> tuple[int, machine.Machine]:
+        try:
+            port, own = self._line.recv()
+        except EOFError:
+            self._process.join()
+            raise EOFError(f"its first process ended with {self._process.exitcode}") from None
+        return port, own
+
+    def close(self) -> None:
+        """End it."""
+        self._line.close()
+        self._process.join()
+
+
+def _serve(line: Connection, host: str) -> NoReturn:
+    """The body of the process."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+
+    listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
+    port = listener.getsockname()[1]
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    line.send((port, machine.read()))
+    line.poll(None)  # Until the other end is closed: nothing else comes.
+    del store
+    os._exit(0)  # Unloading torch would take seconds.
