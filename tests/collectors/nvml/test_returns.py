@@ -132,15 +132,16 @@ def test_a_gpu_that_hangs_while_it_is_looked_for_is_late_alone() -> None:
 
 
 def test_a_gpu_whose_events_hang_leaves_the_others_theirs() -> None:
-    clock, let_go = FakeClock(), threading.Event()
+    clock, let_go, other_listens = FakeClock(), threading.Event(), threading.Event()
 
     def hang(name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "nvmlDeviceRegisterEvents" and arguments[0].index == 0:
-            let_go.wait()
+        if name == "nvmlDeviceRegisterEvents":
+            let_go.wait() if arguments[0].index == 0 else other_listens.set()
 
     node = a_node(a_gpu(), a_gpu(events=[Event(at_s=5.0, kind=8, data=31)]))
     with opened(FakeFault(replayed(node, clock), spoil=hang).spoilt, clock, open_s=SOON_S) as collector:
         try:
+            assert other_listens.wait(60)  # What was before that is not told.
             clock.now_s = 6.0
             samples = _read_until(collector, lambda samples: errors.GPU_XIDS.name in values(of(samples, "1")))
             assert _states(samples) == ["answering", "answering"]
