@@ -94,10 +94,10 @@ def _is_forkserver(process: psutil.Process) -> bool:
     return False
 
 
-def test_a_run_that_is_interrupted_while_torch_is_loaded_leaves_nothing_behind(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    files.mkdir()
-    with _running(tmp_path, temporary=files) as runner:
+def test_a_run_that_is_interrupted_while_torch_is_loaded_leaves_nothing_behind(
+    tmp_path: Path, short_path: Path
+) -> None:
+    with _running(tmp_path, temporary=short_path) as runner:
         _wait_until(lambda: any(map(_is_forkserver, _family(runner))))
         family = _family(runner)
         runner.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_a_run_that_is_interrupted_while_torch_is_loaded_leaves_nothing_behind(t
         assert not any(_is_there(process) for process in family if _is_forkserver(process))
         _, left = psutil.wait_procs(family, timeout=10)
         assert left == []
-    assert list(files.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 def test_a_run_is_over_when_its_forkserver_is_gone(tmp_path: Path) -> None:
@@ -121,6 +121,7 @@ def test_a_run_is_over_when_its_forkserver_is_gone(tmp_path: Path) -> None:
         assert not any(map(_is_there, servers))
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
         _wait_until(lambda: _is_measuring(tmp_path))
@@ -134,6 +135,7 @@ def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
         assert "the agent of this machine ended with code -9" in errors
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
         _wait_until(lambda: _is_measuring(tmp_path))
@@ -148,6 +150,7 @@ def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_pa
         assert "the forkserver, which all ranks are forked from, is gone" in errors
 
 
+@pytest.mark.slow
 def test_trials_that_were_complete_when_the_runner_was_killed_are_in_the_history(tmp_path: Path) -> None:
     with _running(tmp_path, "--trials", "1000", "--steps", "2", "--warm-up", "0") as runner:
         _wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))

@@ -140,9 +140,8 @@ def test_a_trial_that_is_only_slow_passes_its_limit_and_no_rank_is_blamed(engine
     assert (ended.cause.kind, ended.cause.rank) == ("limit", None), ended.cause
 
 
-def test_a_run_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+def test_a_run_leaves_no_temporary_file(tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = short_path
     monkeypatch.setenv("TMPDIR", str(folder))
     (tmp_path / "run").mkdir()
     with LocalEngine() as own:
