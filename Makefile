@@ -1,20 +1,30 @@
 # The two commands of the README: `make demo` and `make test`. Both set up what they need.
+# `make test-all` runs the tests that take longer, too: docs/testing.md.
 
 PYTHON ?= python3
 # What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/testing.md.
 TORCH ?= 2.11 2.12
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
+# Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.
+TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-torch test-python servers install install-dev check benchmarks clean
+.PHONY: demo test test-all test-rest test-torch test-python servers install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
 		--option bucket_mb=1
 
 test: servers $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not alone"
+
+test-all: test test-rest
+
+# Those that measure run alone, one after another.
+test-rest: servers $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)

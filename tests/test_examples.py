@@ -68,7 +68,15 @@ def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
         assert server.wait(timeout=60) == 0, line
 
 
-@pytest.mark.parametrize("example", sorted(set(_in_readme() + _in_help())))
+def _examples() -> list[object]:
+    """All of them; those that start ranks take seconds each."""
+    return [
+        pytest.param(example, marks=pytest.mark.slow if example.startswith("observatory run ") else ())
+        for example in sorted({*_in_readme(), *_in_help()})
+    ]
+
+
+@pytest.mark.parametrize("example", _examples())
 def test_an_example_ends_as_it_should(example: str, home: Path, traces: Path) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # A file system of a few hundred kilobytes, in a mount namespace that ends with the command.
 ON_A_SMALL_DISK = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=300k none "$0" && exec "$@"']
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32", "--sequence=8"]

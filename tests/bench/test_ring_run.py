@@ -11,6 +11,8 @@ from bench import cli
 from collectors.catalogue.results import RUN_ATTENTION_PAIRS, RUN_COLLECTIVE_OVERLAP_RATIO
 from workloads.laws.ring_attention import pairs
 
+pytestmark = pytest.mark.slow
+
 RUN = ["--ranks", "2", "--trials", "1", "--steps", "2", "--warm-up", "1", "--trace-steps", "2", "--port", "0"]
 SIZE = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--batch=3"]
 

@@ -18,7 +18,7 @@ from workloads.laws.bus import bus_bandwidth
 from workloads.laws.communication import Link, collective_time_s, link_of, wire_bytes
 from workloads.laws.terms import Collective, Transfer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 RATE_MBIT = 200
 CAP_BYTES_PER_SECOND = RATE_MBIT * 1e6 / 8

@@ -17,7 +17,7 @@ from workloads.laws.terms import NotCovered
 TOLERANCE_RATIO = 0.05
 BALANCES = ["layers", "measured"]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 
 def length_ns(step: TimedStep) -> int:

@@ -37,7 +37,7 @@ HELD_UP = Case(schedule="gpipe", ranks=2, microbatches=4, blocks_between=2)
 
 StepsOf = Callable[[Case], tuple[TimedStep, ...]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S + 30)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(3 * LIMIT_S + 30)]
 
 
 def named(case: Case) -> str:

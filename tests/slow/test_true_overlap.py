@@ -15,7 +15,7 @@ from workloads.laws.compute import ComputeTime
 from workloads.laws.overlap import StepTime, step_time
 from workloads.roster import card_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 RANKS = 2
 RATE_MBIT = 200

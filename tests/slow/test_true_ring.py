@@ -14,7 +14,7 @@ from tests.slow.boxed_ranks import run_ranks
 from tests.slow.ring_rank import Measured, Passes, RingOrder
 from workloads.laws.ring_time import RingTime, backward_hops, forward_hops, ring_time
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 RANKS = 3
 ATTENTION_S = 0.7

@@ -57,6 +57,7 @@ def test_ranks_send_and_hold_the_bytes_that_the_card_declares(
         assert states == CARD.states(setup, rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "limit"),
     [

@@ -120,6 +120,7 @@ def truth_of(on_ranks: OnRanks) -> Truth:
     return run
 
 
+@pytest.mark.slow
 @EACH_CASE
 def test_eight_ranks_compute_what_one_does(setup: SmallSetup, watch: Watch, truth_of: Truth) -> None:
     assert CARD.refusals(setup) == []

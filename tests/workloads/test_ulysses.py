@@ -82,6 +82,7 @@ def peaks(asked: list[SmallSetup]) -> list[dict[str, int]]:
     return [peak_by_category(setup) for setup in asked]
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
     asked = setups()
     for each in on_ranks(2, peaks, asked):

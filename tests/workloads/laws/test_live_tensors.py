@@ -76,6 +76,7 @@ def test_the_peak_of_a_strategy_is_as_predicted(
     assert_predicted(small_setup(strategy, ranks=ranks, options=options), on_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("shape", [DEEP, WORDY], ids=["deep", "wordy"])
@@ -85,6 +86,7 @@ def test_the_peak_of_a_shape_is_as_predicted(
     assert_predicted(small_setup(shape=shape, precision=precision, options={"checkpoint": checkpoint}), on_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "shape", "precision", "options"),
     [

@@ -55,6 +55,7 @@ def assert_predicted(setups: Sequence[SmallSetup], on_ranks: OnRanks) -> None:
             assert prediction.total_bytes == pytest.approx(live["total"], rel=0.005), what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pipeline_naive", "gpipe", "one_f_one_b", "interleaved"])
 def test_the_peak_is_as_predicted_whatever_there_is_most_of(strategy: str, on_ranks: OnRanks) -> None:
     setups = [
@@ -69,6 +70,7 @@ def test_the_peak_is_as_predicted_whatever_there_is_most_of(strategy: str, on_ra
     assert_predicted(setups, on_ranks)
 
 
+@pytest.mark.slow
 def test_the_peak_of_each_of_four_ranks_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         staged("gpipe", ranks=4, shape=DEEP, microbatches=8),

@@ -65,6 +65,7 @@ def test_the_peak_is_as_predicted_in_each_way_of_checkpointing(strategy: str, on
     assert_predicted(setups, on_ranks)
 
 
+@pytest.mark.slow
 def test_the_peak_of_units_that_are_halves_of_blocks_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("fsdp", wrap="layer"),
@@ -74,6 +75,7 @@ def test_the_peak_of_units_that_are_halves_of_blocks_is_as_predicted(on_ranks: O
     assert_predicted(setups, on_ranks)
 
 
+@pytest.mark.slow
 def test_the_peak_where_weights_are_most_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("zero2", shape=HEAVY, precision="bf16", checkpoint="full"),
@@ -84,6 +86,7 @@ def test_the_peak_where_weights_are_most_is_as_predicted(on_ranks: OnRanks) -> N
     assert_predicted(setups, on_ranks)
 
 
+@pytest.mark.slow
 def test_the_peak_of_four_ranks_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("hsdp", shape=WORDY, precision="bf16"),
