@@ -117,7 +117,7 @@ def _scaling(
     if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
         return (), ()
     if told is not None:
-        return (_efficiency(summary, told, is_beside=False),), ()
+        return (_efficiency(summary, told, is_beside=False, is_told=True),), ()
     cases = {scaling: one_rank_baseline(summary.case, scaling) for scaling in get_args(Scaling)}
     near = [
         _efficiency(summary, other, is_beside=True)
@@ -156,7 +156,7 @@ def _against_history(
     return tuple(found), tuple(notes)
 
 
-def _efficiency(summary: Summary, baseline: Summary, *, is_beside: bool) -> ScalingEfficiency:
+def _efficiency(summary: Summary, baseline: Summary, *, is_beside: bool, is_told: bool = False) -> ScalingEfficiency:
     return scaling_efficiency(
         summary.case,
         _rates(summary),
@@ -164,6 +164,7 @@ def _efficiency(summary: Summary, baseline: Summary, *, is_beside: bool) -> Scal
         _rates(baseline),
         baseline_run=baseline.run,
         is_beside=is_beside,
+        is_told=is_told,
     )
 
 

@@ -101,4 +101,5 @@ def _samples(summary: Summary) -> Iterator[Owned]:
         efficiency = scaling.ratio
         for bound, value in (("median", efficiency.value), ("low", efficiency.low), ("high", efficiency.high)):
             if value is not None:
-                yield RUN_SCALING_EFFICIENCY.at(value, scaling=scaling.scaling), {**owner, "bound": bound}
+                labels = {"scaling": scaling.scaling, "baseline": scaling.baseline}
+                yield RUN_SCALING_EFFICIENCY.at(value, **labels), {**owner, "bound": bound}

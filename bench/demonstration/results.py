@@ -63,7 +63,7 @@ _SCALING = _Result(
     series=SERIES,
     ranks=RANKS,
     medians=(
-        results.RUN_SCALING_EFFICIENCY.at(0.74, scaling="weak"),
+        results.RUN_SCALING_EFFICIENCY.at(0.74, scaling="weak", baseline="beside"),
         results.RUN_STEP_SECONDS.at(STEP_S),
         results.RUN_MEAN_STEP_SECONDS.at(1.01 * STEP_S),
         results.RUN_TOKENS_PER_SECOND.at(RANKS * STEP_TOKENS / STEP_S),

@@ -13,6 +13,9 @@ from collectors.catalogue.results import RUN_TOKENS_PER_SECOND_PER_DEVICE
 from workloads.parts.shape import DIMENSIONS
 
 Scaling = Literal["weak", "strong"]
+BaselineOrigin = Literal["beside", "history", "told", "unknown"]
+"""beside: measured in turn with the run. history: an earlier run that was measured alike. told: a person named it.
+unknown: an older version did not write it down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class ScalingEfficiency:
     scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
     baseline_ranks: 1, unless a run was compared with a smaller one of several ranks.
     is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
+    is_told: whether a person named the baseline, which then need not have been measured like the run.
     """
 
     scaling: Scaling
@@ -29,6 +33,16 @@ class ScalingEfficiency:
     ratio: Ratio
     baseline_ranks: int = 1
     is_beside: bool | None = None
+    is_told: bool = False
+
+    @property
+    def baseline(self) -> BaselineOrigin:
+        """Where the baseline is from: efficiencies compare with each other where this is the same."""
+        if self.is_told:
+            return "told"
+        if self.is_beside is None:
+            return "unknown"
+        return "beside" if self.is_beside else "history"
 
 
 def scaling_efficiency(
@@ -39,6 +53,7 @@ def scaling_efficiency(
     baseline_run: str,
     *,
     is_beside: bool | None = None,
+    is_told: bool = False,
 ) -> ScalingEfficiency:
     """The efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
 
@@ -58,6 +73,7 @@ def scaling_efficiency(
         ),
         baseline_ranks=baseline_case.ranks,
         is_beside=is_beside,
+        is_told=is_told,
     )
 
 

@@ -75,9 +75,10 @@ RUN_SCALING_EFFICIENCY = Metric(
     kind="gauge",
     unit="ratio",
     scope="run",
-    labels=("scaling",),
-    help="Tokens per second and rank of a run, divided by those of its one-rank baseline with equal work per rank"
-    " (weak) or equal total work (strong).",
+    labels=("scaling", "baseline"),
+    help="Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or"
+    " equal total work (strong). The baseline is one rank measured in turn with the run (beside) or found in the"
+    " history, or the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
 )
 RUN_PEAK_MEMORY_BYTES = Metric(
     name="observatory_run_peak_memory_bytes",

@@ -79,7 +79,7 @@ def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
     assert note.startswith(f"weak scaling efficiency is absent: the newest baseline, {single.run}, has ")
     assert why in note
     (told,) = keep(measured, engine.machine(), history, told=history.find(single.run)).summaries
-    assert [found.is_beside for found in told.scaling] == [False]
+    assert [(found.is_beside, found.baseline) for found in told.scaling] == [(False, "told")]
 
 
 def test_another_driver_makes_no_baseline(tmp_path: Path, history: History) -> None:

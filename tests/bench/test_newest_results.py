@@ -1,5 +1,6 @@
 """Results that are shown are those of the newest run of each series that ended well, whatever becomes of the store."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,32 @@ def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, 
         (
             RUN_SCALING_EFFICIENCY,
             (efficiency.ratio.value, efficiency.ratio.low, efficiency.ratio.high),
-            {"scaling": "weak"},
+            {"scaling": "weak", "baseline": "unknown"},
         ),
     ):
         bounds = zip(found, ("median", "low", "high"), strict=True)
         assert _shown(newest, metric) == [(value, {**labels, **owner, "bound": bound}) for value, bound in bounds]
     assert _shown(newest, RUN_LAST_COMPLETION) == [(19.0, owner)]
     assert _shown(newest, RESULT_INFO) == [(1, {"series": owner["series"], "run": "a", "strategy": "ddp"})]
+
+
+@pytest.mark.parametrize(
+    ("marks", "baseline"),
+    [
+        ({"is_beside": True}, "beside"),
+        ({"is_beside": False}, "history"),
+        ({"is_beside": False, "is_told": True}, "told"),
+        ({"is_beside": None}, "unknown"),
+    ],
+)
+def test_an_efficiency_says_where_its_baseline_is_from(
+    marks: dict[str, Any], baseline: str, url: str, newest: NewestResults
+) -> None:
+    summary = _summary("a", 10)
+    _add(url, replace(summary, scaling=tuple(replace(found, **marks) for found in summary.scaling)))
+    newest.ask()
+    shown = _shown(newest, RUN_SCALING_EFFICIENCY)
+    assert {(labels["scaling"], labels["baseline"]) for _, labels in shown} == {("weak", baseline)}
 
 
 def test_one_trial_has_a_median_and_no_bounds(url: str, newest: NewestResults) -> None:
