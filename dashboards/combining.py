@@ -58,6 +58,11 @@ def equal(expression: str, number: float) -> str:
     return f"{expression} == {number:g}"
 
 
+def same(one: str, other: str, *, on: Sequence[str]) -> str:
+    """The first where it equals the second; on names the labels by which many of the first have one second."""
+    return f"{one} =={_on(on)} group_left () {other}"
+
+
 def where(expression: str, *conditions: str, on: Sequence[str] | None = None) -> str:
     """The expression where each condition has a series too; on names the labels that decide."""
     return "".join((expression, *(f"\nand{_on(on)} ({condition})" for condition in conditions)))

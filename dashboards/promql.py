@@ -19,6 +19,9 @@ OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
 SCRAPE_LABELS = ("job", "instance")
 """Labels that Prometheus adds to say where it read a value."""
 
+_OVERLAP_MINUTES = 20
+"""More than the time from one evaluation of any rule to the next."""
+
 _VARIABLE = re.compile(r"\$\{?(?!__)\w+\}?")
 
 
@@ -117,27 +120,28 @@ def recorded(metric: Metric, operation: str) -> str:
     return f"series:{metric.name}:{operation}"
 
 
-def bound(metric: Metric, which: str) -> str:
-    """One bound of a run's result, without the label that says so, so that bounds compare with each other."""
-    return f"max without (bound) ({select(metric, bound=which)})"
+def remembered(record: str) -> str:
+    """What a rule recorded last within the hour: it may be evaluated more seldom than Prometheus looks back."""
+    return f"last_over_time({record}[1h])"
 
 
-def quantile_over_days(expression: str, quantile: float, days: int) -> str:
-    """A quantile over the days before the last one, each hour counting once.
+def quantile_over_days(record: str, quantile: float, days: int) -> str:
+    """A quantile of what a rule recorded on the days before the last one, each evaluation counting once.
 
     The last day is left out: what is judged is no part of what it is judged by.
     """
-    return f"quantile_over_time({quantile:g}, {_hours_before_today(expression, days)})"
+    return f"quantile_over_time({quantile:g}, {record}[{days}d] offset 1d)"
 
 
-def days_with_news(expression: str, completion: Metric, days: int, *, on: Sequence[str]) -> str:
-    """On how many of the days before the last one the expression had a series and a run of it was completed.
+def days_with_news(record: str, completion: str, days: int, *, on: Sequence[str]) -> str:
+    """On how many of the days before the last one a rule recorded a series and a run of it was completed.
 
     Each day counts once, however many runs it had; the first completion that is seen is no change and does not count.
-    on: the labels by which the expression and the completion belong together.
+    record, completion: names of rules, the latter's values are times. on: the labels by which they belong together.
     """
-    news = f"changes({select(completion)}[1d]) > 0"
-    return f"count_over_time(({where(expression, news, on=on)})[{days}d:1d] offset 1d)"
+    # A change is seen between two values: a day begins with the last ones of the day before.
+    news = f"changes({completion}[{24 * 60 + _OVERLAP_MINUTES}m]) > 0"
+    return f"count_over_time(({where(remembered(record), news, on=on)})[{days}d:1d] offset 1d)"
 
 
 def constant(value: float) -> str:
@@ -147,7 +151,17 @@ def constant(value: float) -> str:
 
 def age_below(timestamp: Metric, hours: int, **labels: str | Match) -> str:
     """How many seconds ago the metric's series, a time, lies, where that is less than so many hours."""
-    return f"time() - {select(timestamp, **labels)} < {hours * 3600}"
+    return younger(select(timestamp, **labels), hours)
+
+
+def younger(timestamp: str, hours: int) -> str:
+    """How many seconds ago an expression, a time, lies, where that is less than so many hours."""
+    return f"time() - {timestamp} < {hours * 3600}"
+
+
+def past(timestamp: Metric) -> str:
+    """The metric's series, a time, where it has come: a clock that is ahead counts only then."""
+    return f"{select(timestamp)} <= time()"
 
 
 def _counted(metric: Metric, **labels: str | Match) -> str:
@@ -158,10 +172,6 @@ def _counted(metric: Metric, **labels: str | Match) -> str:
 
 def _window(minutes: int | None) -> str:
     return "$__rate_interval" if minutes is None else f"{minutes}m"
-
-
-def _hours_before_today(expression: str, days: int) -> str:
-    return f"({expression})[{days}d:1h] offset 1d"
 
 
 def _matcher(value: str | Match) -> str:

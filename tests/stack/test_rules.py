@@ -6,28 +6,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from collectors.catalogue.info import RUN_LAST_COMPLETION
 from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
 from dashboards.alerts import nightly
-from dashboards.render import CHECKOUT, RULES
-from tests.dashboards.promtool import promtool
+from tests.stack.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
+from tests.stack.rehearsal import SCRAPED
 
 pytestmark = pytest.mark.stack
 
-(ALERT,) = nightly.GROUP.alerts
 ACCEPTED = nightly.ACCEPTED_RATIOS["ddp", "cuda", "weak"]
-USUAL = (0.91, 0.90, 0.89, 0.905, 0.895, 0.90, 0.91, 0.89, 0.90, 0.905, 0.895, 0.90, 0.89, 0.91, 0.90)
-# Evaluated by the hour, three weeks take a second; the hours are those that the rules look back by.
-BEAT_MINUTES = 60
-NIGHT = 24 * 60 // BEAT_MINUTES
-OWNER = {"strategy": "ddp", "ranks": "8", "precision": "bfloat16", "series": "0123456789ab"}
-SCRAPED = {"job": "observatory", "instance": "node1:9400"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +45,13 @@ class Nights:
     def owner(self) -> dict[str, str]:
         return {**OWNER, "device": self.device}
 
-    def series(self) -> list[dict[str, str]]:
+    def series(self) -> dict[str, str]:
         """The exporter's series in promtool's notation."""
         bounds = {"median": 0.0}
         if self.half_interval is not None:
             bounds |= {"low": -self.half_interval, "high": self.half_interval}
         shown = {
-            promql.select(RUN_SCALING_EFFICIENCY, **self.owner(), scaling="weak", bound=bound, **SCRAPED): [
+            promql.select(RUN_SCALING_EFFICIENCY, **self.owner(), **KIND, bound=bound, **SCRAPED): [
                 result + offset for result in self.results
             ]
             for bound, offset in bounds.items()
@@ -71,19 +62,16 @@ class Nights:
         shown[promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED)] = completed
         if self.nights_without:
             return self._after_nights_without(shown)
-        return [{"series": name, "values": self._values(values)} for name, values in shown.items()]
+        return {name: self._values(values) for name, values in shown.items()}
 
-    def _after_nights_without(self, shown: dict[str, list[float]]) -> list[dict[str, str]]:
+    def _after_nights_without(self, shown: dict[str, list[float]]) -> dict[str, str]:
         """The results begin late; completions were there from the first night on."""
         completion, absent = promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED), self.nights_without * NIGHT
         earlier = " ".join(f"{-night}+0x{NIGHT - 1}" for night in range(self.nights_without, 0, -1))
-        return [
-            {
-                "series": name,
-                "values": f"{earlier if name == completion else f'_x{absent}'} {self._values(values)}",
-            }
+        return {
+            name: f"{earlier if name == completion else f'_x{absent}'} {self._values(values)}"
             for name, values in shown.items()
-        ]
+        }
 
     def _values(self, values: Sequence[float]) -> str:
         *before, last = values
@@ -95,40 +83,18 @@ class Nights:
         return " ".join((*held, f"{last:.6f}+0x{beats}", *(["stale"] if self.ends else [])))
 
 
-def _check(nights: Nights, alerts: list[dict[str, Any]], hours_after: Sequence[int], folder: Path) -> None:
-    """Ask promtool whether these alerts, and no other, are on so long after the last result came."""
-    last = (1 if nights.one_day_before else len(nights.results) - 1 + nights.nights_without) * 24
-    test = {
-        "interval": f"{BEAT_MINUTES}m",
-        "input_series": nights.series(),
-        "alert_rule_test": [
-            {"alertname": ALERT.name, "eval_time": f"{last + hours}h", "exp_alerts": alerts} for hours in hours_after
-        ],
-    }
-    document = {
-        "rule_files": [str(CHECKOUT / RULES)],
-        "evaluation_interval": f"{BEAT_MINUTES}m",
-        "tests": [test],
-    }
-    path = folder / "nights.yaml"
-    path.write_text(yaml.safe_dump(document))
-    ended = promtool("test", "rules", path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def _last_hour(nights: Nights) -> int:
+    """When the last result came."""
+    return (1 if nights.one_day_before else len(nights.results) - 1 + nights.nights_without) * 24
 
 
 def _fires(nights: Nights, folder: Path, *, hours_after: int = 1) -> None:
-    labels = {**nights.owner(), "scaling": "weak", **SCRAPED}
-    annotations = {"runbook": ALERT.runbook}
-    for name, text in (("summary", ALERT.summary), ("description", ALERT.description)):
-        for label, value in labels.items():
-            text = text.replace(f"{{{{ $labels.{label} }}}}", value)
-        annotations[name] = text.replace("{{ $value | humanizePercentage }}", f"{nights.results[-1] * 100:.4g}%")
-    alert = {"exp_labels": {**labels, "severity": ALERT.severity}, "exp_annotations": annotations}
-    _check(nights, [alert], [hours_after], folder)
+    alert = alert_of({**nights.owner(), **KIND}, nights.results[-1])
+    rehearse(nights.series(), {_last_hour(nights) + hours_after: [alert]}, folder)
 
 
-def _is_silent(nights: Nights, folder: Path, *, hours_after: int = 1) -> None:
-    _check(nights, [], [hours_after], folder)
+def _is_silent(nights: Nights, folder: Path, *, hours_after: Sequence[int] = (1,)) -> None:
+    rehearse(nights.series(), {_last_hour(nights) + hours: [] for hours in hours_after}, folder)
 
 
 def test_a_drop_below_other_nights_fires(tmp_path: Path) -> None:
@@ -140,7 +106,7 @@ def test_a_drop_that_stays_fires_the_next_night_too(tmp_path: Path) -> None:
 
 
 def test_an_alert_is_held_back_until_it_has_lasted(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL, 0.80)), tmp_path, hours_after=0)
+    _is_silent(Nights(results=(*USUAL, 0.80)), tmp_path, hours_after=[0])
 
 
 def test_a_good_night_ends_it(tmp_path: Path) -> None:
@@ -164,7 +130,7 @@ def test_noise_is_silent_on_every_night(seed: int, tmp_path: Path) -> None:
     noise = random.Random(seed)
     results = [0.90 + max(-0.02, min(0.02, noise.gauss(0, 0.01))) for _ in range(20)]
     every_hour = range(-8 * 24, 24)
-    _check(Nights(results=results, half_interval=0.015), [], every_hour, tmp_path)
+    _is_silent(Nights(results=results, half_interval=0.015), tmp_path, hours_after=every_hour)
 
 
 def test_a_drop_within_its_own_interval_is_silent(tmp_path: Path) -> None:
@@ -186,7 +152,7 @@ def test_a_run_without_an_interval_is_silent(tmp_path: Path) -> None:
 
 def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -> None:
     least = nightly.LEAST_NIGHTS
-    _is_silent(Nights(results=(*USUAL[: least - 1], 0.80)), tmp_path, hours_after=23)
+    _is_silent(Nights(results=(*USUAL[: least - 1], 0.80)), tmp_path, hours_after=[23])
     _fires(Nights(results=(*USUAL[:least], 0.80)), tmp_path, hours_after=23)
 
 
@@ -198,13 +164,13 @@ def test_one_result_shown_for_weeks_is_no_history(tmp_path: Path) -> None:
 def test_a_finished_run_whose_exporter_went_is_silent(tmp_path: Path) -> None:
     went = Nights(results=(*USUAL, 0.80), ends=True)
     _fires(went, tmp_path, hours_after=2)
-    _is_silent(went, tmp_path, hours_after=4)
+    _is_silent(went, tmp_path, hours_after=[4])
 
 
 def test_a_strategy_that_no_longer_runs_is_silent_though_its_last_result_is_shown(tmp_path: Path) -> None:
     left = Nights(results=(*USUAL, 0.80), idle_nights=3)
     _fires(left, tmp_path, hours_after=nightly.FRESH_HOURS - 1)
-    _is_silent(left, tmp_path, hours_after=nightly.FRESH_HOURS + 1)
+    _is_silent(left, tmp_path, hours_after=[nightly.FRESH_HOURS + 1])
 
 
 def test_a_level_below_the_accepted_one_fires_without_any_history(tmp_path: Path) -> None:
