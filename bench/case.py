@@ -109,6 +109,9 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
     return {name: values.get(name, option.default) for name, option in known.items()}
 
 
+USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
+"""How often and how long a case is measured unless somebody says otherwise."""
+SEED = 0
 LARGEST_SEED = 2**63 - 1
 LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
 

@@ -14,6 +14,7 @@ from bench.errors import InfrastructureFailed
 from bench.faults import Fault
 from bench.looks import NO_LOOKS, Looks
 from bench.machine import Machine
+from bench.purpose import ONE_RUN, Purpose
 from bench.summary import Summary
 
 
@@ -67,7 +68,7 @@ class Conduct:
     """How trials are carried out, whatever they measure.
 
     limit_s: for one trial. keep_traces: beside the Timelines. looks: of their ranks, beside the measured steps.
-    store: where the runs will be kept.
+    store: where the runs will be kept. purpose: what they are for.
     ceiling_of: the FLOP/s of the fastest matrix product measured where a case runs, None where nobody measured one.
     """
 
@@ -75,6 +76,7 @@ class Conduct:
     keep_traces: bool = False
     looks: Looks = NO_LOOKS
     store: str | None = None
+    purpose: Purpose = ONE_RUN
     ceiling_of: Callable[[Case], float | None] = _no_ceiling
 
 
@@ -99,7 +101,9 @@ def measure(
         InfrastructureFailed: a run folder cannot be made.
     """
     underway = [
-        _Underway(runs.begin(case, machine, folder, fault, conduct.store), fault, conduct.ceiling_of(case))
+        _Underway(
+            runs.begin(case, machine, folder, fault, conduct.store, conduct.purpose), fault, conduct.ceiling_of(case)
+        )
         for case, fault in cases
     ]
     failure: InfrastructureFailed | None = None

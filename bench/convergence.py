@@ -30,6 +30,7 @@ NOT_IN_CHECKS = (
     "baseline_run",
     "fault_text",
     "with_timeline",
+    "is_nightly",
 )
 """Parameters of `run` that a check does not take: it measures no speed."""
 

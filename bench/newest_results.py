@@ -1,4 +1,4 @@
-"""The results that are shown: of each series the newest run that ended well, as the history has it."""
+"""The results that are shown: of each series the newest run that ended well and is not ad hoc, by the history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.purpose import why_ad_hoc
 from bench.series import series_of
 from bench.store.history import History
 from bench.summary import Summary
@@ -74,7 +75,7 @@ class NewestResults:
                 self._on_notice(f"a result is not shown: {error}")
 
     def _take(self, summary: Summary) -> None:
-        if summary.outcome != "done":
+        if summary.outcome != "done" or why_ad_hoc(summary.case, summary.purpose):
             return
         series = series_of(summary.case, summary.hardware)
         before = self._newest.get(series)

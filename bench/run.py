@@ -23,6 +23,7 @@ from bench.judgement.estimate import Estimate
 from bench.judgement.findings import findings
 from bench.judgement.rank_logs import node_notes
 from bench.machine import Machine
+from bench.purpose import ONE_RUN, Purpose
 from bench.run_folders import is_running, lock_folder, running_folders
 from bench.summary import Summary, decode, encode
 from collectors.log_reader import NewerSchema
@@ -37,6 +38,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: the lowest number that no other run of the folder had when this one began.
     store: where it was to be kept, None for the user's own history; see `store_name`.
+    purpose: what the run is for.
     """
 
     run: str
@@ -45,6 +47,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     slot: int = 0
     store: str | None = None
     fault: Fault | None = None
+    purpose: Purpose = ONE_RUN
     schema_version: int = SCHEMA_VERSION
 
 
@@ -68,7 +71,14 @@ class Run:
         os.close(self.lock)
 
 
-def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None, store: str | None = None) -> Run:
+def begin(
+    case: Case,
+    machine: Machine,
+    runs: Path,
+    fault: Fault | None = None,
+    store: str | None = None,
+    purpose: Purpose = ONE_RUN,
+) -> Run:
     """Make the run's folder with case.json and machine.json.
 
     Raises:
@@ -84,7 +94,15 @@ def begin(case: Case, machine: Machine, runs: Path, fault: Fault | None = None, 
         _write(folder / "machine.json", msgspec.json.encode(machine))
         with slots.one_at_a_time(folder.parent):
             slot = slots.lowest_free(_slots_taken(folder.parent))
-            file = CaseFile(run=name, case=case, started_ns=started_ns, slot=slot, store=store_name(store), fault=fault)
+            file = CaseFile(
+                run=name,
+                case=case,
+                started_ns=started_ns,
+                slot=slot,
+                store=store_name(store),
+                fault=fault,
+                purpose=purpose,
+            )
             _write(folder / "case.json", msgspec.json.encode(file))
     except OSError as error:
         raise InfrastructureFailed(
@@ -134,6 +152,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         # What a node lacks for GPUs says nothing of a run on its CPU.
         notes=(*found.notes, *not_joined, *(node_notes(folder) if case.device == "cuda" else ())),
         folder=str(folder),
+        purpose=file.purpose,
     )
 
 

@@ -12,6 +12,7 @@ from bench.errors import Misuse
 from bench.judgement.estimate import Estimate
 from bench.judgement.scaling import ScalingEfficiency
 from bench.peaks import Peak
+from bench.purpose import ONE_RUN, Purpose
 
 SCHEMA_VERSION = 1
 
@@ -28,6 +29,7 @@ class Summary:
     peak: what the run's MFU is a share of; None where it is unknown.
     step_spread_ratio: see `bench.judgement.estimate.spread`; None where nothing was measured.
     notes: what is absent, and why.
+    purpose: what the run was for; see `bench.purpose.why_ad_hoc`.
     """
 
     run: str
@@ -47,6 +49,7 @@ class Summary:
     notes: tuple[str, ...]
     folder: str
     peak: Peak | None = None
+    purpose: Purpose = ONE_RUN
     schema_version: int = SCHEMA_VERSION
 
 

@@ -22,7 +22,8 @@ Whom a value belongs to, the exporter says with labels:
 | node | none beside Prometheus' own `instance` | by `observatory serve` always, by a run's own server while it goes; \
 what tells of results, always |
 | run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series compare with each other; \
-`bound`: `median`, and `low` and `high` where there is an interval | the newest finished run of each series |
+`bound`: `median`, and `low` and `high` where there is an interval | the newest finished run of each series \
+that is not ad hoc |
 
 Units are base units, ratios run from 0 to 1, and what cannot be known is absent.
 """

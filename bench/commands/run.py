@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from bench.asking import Asked, asked_case, baseline_case, refuse_training_words
-from bench.case import Case, find_card
+from bench.case import SEED, USUAL, Case, find_card
 from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.controller import Conduct, Measured, measure
 from bench.convergence import NOT_IN_CHECKS, check_cases, conclude, refuse_measuring_words
@@ -29,6 +29,7 @@ from bench.machine import Machine
 from bench.notices import say
 from bench.places import RUNS, STORE
 from bench.preflight import available_bytes, check_memory
+from bench.purpose import Purpose, check_purpose
 from bench.reports.convergence import print_verdict
 from bench.reports.formats import FORMAT, to_reader
 from bench.reports.memory_by_category import show_memory
@@ -65,15 +66,32 @@ def _dimensions(function: Any) -> Any:
     return function
 
 
+def _usual(name: str, text: str) -> Callable[[Any], Any]:
+    """An option that says how often or how long a case is measured."""
+    return click.option(
+        f"--{name.replace('_', '-')}", name, type=int, default=USUAL[name], show_default=True, help=text
+    )
+
+
 @click.command(name="run")
 @click.argument("strategy")
 @click.option("--ranks", type=int, help="Number of ranks.  [default: the GPUs, or 2 on a CPU, as the strategy allows]")
 @click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}.")
 @_dimensions
-@click.option("--trials", type=int, default=3, show_default=True, help="Times that fresh ranks measure it.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Measured steps of a trial.")
-@click.option("--warm-up", type=int, default=5, show_default=True, help="Steps before them that are not measured.")
-@click.option("--trace-steps", type=int, default=3, show_default=True, help="Steps under the profiler, after them.")
+@click.option(
+    "--trials", type=int, default=USUAL["trials"], show_default=True, help="Times that fresh ranks measure it."
+)
+@_usual("steps", "Measured steps of a trial.")
+@click.option(
+    "--warm-up", type=int, default=USUAL["warm_up"], show_default=True, help="Steps before them that are not measured."
+)
+@click.option(
+    "--trace-steps",
+    type=int,
+    default=USUAL["trace_steps"],
+    show_default=True,
+    help="Steps under the profiler, after them.",
+)
 @click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
 @click.option("--trace-every", type=int, metavar="STEPS", help="Measured steps from one such window to the next.")
 @click.option("--memory-snapshot", is_flag=True, help="Look at the memory of one step: by category, and its blocks.")
@@ -81,13 +99,15 @@ def _dimensions(function: Any) -> Any:
 @click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
 @click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of a rank.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and data.")
+@click.option("--seed", type=int, default=SEED, show_default=True, help="Of weights and data.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="See `observatory list`.")
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
 @click.option("--baseline", "baseline_run", metavar="RUN", help="Run to read the scaling efficiency against.")
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
 @click.option("--engine", "engine_name", type=click.Choice(list(ENGINES)), default="local", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
+@click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
+@click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
 @click.option("--inject", "fault_text", metavar="KIND@RANK:STEP", help="A fire drill: raise, kill, hang, exit, leave.")
 @click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
 @click.option(
@@ -120,6 +140,8 @@ def command(
     engine_name: str,
     port: int,
     fault_text: str | None,
+    note: str | None,
+    is_nightly: bool,
     is_check: bool,
     mistakes: tuple[Mistake, ...],
     with_timeline: bool,
@@ -136,6 +158,7 @@ def command(
     """
     card = find_card(strategy)
     refuse_training_words(card, _said(TRAINING_WORDS))
+    purpose = check_purpose(Purpose(origin="nightly" if is_nightly else "run", note=note))
     gpus, torch = read_gpus(on_late=say), torch_build()
     case = asked_case(
         card,
@@ -175,7 +198,7 @@ def command(
     if device is None:
         say(f"device: {case.device} ({_found(gpus, torch)})")
     looks = check_looks(Looks(trace_every=trace_every, memory_snapshot=memory_snapshot), case)
-    conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url)
+    conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url, purpose=purpose)
     measured, verdict, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port, is_check=is_check)
     with to_reader():
         if verdict is not None:

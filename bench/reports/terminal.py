@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.judgement.estimate import Estimate
+from bench.purpose import why_ad_hoc
 from bench.reports.console import open_console, print_figures
 from bench.reports.figures import figure, percent
 from bench.reports.formats import print_csv, print_json
@@ -126,8 +127,10 @@ def print_whole(summary: Summary, format_name: str) -> None:
             "measured": f"{summary.trials_done} of {case.trials} trials, {case.steps}"
             f" {'steps' if case.model is not None else 'calls of each'} after {case.warm_up} of warm-up",
         }
+        if summary.purpose.note is not None:
+            fields["note"] = summary.purpose.note
         for name, value in fields.items():
-            settings.add_row(name, value)
+            settings.add_row(name, Text(value))  # A note may look like markup.
         open_console().print(settings)
         open_console().print()
     print_summaries([summary], format_name)
@@ -224,6 +227,11 @@ def _print_below(console: Console, summary: Summary) -> None:
             f" ({peak.source})"
         )
     lines += [f"{name}: {note}" for note in summary.notes]
+    if summary.outcome == "done" and (reasons := why_ad_hoc(summary.case, summary.purpose)):
+        hint = "" if summary.purpose.note else "; `run --nightly` makes such a run that all the same"
+        lines.append(
+            f"{name}: kept as ad hoc ({'; '.join(reasons)}), and never its series' newest result at /metrics{hint}"
+        )
     if lines:
         console.print()
     for line in lines:

@@ -26,7 +26,8 @@ RESULT_INFO = Metric(
     unit="info",
     scope="node",
     labels=("series", "run", "strategy"),
-    help="The newest run of a series that ended well, whose results are shown; the value is always 1.",
+    help="The newest run of a series that ended well and is not ad hoc, whose results are shown; the value is always"
+    " 1.",
 )
 RUN_LAST_COMPLETION = Metric(
     name="observatory_run_last_completion_timestamp_seconds",
@@ -34,7 +35,7 @@ RUN_LAST_COMPLETION = Metric(
     unit="timestamp_seconds",
     scope="node",
     labels=("strategy", "ranks", "device", "precision", "series"),
-    help="Unix time at which the newest run of a series ended well.",
+    help="Unix time at which the newest run of a series that is not ad hoc ended well.",
 )
 
 METRICS = (RUN_INFO, RANK_INFO, RESULT_INFO, RUN_LAST_COMPLETION)

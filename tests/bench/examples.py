@@ -10,6 +10,7 @@ from bench.case import Case, find_card, parse_options
 from bench.judgement.estimate import estimate
 from bench.judgement.scaling import scaling_efficiency
 from bench.machine import Machine
+from bench.purpose import Purpose
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_PHASE_SECONDS, RUN_STEP_SECONDS
 from workloads.cards.card import OptionValue
@@ -109,6 +110,7 @@ def make_summary(run: str = "run-a", *, started_ns: int = 1_700_000_000_000_000_
         peak=None,
         step_spread_ratio=0.05,
         notes=("MFU is absent: the peak of a CPU is unknown",),
+        purpose=Purpose(origin="nightly"),
         folder=f"/runs/{run}",
     )
     return replace(summary, **changes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from bench.controller import Conduct, Measured, measure
 from bench.engines.messages import Cause
 from bench.judgement.estimate import Estimate
+from bench.purpose import ONE_RUN, Purpose
 from bench.summary import Summary
 from collectors.metric import Metric
 from tests.bench.examples import SMALL, make_machine, small_case
@@ -25,14 +26,14 @@ DDP = small_case("ddp", ranks=2, trials=3)
 SINGLE = small_case("single", ranks=1, trials=3, model=replace(SMALL, batch=2))
 
 
-def measure_fake(folder: Path, engine: FakeEngine, *cases: object) -> Measured:
+def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purpose = ONE_RUN) -> Measured:
     """All trials of the cases, by an engine without processes."""
     measured = measure(
         [(case, None) for case in cases],  # type: ignore[misc]
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        conduct=Conduct(limit_s=60),
+        conduct=Conduct(limit_s=60, purpose=purpose),
         watch=lambda case, trial, steps: None,
     )
     measured.close()

@@ -10,6 +10,7 @@ import pytest
 from bench import run as runs
 from bench.errors import InfrastructureFailed, Misuse
 from bench.keeping import adopt, check_baseline, keep
+from bench.purpose import Purpose
 from bench.run import begin, load, summarise
 from bench.store.history import History
 from tests.bench.examples import SMALL, make_machine
@@ -137,6 +138,15 @@ def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_
     assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
     assert adopted.estimates == summary.estimates
     assert adopt(tmp_path / "runs", history, None).problems == ()
+
+
+def test_what_a_run_was_for_is_kept_with_it_though_its_runner_died(tmp_path: Path, history: History) -> None:
+    purpose = Purpose(note="another cable")
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    (summary,) = measure_fake(tmp_path / "runs", engine, DDP, purpose=purpose).summaries
+    assert summary.purpose == purpose
+    adopt(tmp_path / "runs", history, None)
+    assert history.find(summary.run).purpose == purpose
 
 
 def test_a_folder_that_somebody_works_on_is_left_alone(tmp_path: Path, history: History) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import create_engine, text
 from bench.case import Case
 from bench.judgement.estimate import estimate
 from bench.newest_results import NewestResults
+from bench.purpose import ONE_RUN, Purpose
 from bench.series import series_of
 from bench.store.history import History
 from bench.summary import Summary
@@ -129,6 +130,25 @@ def test_of_a_series_the_newest_run_that_ended_well_is_shown(url: str, newest: N
     )
     newest.ask()
     assert _runs(newest) == ["new", "other"]
+
+
+def test_a_run_that_is_ad_hoc_is_never_its_series_newest_result(url: str, newest: NewestResults) -> None:
+    usual = make_case(trials=3, steps=20, warm_up=5, trace_steps=3)
+    _add(
+        url,
+        _summary("usual", 10, case=usual, purpose=ONE_RUN),
+        _summary("quick", 20, case=replace(usual, trials=1, steps=1, warm_up=0), purpose=ONE_RUN),
+        _summary("noted", 30, case=usual, purpose=Purpose(note="with the window open")),
+        _summary("alone in its series", 40, case=make_case("single", 1, 4, steps=1), purpose=ONE_RUN),
+    )
+    newest.ask()
+    assert _runs(newest) == ["usual"]
+    _add(url, _summary("more of it", 50, case=replace(usual, trials=5, steps=40), purpose=ONE_RUN))
+    newest.ask()
+    assert _runs(newest) == ["more of it"]
+    _add(url, _summary("quick each night", 60, case=replace(usual, steps=10), purpose=Purpose(origin="nightly")))
+    newest.ask()
+    assert _runs(newest) == ["quick each night"]
 
 
 def test_a_run_that_is_added_later_takes_its_series_over_unless_it_is_older(url: str, newest: NewestResults) -> None:

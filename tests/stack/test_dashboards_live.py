@@ -20,6 +20,7 @@ from bench.gpus import Gpu
 from bench.keeping import keep
 from bench.kept_windows import keep as keep_window
 from bench.machine import Machine
+from bench.purpose import Purpose
 from bench.serving import open_server
 from bench.store.history import History
 from collectors.catalogue import communication, memory, step
@@ -96,7 +97,7 @@ def _measure_before(folder: Path, store: str) -> None:
             engine=engine,
             machine=NODE,
             folder=folder,
-            conduct=Conduct(limit_s=60, store=store),
+            conduct=Conduct(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
             watch=lambda case, trial, steps: None,
         )
         keep(measured.summaries, NODE, history, told=None)

@@ -103,7 +103,7 @@ def _observatory(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
 
 def _run(home: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
     shape = [f"--{name}={size}" for name, size in SHAPE.items()]
-    return _observatory(home, "run", "ddp", "--ranks=2", *shape, *SLOW_LOADER, *arguments)
+    return _observatory(home, "run", "ddp", "--ranks=2", "--nightly", *shape, *SLOW_LOADER, *arguments)
 
 
 def _end(run: subprocess.Popen[str]) -> None:
