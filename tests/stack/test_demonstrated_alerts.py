@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from bench.demonstration.results import COMPLETED_AGO_S, MadeResults
 from collectors.catalogue.gpu_errors import GPU_XID_TIME
 from collectors.catalogue.placement import RANK_GPU
+from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
 from collectors.metric import Sample
 from collectors.nvml.recording import EIGHT_GPUS, load
 from tests.collectors.nvml.nodes import FakeClock, opened, replayed
+from tests.stack.nights import alert_of, rehearse
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
@@ -88,3 +92,18 @@ def test_a_driver_that_hangs_for_five_minutes_is_told(node: Rehearsal) -> None:
 
 def test_while_all_is_well_nobody_is_told(node: Rehearsal) -> None:
     node.fires(at_minutes=4)
+
+
+def test_the_made_up_run_scales_worse_than_is_accepted(tmp_path: Path) -> None:
+    samples = list(MadeResults(now_s=lambda: COMPLETED_AGO_S).samples())
+    hours = {
+        _name(Sample(sample.metric, sample.value, {**sample.labels, **owner})): f"{sample.value}x5"
+        for sample, owner in samples
+    }
+    (low,) = (
+        (sample, owner)
+        for sample, owner in samples
+        if sample.metric == RUN_SCALING_EFFICIENCY.name and owner["bound"] == "median"
+    )
+    labels = {name: value for name, value in {**low[0].labels, **low[1]}.items() if name != "bound"}
+    rehearse(hours, {3: [alert_of(labels, low[0].value)]}, tmp_path)
