@@ -81,6 +81,11 @@ class DeepSpeedTrainer:
         """See `KnowsNotes`."""
         return self._notes
 
+    def gradient_norm(self) -> float | None:
+        """See `KnowsNorm`; stage 0 tells nobody."""
+        norm = self._engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks call it."""
         if not self._gradients:

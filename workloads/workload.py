@@ -80,6 +80,14 @@ class KnowsNotes(Protocol):
 
 
 @runtime_checkable
+class KnowsNorm(Protocol):
+    """A workload that knows the norm by which it clipped."""
+
+    def gradient_norm(self) -> float | None:
+        """The norm of the last step's whole gradient before clipping; None where this rank took none."""
+
+
+@runtime_checkable
 class HoldsTensors(Protocol):
     """A workload whose states are not all behind its model's weights and its optimizer's state."""
 

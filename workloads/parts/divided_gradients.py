@@ -30,8 +30,8 @@ def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 @torch.no_grad()
 def clip_gradients(
     weights: Iterable[nn.Parameter], largest_norm: float, *, groups: Sequence[dist.ProcessGroup], tensor_ranks: int = 1
-) -> None:
-    """Scale gradients down to a norm; for each group one all_reduce of a number.
+) -> Tensor:
+    """Scale gradients down to a norm, and give what it was; for each group one all_reduce of a number.
 
     groups: of the axes whose ranks hold different gradients, or parts of one.
     tensor_ranks: of the axis `tensor`, which all hold what is not divided over it.
@@ -45,8 +45,10 @@ def clip_gradients(
     square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
     for group in groups:
         dist.all_reduce(square, group=group)
-    scale = (largest_norm / (square.sqrt() + NORM_EPSILON)).clamp(max=1.0)
+    norm = square.sqrt()
+    scale = (largest_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([*divided, *whole], scale)
+    return norm
 
 
 @torch.no_grad()

@@ -92,16 +92,19 @@ def without_reduction(model: nn.Module, *, is_kept_gathered: bool) -> Iterator[N
 @torch.no_grad()
 def clip_gradients(
     weights: Iterable[nn.Parameter], largest_norm: float, *, group: dist.ProcessGroup, device: torch.device
-) -> None:
+) -> Tensor:
     """Scale gradients, of which the group's ranks hold parts, down to a norm; one all_reduce of a number.
 
     device: where the group's ranks meet; offloaded gradients lie elsewhere.
+    Returns: what the norm was.
     """
     parts = [_local(weight.grad) for weight in weights if weight.grad is not None]
     square = nn.utils.get_total_norm(parts).square().to(device)
     dist.all_reduce(square, group=group)
-    scale = (largest_norm / (square.sqrt() + NORM_EPSILON)).clamp(max=1.0)
+    norm = square.sqrt()
+    scale = (largest_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_(parts, scale.to(parts[0].device))
+    return norm
 
 
 def _halves(model: Transformer) -> Iterator[nn.Module]:

@@ -27,8 +27,8 @@ WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-Clip = Callable[[Iterable[nn.Parameter], float], object]
-"""Scales the gradients of the weights down to a norm, where theirs is larger."""
+Clip = Callable[[Iterable[nn.Parameter], float], Tensor | None]
+"""Scales the gradients of the weights down to a norm, where theirs is larger; gives theirs, None if it takes none."""
 
 
 class Trainer:
@@ -70,6 +70,7 @@ class Trainer:
         self._parts = parts(setup)
         self._clip = clip
         self._largest_norm = float(setup.options["clip"])
+        self._gradient_norm: Tensor | None = None
         self._learning_rate = LearningRate(setup)
         # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
         self._scaler = scaler or torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
@@ -90,6 +91,10 @@ class Trainer:
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`."""
         return whole_gradients(self.model)
+
+    def gradient_norm(self) -> float | None:
+        """See `KnowsNorm`."""
+        return None if self._gradient_norm is None else self._gradient_norm.item()
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
         """Forward and backward of all microbatches; see `Workload.step`."""
@@ -129,7 +134,7 @@ class Trainer:
         # The optimizer could unscale by itself, but then clipping would see scaled gradients, and so would readers.
         self._scaler.unscale_(self.optimizer)
         if self._largest_norm:
-            self._clip(self.model.parameters(), self._largest_norm)
+            self._gradient_norm = self._clip(self.model.parameters(), self._largest_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
 
@@ -180,18 +185,24 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
     """
     gradients = {}
     for name, weight in model.named_parameters():
-        plain_name = name.removeprefix("module.")
         if weight.grad is None:
-            raise RuntimeError(f"weight {plain_name} has no gradient; the last backward did not reach it")
-        gradients[plain_name] = _whole(weight.grad)
+            raise RuntimeError(f"weight {plain_name(name)} has no gradient; the last backward did not reach it")
+        gradients[plain_name(name)] = whole_of(weight.grad)
     return gradients
 
 
-def _whole(gradient: Tensor) -> Tensor:
-    if not isinstance(gradient, DTensor):
-        return gradient
+def plain_name(name: str) -> str:
+    """The name that a weight has in `single`, without the wrapper's or the number of the stage that it is in."""
+    first, _, rest = name.partition(".")
+    return rest if rest and (first == "module" or first.isdecimal()) else name
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """The tensor, brought together where ranks hold it in parts; then all of them must call this."""
+    if not isinstance(tensor, DTensor):
+        return tensor
     # An offloaded part has to lie on the device whose ranks bring it together.
-    part = gradient.to(gradient.device_mesh.device_type)
+    part = tensor.to(tensor.device_mesh.device_type)
     whole: Tensor = part.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
     return whole
 

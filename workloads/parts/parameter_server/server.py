@@ -87,6 +87,7 @@ class SynchronousServer:
         self._inbox = inbox
         self._workers = workers
         self._norms = norms
+        self._gradient_norm: float | None = None
         self._largest_norm = float(setup.options["clip"])
 
     def step(self, tokens_bs: Tensor) -> None:
@@ -107,6 +108,10 @@ class SynchronousServer:
         """What was sent and received in the last step."""
         return {"send": self._share.sent_bytes + self._share.received_bytes}
 
+    def gradient_norm(self) -> float | None:
+        """See `KnowsNorm`."""
+        return self._gradient_norm
+
     def _one_of_each(self) -> list[Push]:
         """The pushes of this step in the order of the workers, so that sums do not depend on who came first."""
         pushes: dict[int, Push] = {}
@@ -125,8 +130,8 @@ class SynchronousServer:
         if not all(push.is_finite for push in pushes):
             return
         if self._largest_norm:
-            norm = self._norms.whole(get_total_norm(means).item())
-            clip_grads_with_norm_(self.model.parameters(), self._largest_norm, torch.tensor(norm))
+            self._gradient_norm = self._norms.whole(get_total_norm(means).item())
+            clip_grads_with_norm_(self.model.parameters(), self._largest_norm, torch.tensor(self._gradient_norm))
         self.optimizer.step()
 
 
