@@ -9,7 +9,7 @@ import msgspec
 SCHEMA_VERSION = 1
 
 Sketch = tuple[float, float]
-"""The norm of a gradient, and its product with a direction that belongs to the weight's name."""
+"""The norm of a tensor, and its product with a direction that belongs to the weight's name."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +22,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     statistics: of the batch normalisation, means and then variances of its first channels; empty without one, and
     where one of them is not finite.
     weights: a fingerprint of all weights as the step found them; None where the rank holds only some.
-    gradients: of the first step only: by weight, a sketch of the whole gradient, where that is finite.
+    initial: of the first step only: by weight, a sketch of the whole weight as the training began.
+    gradients: by weight, a sketch of the whole gradient as the optimizer used it, clipped, where that is finite.
+    gradient_norm: of all gradients before clipping; None where the rank took none.
+    updates: by weight that the rank holds, or holds a part of: a sketch of what the step changed of the whole.
     """
 
     step: int
@@ -32,7 +35,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     sequences: list[str] = []
     statistics: list[float] = []
     weights: str | None = None
+    initial: dict[str, Sketch] = {}
     gradients: dict[str, Sketch] = {}
+    gradient_norm: float | None = None
+    updates: dict[str, Sketch] = {}
     schema_version: int = SCHEMA_VERSION
 
 

@@ -9,7 +9,7 @@ import importlib
 import math
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bench.case import Case
 from bench.engines.messages import RankOrder
 from bench.evidence import EvidenceFile, Seen, Sketch
 from bench.joining import joined
@@ -28,13 +29,14 @@ from workloads.cards.check_options import check_of
 from workloads.parts.batch_norm import BatchNorm
 from workloads.parts.data import Batches, NoBatches, make_batches, to_device
 from workloads.parts.mesh import make_mesh
-from workloads.workload import KnowsNotes, Workload
+from workloads.parts.training import plain_name, whole_of
+from workloads.workload import KnowsNorm, KnowsNotes, Workload
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
 """How many channels' statistics are written."""
-PROJECTED = 2**20
-"""Elements of a gradient that are projected, from its beginning."""
+PROJECTED = 2**17
+"""Elements of a tensor that are projected, from its beginning."""
 
 
 def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
@@ -53,7 +55,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
             log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
         batches = make_batches(case, card.place_of(case, order.rank))
         with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
-            for seen in _steps(order, workload, batches, device):
+            for seen in witnessed_steps(case, workload, batches, device):
                 file.write(seen)
                 samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
                 # As warm-up, of which nothing is read as speed.
@@ -63,14 +65,20 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
                 position.step += 1
 
 
-def _steps(order: RankOrder, workload: Workload, batches: Batches | NoBatches, device: torch.device) -> Iterator[Seen]:
-    parameters, check = order.case.shape.parameters(), check_of(order.case)
+def witnessed_steps(
+    case: Case, workload: Workload, batches: Batches | NoBatches, device: torch.device
+) -> Iterator[Seen]:
+    """Train all steps of the case, a check's; what each step used and saw, as soon as it is done."""
+    parameters, check = case.shape.parameters(), check_of(case)
     assert check is not None, "a witness is of a check"
-    for step in range(order.case.steps):
+    for step in range(case.steps):
         weights = fingerprint_of_weights(workload.model, parameters)
+        held = _held_weights(workload.model)
+        before = {name: weight.detach().clone() for name, weight in held.items()}
         tokens_bs = next(batches).flip(0) if check.is_reversed else next(batches)
         loss = workload.step(to_device(tokens_bs, device))
         value = None if loss is None else loss.item()
+        norm = workload.gradient_norm() if isinstance(workload, KnowsNorm) else None
         yield Seen(
             step=step,
             loss=value if value is not None and math.isfinite(value) else None,
@@ -79,7 +87,15 @@ def _steps(order: RankOrder, workload: Workload, batches: Batches | NoBatches, d
             sequences=fingerprints_of_sequences(tokens_bs),
             statistics=_statistics(workload.model),
             weights=weights,
-            gradients={} if step else _gradients(workload),
+            initial={} if step else _sketches((name, whole_of(weight)) for name, weight in before.items()),
+            gradients=_sketches(workload.full_gradients().items()),
+            gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
+            # One weight after another: no rank need hold all of a model that it has a part of.
+            updates=_sketches(
+                (name, whole_of(weight.detach() - before[name]))
+                for name, weight in held.items()
+                if weight.shape == before[name].shape
+            ),
         )
 
 
@@ -108,17 +124,23 @@ def _statistics(model: nn.Module) -> list[float]:
     return []
 
 
-def _gradients(workload: Workload) -> dict[str, Sketch]:
-    """Sketches of the whole gradients; all ranks call it."""
-    sketches = {name: sketch_of(name, gradient) for name, gradient in workload.full_gradients().items()}
+def _held_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What this rank has of each weight, by the name that the weight has in `single`."""
+    # An engine that divides weights by itself leaves empty ones behind, and a server holds nameless ones.
+    return {plain_name(name): weight for name, weight in model.named_parameters() if weight.numel()}
+
+
+def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
+    """Of those that are finite; all ranks call it, where tensors are brought together on the way."""
+    sketches = {name: sketch_of(name, tensor) for name, tensor in tensors}
     return {name: sketch for name, sketch in sketches.items() if all(map(math.isfinite, sketch))}
 
 
-def sketch_of(name: str, gradient: Tensor) -> Sketch:
-    """Two numbers that differ where gradients do."""
-    part = gradient.detach().flatten()[:PROJECTED].cpu()
+def sketch_of(name: str, tensor: Tensor) -> Sketch:
+    """Two numbers that differ where tensors do."""
+    part = tensor.detach().flatten()[:PROJECTED].cpu()
     direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-    return gradient.norm().item(), torch.dot(part, direction).item()
+    return tensor.norm().item(), torch.dot(part, direction).item()
 
 
 def _unmarked(name: str) -> nullcontext[None]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from bench.evidence import Seen
 from bench.judgement.culprits import examine
+from bench.judgement.updates import clipped_steps
 from bench.judgement.witnessed import Culprit, NotExamined, RuledOut, Witnessed
 from workloads.cards.card import LIMITS
 
@@ -53,6 +54,7 @@ class Verdict:
     outcome: agrees only where no loss parts and no cause is named.
     parted_at: the first step whose losses are further apart than the tolerance; None where none are.
     causes: in the order of the evidence. is_explained: one of them is not later than the parting.
+    clip: the largest norm of a gradient, 0 where none is clipped. clipped_steps: in which the one rank's was above it.
     """
 
     outcome: Literal["agrees", "disagrees"]
@@ -62,11 +64,13 @@ class Verdict:
     is_explained: bool
     ruled_out: tuple[str, ...]
     not_examined: tuple[str, ...]
+    clip: float
+    clipped_steps: int
 
 
-def judge(witnessed: Witnessed, backwards: Sequence[Seen]) -> Verdict:
-    """Compare the losses, and name what differs. backwards: the one rank once more, each batch read backwards."""
-    losses = tuple(_losses(witnessed, backwards))
+def judge(witnessed: Witnessed) -> Verdict:
+    """Compare the losses, and name what differs."""
+    losses = tuple(_losses(witnessed))
     parted_at = next((pair.step for pair in losses if not pair.agree), None)
     answers = examine(witnessed)
     causes = sorted((answer for answer in answers if isinstance(answer, Culprit)), key=lambda culprit: culprit.step)
@@ -78,6 +82,8 @@ def judge(witnessed: Witnessed, backwards: Sequence[Seen]) -> Verdict:
         is_explained=parted_at is None or any(culprit.step <= parted_at for culprit in causes),
         ruled_out=tuple(answer.text for answer in answers if isinstance(answer, RuledOut)),
         not_examined=tuple(answer.text for answer in answers if isinstance(answer, NotExamined)),
+        clip=witnessed.clip,
+        clipped_steps=clipped_steps(witnessed),
     )
 
 
@@ -90,11 +96,11 @@ def tolerance(step: int, rounding_ratio: float) -> float:
     return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
 
 
-def _losses(witnessed: Witnessed, backwards: Sequence[Seen]) -> Iterator[Losses]:
+def _losses(witnessed: Witnessed) -> Iterator[Losses]:
     rounding_ratio = 0.0
     for step in range(witnessed.steps):
         one_rank = _mean([witnessed.reference[step]])
-        rounding_ratio = max(rounding_ratio, _apart(one_rank, _mean([backwards[step]])) or 0.0)
+        rounding_ratio = max(rounding_ratio, _apart(one_rank, _mean([witnessed.backwards[step]])) or 0.0)
         yield Losses(
             step=step,
             one_rank=one_rank,

@@ -9,8 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.evidence import Seen, Sketch
+from bench.evidence import Seen
 from bench.judgement.sequences import judge_sequences, shares_of
+from bench.judgement.updates import gap, judge_updates
 from bench.judgement.witnessed import (
     Answer,
     Culprit,
@@ -23,19 +24,25 @@ from bench.judgement.witnessed import (
 
 RATE_LIMIT = 1e-6
 STATISTICS_LIMIT = 1e-4
-GRADIENT_LIMIT = 1e-4
-"""How far what is compared may be apart: of a rate, of the largest statistic, of a gradient's norm. The order of
+WEIGHT_LIMIT = 1e-6
+"""How far what is compared may be apart: of a rate, of the largest statistic, of a weight's norm. The order of
 additions does less than 1e-6 in fp32, a mistake far more."""
 
 
 def examine(witnessed: Witnessed) -> list[Answer]:
     """One answer for each question: what the ranks used, read, shared and held."""
     answers = [question(witnessed) for question in QUESTIONS]
-    earlier = [answer for answer in answers if isinstance(answer, Culprit) and answer.step == 0]
-    # The rate is used after the gradient is known; all else that differs in step 0 changes the gradient.
-    if any(culprit.cause != "learning_rate" for culprit in earlier):
-        return [*answers, NotExamined(text="gradients of step 0: what differs before them changes them too")]
-    return [*answers, _gradients(witnessed)]
+    named = judge_updates(witnessed, [answer for answer in answers if isinstance(answer, Culprit)])
+    return [*(_less_consequence(answer, named) for answer in answers), *named]
+
+
+def _less_consequence(answer: Answer, named: Sequence[Answer]) -> Answer:
+    """Replicas that drift apart after a step whose gradient or update is named are no cause of their own."""
+    if not isinstance(answer, Culprit) or answer.cause != "replicas":
+        return answer
+    if not any(isinstance(one, Culprit) and one.step < answer.step for one in named):
+        return answer
+    return NotExamined(text=f"replicas: they differ from step {answer.step} on, which what is named before explains")
 
 
 def _learning_rate(witnessed: Witnessed) -> Answer:
@@ -104,10 +111,12 @@ def _statistic(statistics: Sequence[float], place: int) -> str:
 
 
 def _initial_weights(witnessed: Witnessed) -> Answer:
-    held = {rank: seen[0].weights for rank, seen in enumerate(witnessed.ranks) if seen[0].weights is not None}
-    if not held:
-        return NotExamined(text="initial weights: no rank holds all of them")
-    other = [rank for rank, weights in held.items() if weights != witnessed.reference[0].weights]
+    alone = witnessed.reference[0]
+    first = [rank[0] for rank in witnessed.ranks]
+    told = {name for seen in first for name in seen.initial if name in alone.initial}
+    if not told and all(seen.weights is None for seen in first):
+        return NotExamined(text="initial weights: no rank told of any")
+    other = [rank for rank, seen in enumerate(first) if not _began_alike(alone, seen)]
     if other:
         return Culprit(
             cause="initial_weights",
@@ -115,7 +124,20 @@ def _initial_weights(witnessed: Witnessed) -> Answer:
             text=f"{name_ranks(other)} began with other weights than one rank",
             next_move="seed every rank alike before the model is made, or send rank 0's weights to all",
         )
-    return RuledOut(text="initial weights: the same to the bit")
+    if all(seen.weights is not None for seen in first):
+        return RuledOut(text="initial weights: the same to the bit")
+    missing = len(alone.initial) - len(told)
+    some = f" of the {len(told)} weights that ranks told of (of {missing} none did)" if missing else ""
+    return RuledOut(text=f"initial weights{some}: the same, by norm and one direction of each")
+
+
+def _began_alike(alone: Seen, seen: Seen) -> bool:
+    """To the bit where the rank holds all weights, else by the sketches of those that it has a part of."""
+    if seen.weights is not None:
+        return seen.weights == alone.weights
+    return all(
+        gap(alone.initial[name], own) <= WEIGHT_LIMIT for name, own in seen.initial.items() if name in alone.initial
+    )
 
 
 def _replicas(witnessed: Witnessed) -> Answer:
@@ -137,33 +159,6 @@ def _replicas(witnessed: Witnessed) -> Answer:
     return RuledOut(text="replicas: the same weights to the bit on all ranks that hold all")
 
 
-def _gradients(witnessed: Witnessed) -> Answer:
-    """In step 0 all weights are the same; what differs then is not the optimizer."""
-    widest, place = 0.0, ""
-    for rank, seen in enumerate(witnessed.ranks):
-        for name, truth in witnessed.reference[0].gradients.items():
-            gap = _gap(truth, seen[0].gradients.get(name))
-            if gap > widest:
-                widest, place = gap, f"{name} on rank {rank}"
-    if widest > GRADIENT_LIMIT:
-        return Culprit(
-            cause="gradients",
-            step=0,
-            text=f"the gradient of {place} is off by {widest:.1e} of its norm, with the same weights and sequences",
-            next_move="look at how gradients are averaged: a sum for a mean, a rank left out, or an option that rounds"
-            " or compresses them",
-        )
-    return RuledOut(text="gradients of step 0: the same, so that forward, backward and averaging are not it")
-
-
-def _gap(truth: Sketch, sketch: Sketch | None) -> float:
-    """How far a gradient is from the true one, as a share of its norm; infinite where it is not finite."""
-    if sketch is None:
-        return math.inf
-    gap = max(abs(sketch[0] - truth[0]), abs(sketch[1] - truth[1]))
-    return gap / truth[0] if truth[0] else gap
-
-
 QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
     _learning_rate,
     judge_sequences,
@@ -171,7 +166,7 @@ QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
     _initial_weights,
     _replicas,
 )
-"""All but that of the gradients, which is asked where nothing before them differs."""
+"""All but those of gradients and updates, which are asked where nothing before them differs."""
 
 
 def _all_of(witnessed: Witnessed, step: int) -> Iterator[tuple[str, Seen]]:

@@ -9,31 +9,46 @@ from typing import Literal
 from bench.evidence import Seen
 
 Cause = Literal[
-    "learning_rate", "sampler_epoch", "data_shares", "batch_statistics", "initial_weights", "replicas", "gradients"
+    "learning_rate",
+    "sampler_epoch",
+    "data_shares",
+    "batch_statistics",
+    "initial_weights",
+    "replicas",
+    "clipping",
+    "averaging",
+    "gradients",
+    "update",
 ]
+"""averaging: ranks used gradients that differ. gradients: all used the same, which is not the one rank's. update: the
+same gradient changed weights otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witnessed:
     """All evidence of a check.
 
-    reference: the steps of the one rank. ranks: those of each rank that is compared with it.
+    reference: the steps of the one rank. backwards: those of the one rank once more, each batch read backwards, which
+    tell what rounding does. ranks: those of each rank that is compared with it.
     places: which share of the batch each rank trains on, None where it trains on none.
     rates: the learning rate of each step by the rule. rule: the rule, in words.
     epoch_steps: after which the data begin anew.
+    clip: the largest norm of the gradient; 0 where nothing is clipped.
     """
 
     reference: Sequence[Seen]
+    backwards: Sequence[Seen]
     ranks: Sequence[Sequence[Seen]]
     places: Sequence[int | None]
     rates: Sequence[float]
     rule: str
     epoch_steps: int
+    clip: float
 
     @property
     def steps(self) -> int:
         """How many steps all have."""
-        return min(len(self.reference), *(len(rank) for rank in self.ranks))
+        return min(len(self.reference), len(self.backwards), *(len(rank) for rank in self.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

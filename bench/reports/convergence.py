@@ -49,12 +49,23 @@ def lines(verdict: Verdict, case: Case) -> Iterator[str]:
         yield f"cause: {culprit.cause}, from step {culprit.step}: {culprit.text}. Next: {culprit.next_move}"
     if not verdict.is_explained:
         yield (
-            f"cause: unknown: nothing that was looked at differs up to step {verdict.parted_at}. Next: what is left is"
-            " the optimizer's update, or an option that changes the result; leave options out one by one"
+            f"cause: unknown: nothing that was looked at differs up to step {verdict.parted_at}. Next: see below what"
+            " was not examined; then leave options that change the result out, one by one"
         )
     yield from (f"ruled out: {text}" for text in verdict.ruled_out)
     yield from (f"not examined: {text}" for text in verdict.not_examined)
+    yield f"clip: {_clip(verdict)}"
     yield f"tolerance: {TOLERANCE}"
+
+
+def _clip(verdict: Verdict) -> str:
+    if not verdict.clip:
+        return "0, so that no gradient was clipped"
+    steps = len(verdict.losses)
+    return (
+        f"the norm of the one rank's gradient was above {verdict.clip:g}, and cut to it, in {verdict.clipped_steps} of"
+        f" {steps} steps"
+    )
 
 
 def _widest(verdict: Verdict) -> str:

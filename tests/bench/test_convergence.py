@@ -68,6 +68,8 @@ def test_honest_ranks_train_as_one_rank_does(
     measured, verdict = verdicts[strategy]
     assert (verdict.outcome, verdict.causes) == ("agrees", ())
     assert {summary.outcome for summary in measured.summaries} == {"done"}
+    assert verdict.clipped_steps == len(verdict.losses)
+    assert not [text for text in verdict.not_examined if text.startswith(("gradients", "updates", "clipping"))]
 
 
 @pytest.mark.parametrize("mistakes", INJECTED, ids=lambda mistakes: "+".join(mistakes))

@@ -13,6 +13,7 @@ from bench.judgement.witnessed import Witnessed
 STEPS = 6
 EPOCH_STEPS = 2
 RATE = 1e-3
+CLIP = 0.1
 STATISTICS = [0.5, -0.25, 1.0, 2.0]
 ORDER = (0, 1, 1, 0, 0, 1)
 """Which half of the data each step reads: the second epoch has another order than the first, the third the first's."""
@@ -42,11 +43,13 @@ def witnessed(
     """All evidence. changes: of each rank. reference: of the one rank."""
     usual: dict[str, Any] = {
         "reference": steps_of(None, reference),
+        "backwards": steps_of(None),
         "ranks": [steps_of(rank, change) for rank, change in enumerate(changes)],
         "places": [0, 1],
         "rates": [RATE] * STEPS,
         "rule": "lr_rule=linear over 2 data rank(s)",
         "epoch_steps": EPOCH_STEPS,
+        "clip": CLIP,
     }
     return Witnessed(**{**usual, **fields})
 
@@ -61,5 +64,8 @@ def _seen(step: int, rank: int | None) -> Seen:
         statistics=STATISTICS,
         # No two trainings round alike, and so no rank has the one rank's bits but at the start.
         weights=f"{step}" if step == 0 or rank is not None else f"alone {step}",
-        gradients={} if step else {"head.weight": (2.0, 0.5)},
+        initial={} if step else {"head.weight": (9.0, 3.0)},
+        gradients={"head.weight": (CLIP, 0.05)},
+        gradient_norm=2.0,
+        updates={"head.weight": (0.02, 0.01)},
     )

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.evidence import Seen
 from bench.judgement.convergence import LEAST_TOLERANCE, ROUNDING_FACTOR, Verdict, judge, tolerance
-from tests.bench.judgement.evidence import RATE, Change, steps_of, unchanged, witnessed
+from tests.bench.judgement.evidence import CLIP, RATE, Change, steps_of, unchanged, witnessed
 
 
 def losses(values: Mapping[int, float | None], **others: Any) -> Change:
@@ -24,19 +23,20 @@ def losses(values: Mapping[int, float | None], **others: Any) -> Change:
     return change
 
 
-def backwards(change: Change = unchanged) -> list[Seen]:
-    return steps_of(None, change)
-
-
 def verdict_of(*changes: Change, reference: Change = unchanged, rounding: Change = unchanged) -> Verdict:
-    return judge(witnessed(changes or (unchanged, unchanged), reference), backwards(rounding))
+    return judge(witnessed(changes or (unchanged, unchanged), reference, backwards=steps_of(None, rounding)))
 
 
 def test_equal_trainings_agree() -> None:
     verdict = verdict_of()
     assert (verdict.outcome, verdict.parted_at, verdict.causes, verdict.is_explained) == ("agrees", None, (), True)
     assert [pair.difference_ratio for pair in verdict.losses] == [0.0] * 6
-    assert len(verdict.ruled_out) == 6
+    assert len(verdict.ruled_out) == 8
+
+
+def test_the_verdict_says_in_how_many_steps_gradients_were_clipped() -> None:
+    below = verdict_of(reference=lambda step: {"gradient_norm": 0.05} if step < 2 else {})
+    assert (below.clip, below.clipped_steps) == (CLIP, 4)
 
 
 def test_the_loss_of_all_ranks_is_the_mean_of_theirs() -> None:
@@ -48,7 +48,7 @@ def test_the_loss_of_all_ranks_is_the_mean_of_theirs() -> None:
 def test_losses_that_part_without_a_cause_are_unknown_and_tell_what_was_ruled_out() -> None:
     verdict = verdict_of(losses({3: 1e-3}), losses({3: 1e-3}))
     assert (verdict.outcome, verdict.parted_at, verdict.causes, verdict.is_explained) == ("disagrees", 3, (), False)
-    assert len(verdict.ruled_out) == 6
+    assert len(verdict.ruled_out) == 8
 
 
 def test_the_tolerance_grows_with_the_steps_and_with_what_rounding_has_done_so_far() -> None:

@@ -42,7 +42,7 @@ def own_statistics(step: int) -> dict[str, object]:
 
 def test_equal_evidence_rules_every_cause_out() -> None:
     answers = examine(witnessed())
-    assert len(answers) == 6
+    assert len(answers) == 8
     assert all(isinstance(answer, RuledOut) for answer in answers)
 
 
@@ -129,7 +129,7 @@ def test_gradients_of_step_0_that_differ_where_all_before_them_is_alike_are_name
     norm: float, projection: float
 ) -> None:
     change: Change = lambda step: {} if step else {"gradients": {"head.weight": (norm, projection)}}  # noqa: E731
-    found = witnessed((change, change))
+    found = witnessed((change, change), clip=0.0)
     assert named(found) == [("gradients", 0)]
     assert "head.weight on rank 0" in text_of(found)
 
@@ -147,7 +147,7 @@ def test_a_wrong_rate_in_step_0_leaves_its_gradients_to_be_examined() -> None:
     def change(step: int) -> dict[str, object]:
         return {"learning_rates": [2 * RATE], "gradients": {} if step else {"head.weight": (3.0, 0.5)}}
 
-    assert named(witnessed((change, change))) == [("learning_rate", 0), ("gradients", 0)]
+    assert named(witnessed((change, change), clip=0.0)) == [("learning_rate", 0), ("gradients", 0)]
 
 
 def test_two_mistakes_at_once_are_both_named() -> None:
@@ -159,16 +159,17 @@ def test_two_mistakes_at_once_are_both_named() -> None:
 
 def test_what_left_no_evidence_is_not_examined_and_says_so() -> None:
     def divided(step: int) -> dict[str, object]:
-        return {"weights": None, "statistics": [], "learning_rates": []}
+        return {"weights": None, "statistics": [], "learning_rates": [], "initial": {}, "updates": {}}
 
-    texts = [
-        answer.text for answer in examine(witnessed((divided, divided), divided)) if isinstance(answer, NotExamined)
-    ]
+    found = witnessed((divided, divided), divided, clip=0.0)
+    texts = [answer.text for answer in examine(found) if isinstance(answer, NotExamined)]
     assert [text.partition(":")[0] for text in texts] == [
         "learning rate",
         "batch statistics",
         "initial weights",
         "replicas",
+        "updates",
+        "clipping",
     ]
 
 

@@ -37,6 +37,8 @@ def make_verdict(steps: int = 3, parted_at: int | None = None, *causes: Culprit,
         is_explained=is_explained,
         ruled_out=("gradients of step 0: the same",),
         not_examined=("replicas: fewer than two",),
+        clip=0.1,
+        clipped_steps=steps - 1,
     )
 
 
@@ -68,6 +70,13 @@ def test_each_cause_is_one_line_with_its_step_and_the_next_move() -> None:
 def test_a_parting_that_nothing_explains_is_unknown() -> None:
     said = list(lines(make_verdict(9, 7, is_explained=False), CASE))
     assert said[1].startswith("cause: unknown: nothing that was looked at differs up to step 7. Next: ")
+
+
+def test_whether_gradients_were_clipped_is_said_with_the_number_of_steps() -> None:
+    (said,) = (line for line in lines(make_verdict(9), CASE) if line.startswith("clip: "))
+    assert said == "clip: the norm of the one rank's gradient was above 0.1, and cut to it, in 8 of 9 steps"
+    (said,) = (line for line in lines(replace(make_verdict(), clip=0.0), CASE) if line.startswith("clip: "))
+    assert said == "clip: 0, so that no gradient was clipped"
 
 
 def test_a_cause_without_a_parting_is_a_disagreement_all_the_same() -> None:
