@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch.distributed as dist
 
@@ -31,6 +34,9 @@ class FakeMemory:
     def __call__(self) -> int:
         return self.held_bytes
 
+    def add(self, added_bytes: int) -> None:
+        self.held_bytes += added_bytes
+
 
 def play(*actions: tuple[ActionKind, int, int, int]) -> list[Sample]:
     """Actions by kind, stage and microbatch, each with the bytes that it adds."""
@@ -38,7 +44,7 @@ def play(*actions: tuple[ActionKind, int, int, int]) -> list[Sample]:
     stages = StageMemory(memory)
     for kind, stage, number, added_bytes in actions:
         with stages.mark(Action(kind=kind, stage=stage, microbatch=number)):
-            memory.held_bytes += added_bytes
+            memory.add(added_bytes)
     return stages.samples()
 
 
@@ -64,6 +70,38 @@ def test_a_parted_backward_holds_until_the_end_of_its_later_half() -> None:
     assert play(
         ("forward", 0, 0, 10), ("input_backward", 0, 0, -4), ("forward", 0, 1, 10), ("weight_backward", 0, 0, -6)
     ) == [STAGE_ACTIVATION_BYTES.at(20, stage="0")]
+
+
+class Lingering:
+    """What an earlier backward left in a cycle of references: it is freed when Python's collector comes by."""
+
+    def __init__(self, memory: FakeMemory, held_bytes: int) -> None:
+        self.itself = self
+        memory.add(held_bytes)
+        weakref.finalize(self, memory.add, -held_bytes)
+
+
+def test_what_the_collector_frees_meanwhile_is_not_taken_from_a_forward() -> None:
+    memory = FakeMemory()
+    stages = StageMemory(memory)
+    thresholds = gc.get_threshold()
+    gc.collect()
+    Lingering(memory, 30)
+    try:
+        with stages.mark(Action(kind="forward", stage=0, microbatch=0)):
+            memory.add(100)
+            gc.set_threshold(1, 1, 1)
+            assert len([[] for _ in range(1000)]) == 1000  # Each list is a reason to collect.
+    finally:
+        gc.set_threshold(*thresholds)
+    assert stages.samples() == [STAGE_ACTIVATION_BYTES.at(100, stage="0")]
+
+
+def test_the_collector_goes_on_after_a_forward_that_fails() -> None:
+    stages = StageMemory(FakeMemory())
+    with pytest.raises(ZeroDivisionError), stages.mark(Action(kind="forward", stage=0, microbatch=0)):
+        raise ZeroDivisionError
+    assert gc.isenabled()
 
 
 def held_by_stages(setup: SmallSetup) -> dict[int, float]:
