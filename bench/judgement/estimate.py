@@ -22,7 +22,7 @@ class Estimate:
 
     low, high: 95 % interval by Student's t on the logarithms, so of the geometric mean; widened to hold the median
     where skew puts that outside. Both None where there is no interval: see `why_no_interval`.
-    trials: the value of each trial, in order; of what is fitted to all trials at once, those that tell it alone.
+    trials: the value of each trial, in order; of what is fitted to all trials at once, by each trial's own line.
     """
 
     metric: str

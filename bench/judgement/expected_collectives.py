@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import cast
 
 from bench.case import Case
@@ -14,7 +13,7 @@ from collectors.metric import Metric
 from workloads.cards.card import ELEMENT_BYTES
 from workloads.laws import all_reduce
 from workloads.laws.all_reduce import ALGORITHMS, Algorithm
-from workloads.laws.alpha_beta import Fit, Interval, NoFit, Point, fit
+from workloads.laws.alpha_beta import Interval, NoFit, Point, fit
 from workloads.laws.communication import Link, collective_time_s, wire_bytes, wire_messages
 from workloads.laws.terms import Collective, Transfer
 
@@ -30,14 +29,14 @@ POOR_FIT_RATIO = 0.5
 def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
     """Latency and bandwidth by each of the library's collectives, and why one has none.
 
-    Intervals are the fit's over all points of all trials; the trials' own fits stand beside them where there are some.
+    Points of one trial share its luck: intervals are over the lines of the trials, which stand beside them.
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
     with_host = _sweeps(case, found, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
     for collective, trials in _sweeps(case, found, ceilings.RUN_COLLECTIVE_SECONDS).items():
         try:
-            whole = fit([point for points in trials for point in points])
+            whole = fit(trials)
         except NoFit as error:
             reasons.append(f"the link by {collective} is absent: {error}")
             continue
@@ -46,20 +45,9 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
                 f"the link by {collective} misses a size by {100 * whole.largest_error_ratio:.0f} %: no one latency and"
                 " bandwidth holds at all sizes (another protocol, a cache), or times scatter"
             )
-        each = _fits(trials)
         estimates += [
-            _fitted(
-                ceilings.RUN_LINK_LATENCY_SECONDS,
-                collective,
-                whole.latency_s,
-                [one.latency_s.value for one in each],
-            ),
-            _fitted(
-                ceilings.RUN_LINK_BANDWIDTH,
-                collective,
-                whole.bandwidth_bytes_per_second,
-                [one.bandwidth_bytes_per_second.value for one in each],
-            ),
+            _fitted(ceilings.RUN_LINK_LATENCY_SECONDS, collective, whole.latency_s),
+            _fitted(ceilings.RUN_LINK_BANDWIDTH, collective, whole.bandwidth_bytes_per_second),
         ]
         if collective in with_host:
             try:
@@ -81,18 +69,7 @@ def _latency_with_host(collective: str, trials: Sequence[Sequence[Point]]) -> Es
     Raises:
         NoFit: the sweep does not tell it.
     """
-    whole = fit([point for points in trials for point in points])
-    each = [one.latency_s.value for one in _fits(trials)]
-    return _fitted(ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, whole.latency_s, each)
-
-
-def _fits(trials: Sequence[Sequence[Point]]) -> list[Fit]:
-    """Of each trial that tells a link by itself."""
-    found = []
-    for points in trials:
-        with suppress(NoFit):
-            found.append(fit(points))
-    return found
+    return _fitted(ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, fit(trials).latency_s)
 
 
 def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
@@ -168,12 +145,12 @@ def _of(found: Iterable[Estimate], metric: Metric) -> list[Estimate]:
     return [estimate for estimate in found if estimate.metric == metric.name]
 
 
-def _fitted(metric: Metric, collective: str, whole: Interval, trials: Sequence[float]) -> Estimate:
+def _fitted(metric: Metric, collective: str, whole: Interval) -> Estimate:
     return Estimate(
         metric=metric.name,
         labels={"collective": collective},
         median=whole.value,
         low=whole.low,
         high=whole.high,
-        trials=tuple(trials),
+        trials=whole.trials,
     )

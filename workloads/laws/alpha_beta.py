@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 
 from workloads.laws.communication import Link
 
 CONFIDENCE = 0.95
 LEAST_SIZES = 3
 RESOLVED_REACHES = 2.0
-"""How many times half its interval a slope must be to count as told: its interval then spans a factor of 3 at most.
+"""How many times half the interval that independent points would give it a slope must be to count as told.
 With 1 instead of 2, every 40th sweep that holds nothing but latency would pass for one that tells a bandwidth."""
 ROUNDS = 20
 SAME_SLOPE = 1e-9
@@ -56,19 +56,24 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value with its 95 % interval."""
+    """A value with its 95 % interval.
+
+    low, high: both None where there is one trial, or the trials are equal to the last digit.
+    trials: the value of each trial by itself, in order.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    trials: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A link as a sweep tells it.
 
-    latency_s: low is 0 where the sweep does not resolve latency; it is then below high, and that is all that is known.
-    bandwidth_bytes_per_second: high is at most 3 times low, else there is no fit.
+    latency_s: low is 0 where the trials do not resolve latency; it is then below high, and that is all that is known.
+        A trial's value is 0 where it comes out below.
     largest_error_ratio: of all points, how far the fitted time is from the measured, as a share of the measured. Where
         it is much above the noise of the timing, the link has no one latency and bandwidth at all sizes.
     """
@@ -88,7 +93,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """T = per_message_s x messages + per_byte_s x bytes, with half the width of each one's interval."""
+    """T = per_message_s x messages + per_byte_s x bytes, with half of each one's interval by independent points."""
 
     per_message_s: float
     per_byte_s: float
@@ -99,50 +104,83 @@ class _Line:
         return self.per_message_s * point.messages + self.per_byte_s * point.wire_bytes
 
 
-def fit(points: Sequence[Point]) -> Fit:
-    """The line through the points, in which small and large messages count alike.
+def fit(trials: Sequence[Sequence[Point]]) -> Fit:
+    """The line through the points of all trials, in which small and large messages count alike.
 
     Least squares on relative errors: each point weighs 1 / T^2, where T is first its measured time and then, round by
-    round, its fitted one, because noisy weights favour what happened to be short. Intervals are Student's t on what the
-    points leave over, so points must be repetitions of their own (the median of a trial, not its single calls).
+    round, its fitted one, because noisy weights favour what happened to be short. A trial's points share its processes
+    and its luck, so an interval is Student's t on the lines of the trials, each drawn with the weights of the line
+    through all: on their logarithms, as times are skewed to one side, but for a latency that may be 0. Whether the
+    sweep tells the link at all is asked of the points: one for each size (the median of a trial, not its single calls).
     Where latency comes out below 0, but by no more than noise, it is 0, and bandwidth is fitted alone. No span of sizes
-    is asked for: whether a sweep is long enough is told by the intervals.
+    is asked for: whether a sweep is long enough is told by what the points leave over.
 
     Raises:
-        NoFit: there are fewer than 3 sizes of messages or all are nearly equal; latency hides the bandwidth, whose
-            interval spans more than a factor of 3 or has no end; or small messages are faster than no latency at all
-            allows.
+        NoFit: there are fewer than 3 sizes of messages in a trial, or all are nearly equal; latency hides the
+            bandwidth, whose slope is less than 4 times its uncertainty, or which some trial does not tell; or small
+            messages are faster than no latency at all allows.
     """
+    points = [point for trial in trials for point in trial]
     sizes = sorted({point.message_bytes for point in points})
-    if len(sizes) < LEAST_SIZES:
-        raise NoFit(f"{len(points)} points have {len(sizes)} sizes of messages; measure {LEAST_SIZES} sizes or more")
+    fewest = min((len({point.message_bytes for point in trial}) for trial in trials), default=0)
+    if fewest < LEAST_SIZES:
+        raise NoFit(f"{len(points)} points have {fewest} sizes of messages; measure {LEAST_SIZES} sizes or more")
     line = _weigh_and_draw(points, sizes)
-    if not line.per_byte_s > RESOLVED_REACHES * line.per_byte_reach_s:
+    each = [_draw(trial, [line.time_s(point) for point in trial], sizes) for trial in trials]
+    if not line.per_byte_s > RESOLVED_REACHES * line.per_byte_reach_s or min(one.per_byte_s for one in each) <= 0:
         raise NoFit(_unresolved(line, points, sizes))
     if line.per_message_s < -RESOLVED_REACHES * line.per_message_reach_s:
         raise NoFit(_below_0(line, sizes))
-    return _fit_of(line, points)
+    return _fit_of(line, each, points)
 
 
-def _fit_of(line: _Line, points: Sequence[Point]) -> Fit:
-    """The fit that a line within its limits tells."""
+def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
+    """The fit that a line within its limits tells, with those of its trials."""
     per_message_s, per_byte_s = line.per_message_s, line.per_byte_s
     if per_message_s < 0:
         per_message_s, per_byte_s = 0.0, fmean(point.elapsed_s / point.wire_bytes for point in points)
-    slopes = (line.per_byte_s - line.per_byte_reach_s, line.per_byte_s + line.per_byte_reach_s, per_byte_s)
+    latency_s = _over_trials(
+        [one.per_message_s for one in each],
+        per_message_s,
+        skewed=per_message_s > RESOLVED_REACHES * line.per_message_reach_s,
+    )
+    slope = _over_trials([one.per_byte_s for one in each], per_byte_s, skewed=True)
     return Fit(
         latency_s=Interval(
             value=per_message_s,
-            low=max(0.0, per_message_s - line.per_message_reach_s),
-            high=per_message_s + line.per_message_reach_s,
+            low=latency_s and max(0.0, latency_s[0]),
+            high=latency_s and latency_s[1],
+            trials=tuple(max(0.0, one.per_message_s) for one in each),
         ),
-        bandwidth_bytes_per_second=Interval(value=1 / per_byte_s, low=1 / max(slopes), high=1 / min(slopes)),
+        bandwidth_bytes_per_second=Interval(
+            value=1 / per_byte_s,
+            low=slope and 1 / slope[1],
+            high=slope and 1 / slope[0],
+            trials=tuple(1 / one.per_byte_s for one in each),
+        ),
         points=len(points),
         largest_error_ratio=max(
             abs((per_message_s * point.messages + per_byte_s * point.wire_bytes) / point.elapsed_s - 1)
             for point in points
         ),
     )
+
+
+def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple[float, float] | None:
+    """Student's t interval of what each trial says, widened to hold the value; None where trials have none.
+
+    skewed: it is taken on logarithms where all are positive.
+    """
+    from scipy.special import stdtrit  # Whoever only predicts does without scipy.
+
+    if min(values) == max(values):
+        return None
+    skewed = skewed and min(values) > 0
+    seen = [math.log(value) for value in values] if skewed else values
+    reach = float(stdtrit(len(seen) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance(seen) / len(seen))
+    ends = (fmean(seen) - reach, fmean(seen) + reach)
+    low, high = (math.exp(ends[0]), math.exp(ends[1])) if skewed else ends
+    return min(low, held), max(high, held)
 
 
 def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
