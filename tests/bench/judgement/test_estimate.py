@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -152,11 +152,33 @@ def test_a_share_may_be_zero_and_its_interval_stays_among_shares() -> None:
     assert 0.3 < found.high <= 1.0
 
 
-def test_the_interval_of_shares_is_students() -> None:
+def test_the_interval_of_shares_far_from_0_and_1_is_students_on_their_logits() -> None:
     trials = [0.5, 0.52, 0.56, 0.51]
     found = estimate_share(RUN_OVERLAP_RATIO, trials)
-    low, high = stats.t.interval(0.95, len(trials) - 1, loc=fmean(trials), scale=stats.sem(trials))
-    assert (found.low, found.high) == pytest.approx((low, high))
+    logits = np.log(trials) - np.log1p(-np.array(trials))
+    ends = stats.t.interval(0.95, len(trials) - 1, loc=logits.mean(), scale=stats.sem(logits))
+    assert (found.low, found.high) == pytest.approx(tuple(1 / (1 + np.exp(-np.array(ends)))))
+
+
+@pytest.mark.parametrize("trials", [3, 5, 10])
+@pytest.mark.parametrize(("nothing", "all_of_it"), [(0.5, 20), (2, 8), (20, 80), (20, 0.5)])
+def test_93_of_100_intervals_hold_mean_and_median_of_shares_however_near_an_end(
+    nothing: float, all_of_it: float, trials: int
+) -> None:
+    truth = stats.beta(nothing, all_of_it)
+    experiments = truth.rvs((EXPERIMENTS // 2, trials), random_state=np.random.default_rng(19))
+    found = [estimate_share(RUN_OVERLAP_RATIO, experiment) for experiment in experiments.tolist()]
+    for value in (float(truth.mean()), float(truth.median())):
+        assert 0.93 <= sum(_holds(one.low, one.high, value) for one in found) / len(found) <= 0.985
+
+
+def test_the_interval_of_shares_does_not_care_which_side_is_called_nothing() -> None:
+    trials = [0.01, 0.02, 0.002, 0.0]
+    found = estimate_share(RUN_OVERLAP_RATIO, trials)
+    turned = estimate_share(RUN_OVERLAP_RATIO, [1 - share for share in trials])
+    assert found.low is not None
+    assert found.high is not None
+    assert (turned.low, turned.high) == pytest.approx((1 - found.high, 1 - found.low))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
