@@ -50,7 +50,7 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
         notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")
     notes += said_once({trial: one.notes for trial, one in joined.items()})
     found = list(_estimates(joined, notes))
-    straggler, said = held_up([one.lateness for one in joined.values()], case.trace_steps)
+    straggler, said = held_up([one.lateness for one in joined.values()])
     if straggler is not None:
         found.append(straggler)
     return tuple(found), (*notes, said)

@@ -6,7 +6,6 @@ By the rule of `collectors.traces.ranks.verdict`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
 from bench.judgement.estimate import Estimate, estimate_share
 from collectors.catalogue.joined_ranks import RUN_STRAGGLER_RATIO
@@ -14,16 +13,16 @@ from collectors.traces.ranks.traced_lateness import TracedLateness
 from collectors.traces.ranks.verdict import Nobody, verdict
 
 
-def held_up(trials: Sequence[TracedLateness], trace_steps: int) -> tuple[Estimate | None, str]:
+def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
     """The straggler's share of each trial's traced time, None where nobody is one; and what is said of it.
 
-    trace_steps: so many each trial traced.
+    Judged by trials: lateness that sticks to a trial is that trial's luck, however many of its steps were traced.
     """
     found = verdict(trials)
     if isinstance(found, Nobody):
         said = f"no straggler is named: {found.why}"
-        if found.more_steps is not None:
-            said += f"; --trace-steps {trace_steps + ceil(found.more_steps / len(trials))} or more tells"
+        if found.more is not None:
+            said += f"; --trials {len(trials) + found.more} or more tells"
         return None, said
     doing = f" ({', '.join(found.names)})" if found.names else ""
     said = (

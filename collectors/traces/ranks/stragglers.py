@@ -103,7 +103,7 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     """
     found = collectives(timelines)
     lateness = traced_lateness(found)
-    said = verdict([lateness])
+    said = verdict([lateness], by="step")
     return Stragglers(
         alignment=found.alignment,
         ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
@@ -114,9 +114,9 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
 
 
 def _why(nobody: Nobody) -> str:
-    if nobody.more_steps is None:
+    if nobody.more is None:
         return nobody.why
-    return f"{nobody.why}; trace {nobody.more_steps} more whole steps, at least"
+    return f"{nobody.why}; trace {nobody.more} more whole steps, at least"
 
 
 def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:
@@ -136,3 +136,7 @@ def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[st
         yield f"{rooted} rooted collectives are left out: in them who waits for whom is not told"
     if not any(timeline.of_kind("step").any() for timeline in alignment.timelines):
         yield "no trace marks steps: all lateness of a rank, until another is late, counts as of one step"
+    yield (
+        "the chance is that of independent steps of ranks as they were started: whether a rank is late wherever it is"
+        " started, only more trials tell"
+    )

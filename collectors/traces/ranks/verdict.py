@@ -1,18 +1,20 @@
 """The rule by which one rank is said to hold the others up, in one trial or in several.
 
-A trial alone may have too few traced steps to tell a straggler from bad luck, so the steps of all trials are one row.
+What makes a rank late may be its trial's luck (its core, a neighbour), which sticks to all steps of the trial. So only
+trials say again that a rank is late wherever it is started; steps say it of the one trial that they belong to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.ranks.activities import ACTIVITIES, Activity
-from collectors.traces.ranks.chance import chance_of_worst, least_steps
+from collectors.traces.ranks.chance import chance_of_worst, least_rows
 from collectors.traces.ranks.traced_lateness import TracedLateness
 
 MOST_CHANCE = 0.02
@@ -45,23 +47,30 @@ class Straggler:
 class Nobody:
     """The verdict: lateness is spread evenly, may be luck or costs next to nothing.
 
-    more_steps: so many would have to be traced besides for lateness as it is to be told from luck; None where that is
-    not what the verdict lacks.
+    more: so many steps or trials (by which it was judged) would be needed besides for lateness as it is to be told from
+    luck; None where that is not what the verdict lacks.
     """
 
     why: str
-    more_steps: int | None = None
+    more: int | None = None
 
 
-def verdict(trials: Sequence[TracedLateness]) -> Straggler | Nobody:
-    """Who holds the others up in these trials of the same ranks, or why nobody does."""
+def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | Nobody:
+    """Who holds the others up in these trials of the same ranks, or why nobody does.
+
+    by: what is taken for independent. By "step" the verdict is of these trials' ranks as they were started, and says
+    nothing of how they are late when started anew.
+    """
     if not trials or not all(trial.ranks for trial in trials):
         return Nobody(
             why="no collective that all ranks wait in was found on two ranks or more, apart from each rank's first"
         )
     if len({tuple(one.rank for one in trial.ranks) for trial in trials}) > 1:
         return Nobody(why="trials differ in the ranks that were found in collectives")
-    delays_ns = np.concatenate([trial.delays_ns for trial in trials])
+    if by == "trial":
+        delays_ns = np.stack([trial.delays_ns.sum(axis=0) for trial in trials])
+    else:
+        delays_ns = np.concatenate([trial.delays_ns for trial in trials])
     if not delays_ns.any():
         return Nobody(why="in every collective the last ranks come together, as far as the clocks can tell")
     by_rank_ns = delays_ns.sum(axis=0)
@@ -81,9 +90,9 @@ def verdict(trials: Sequence[TracedLateness]) -> Straggler | Nobody:
         )
     chance = chance_of_worst(delays_ns)
     if chance > MOST_CHANCE:
-        has_steps = all(trial.has_steps for trial in trials)
+        marked = by == "trial" or all(trial.has_steps for trial in trials)
         return _may_be_luck(
-            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, chance, has_steps=has_steps
+            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, chance, by=by if marked else None
         )
     cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
     return Straggler(
@@ -98,15 +107,18 @@ def verdict(trials: Sequence[TracedLateness]) -> Straggler | Nobody:
     )
 
 
-def _may_be_luck(has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, has_steps: bool) -> Nobody:
+def _may_be_luck(
+    has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, by: Literal["trial", "step"] | None
+) -> Nobody:
+    """by: what a row of the delays is; None where nobody knows."""
     luck = f"may be luck (chance up to {chance:.0%})"
-    steps, needed = delays_ns.shape[0], least_steps(delays_ns.shape[1], MOST_CHANCE)
-    if not has_steps:
+    rows, needed = delays_ns.shape[0], least_rows(delays_ns.shape[1], MOST_CHANCE)
+    if by is None:
         return Nobody(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
-    if steps < needed:
-        return Nobody(why=f"{has}, but in so few steps that it {luck}", more_steps=needed - steps)
+    if rows < needed:
+        return Nobody(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
     late = int((delays_ns[:, place] > 0).sum())
-    return Nobody(why=f"{has}, but is late in {late} of {steps} steps and unevenly, which {luck}")
+    return Nobody(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:

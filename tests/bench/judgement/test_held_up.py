@@ -17,20 +17,25 @@ def _lateness(steps: int, late_steps: int) -> TracedLateness:
 
 
 def test_the_share_is_of_each_trials_traced_steps() -> None:
-    straggler, said = held_up([_lateness(9, 6), _lateness(9, 7)], trace_steps=10)
+    straggler, said = held_up([_lateness(9, late) for late in (6, 7, 6, 7)])
     assert straggler is not None
-    assert straggler.trials == pytest.approx((6 * LATE_NS / (10 * STEP_NS), 7 * LATE_NS / (10 * STEP_NS)))
+    shares = [late * LATE_NS / (10 * STEP_NS) for late in (6, 7, 6, 7)]
+    assert straggler.trials == pytest.approx(shares)
     assert said == "rank 2 holds the others up by compute (gemm): it has 100% of the lateness in traced steps"
 
 
-def test_too_few_steps_name_the_option_with_more_than_were_traced() -> None:
-    # Four ranks need four steps, of which each of two trials has one.
-    _, said = held_up([_lateness(1, 1), _lateness(1, 1)], trace_steps=2)
-    assert said.endswith("; --trace-steps 3 or more tells")
-
-
-def test_where_enough_was_traced_no_more_is_asked_for() -> None:
-    straggler, said = held_up([_lateness(12, 2)], trace_steps=13)
+def test_too_few_trials_name_the_option_with_more_than_there_were() -> None:
+    # One of four ranks must be late alone in four trials, however many steps each has.
+    straggler, said = held_up([_lateness(9, 9)] * 3)
     assert straggler is None
-    assert "is late in 2 of 12 steps" in said
-    assert "--trace-steps" not in said
+    assert said == (
+        "no straggler is named: rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to"
+        " 6%); --trials 4 or more tells"
+    )
+
+
+def test_where_there_were_trials_enough_no_more_is_asked_for() -> None:
+    straggler, said = held_up([_lateness(12, 12), *[_lateness(12, 0)] * 5])
+    assert straggler is None
+    assert "is late in 1 of 6 trials" in said
+    assert "--trials" not in said

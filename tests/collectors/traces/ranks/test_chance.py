@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.ranks.chance import chance_of_worst, least_steps
+from collectors.traces.ranks.chance import chance_of_worst, least_rows
 
 
 def _alone(steps: int, ranks: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
@@ -45,6 +45,6 @@ def test_lateness_that_goes_round_is_no_news() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 7), (4, 4), (8, 3)])
-def test_the_least_steps_are_just_enough(ranks: int, steps: int) -> None:
-    assert least_steps(ranks, 0.02) == steps
+def test_the_least_rows_are_just_enough(ranks: int, steps: int) -> None:
+    assert least_rows(ranks, 0.02) == steps
     assert chance_of_worst(_alone(steps, ranks)) <= 0.02 < chance_of_worst(_alone(steps - 1, ranks))
