@@ -15,7 +15,7 @@ from bench.doctor.ceilings import RUNS_SEARCHED
 from bench.doctor.page import Ceiling, Comparison, Entry, Page
 from bench.peaks import Absent
 from bench.reports.console import open_console, print_figures
-from bench.reports.figures import figure
+from bench.reports.figures import TELLS_LITTLE, figure, tells_little
 from bench.reports.formats import print_csv, print_json
 from bench.reports.gpu_fields import HEADING, field_rows, print_fields
 
@@ -98,6 +98,8 @@ def _print_ceilings(ceilings: tuple[Ceiling, ...] | Absent, widest: int, console
             measured.add_row(*(Text(cell) for cell in cells))
     if measured.row_count:
         print_figures(console, measured)
+    if any(ceiling.best is not None and tells_little(ceiling.best) for ceiling in ceilings):
+        console.print(Padding(Text(TELLS_LITTLE), _INDENT))
     if missing.row_count:
         console.print(Padding(missing, _INDENT))
 

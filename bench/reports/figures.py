@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.judgement.estimate import Estimate
+from bench.judgement.estimate import Estimate, Ratio
 from collectors.catalogue import ceilings, results
 from collectors.catalogue.every import METRICS
 
+TELLS_LITTLE = (
+    "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
+)
+
+
+def tells_little(found: Estimate | Ratio) -> bool:
+    """Whether two trials have an interval that is wider than its figure.
+
+    With one degree of freedom it may be tens of times as wide, and says nothing to a reader.
+    """
+    if isinstance(found, Ratio):
+        value, trials = found.value, min(found.numerator_trials, found.denominator_trials)
+    else:
+        value, trials = found.median, len(found.trials)
+    return found.low is not None and found.high is not None and trials == 2 and found.high - found.low > abs(value)
+
 
 def figure(estimate: Estimate) -> str:
-    """The estimate in its unit for people: `84.1 ms [82.0, 86.3]`, the median and the 95 % interval."""
+    """The estimate in its unit for people: `84.1 ms [82.0, 86.3]`, the median and an interval that tells enough."""
     scale, unit, decimals = _scaled(estimate)
     text = f"{estimate.median * scale:,.{decimals}f}{unit}"
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or tells_little(estimate):
         return text
     return f"{text} [{estimate.low * scale:,.{decimals}f}, {estimate.high * scale:,.{decimals}f}]"
 
 
-def percent(value: float, low: float | None, high: float | None) -> str:
+def percent(ratio: Ratio) -> str:
     """A ratio for people: `87.2 % [85.0, 89.5]`."""
-    interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * value:.1f} %{interval}"
+    text = f"{100 * ratio.value:.1f} %"
+    if ratio.low is None or ratio.high is None or tells_little(ratio):
+        return text
+    return f"{text} [{100 * ratio.low:.1f}, {100 * ratio.high:.1f}]"
 
 
 def _scaled(estimate: Estimate) -> tuple[float, str, int]:

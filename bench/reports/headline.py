@@ -26,15 +26,22 @@ def best(summary: Summary, metric: Metric) -> Estimate | None:
 
 
 def headline(summary: Summary) -> str:
-    """The run's figure, and what it is of; a dash where nothing was measured.
+    """The run's figure, and what it is of; a dash where nothing was measured."""
+    estimate = headline_estimate(summary)
+    if estimate is None:
+        return "-"
+    words = next(words for metric, words in _HEADLINES if metric.name == estimate.metric)
+    place = " ".join(estimate.labels.get(label, "") for label in ("collective", "kind")).strip()
+    return " ".join(part for part in (figure(estimate), words, place) if part)
+
+
+def headline_estimate(summary: Summary) -> Estimate | None:
+    """The estimate behind the headline, None where nothing was measured.
 
     The highest of many has no interval of its own, so a probe's is left out.
     """
-    for metric, words in _HEADLINES:
+    for metric, _ in _HEADLINES:
         estimate = best(summary, metric)
         if estimate is not None:
-            if summary.case.model is None:
-                estimate = replace(estimate, low=None, high=None)
-            place = " ".join(estimate.labels.get(label, "") for label in ("collective", "kind")).strip()
-            return " ".join(part for part in (figure(estimate), words, place) if part)
-    return "-"
+            return estimate if summary.case.model is not None else replace(estimate, low=None, high=None)
+    return None

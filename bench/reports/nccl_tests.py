@@ -16,6 +16,7 @@ from bench.nccl_tests.reading import Imported, Placement, Row
 from bench.nccl_tests.words import COLLECTIVES
 from bench.reports.console import open_console, print_figures
 from bench.reports.digits import with_interval
+from bench.reports.figures import TELLS_LITTLE, tells_little
 from bench.reports.formats import print_csv, print_json
 from bench.summary import Summary
 from collectors.catalogue import ceilings
@@ -117,7 +118,9 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
         for name in ("out_of_place", "in_place"):
             cells += _times(fields, name)
         if summary is not None:
-            cells += [*_times(fields, "own"), _scaled(fields["own_time_ratio"])]
+            own = _find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row)
+            without = {"own_low_s": None, "own_high_s": None} if own is not None and tells_little(own) else {}
+            cells += [*_times({**fields, **without}, "own"), _scaled(fields["own_time_ratio"])]
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
@@ -159,7 +162,10 @@ def _below(imported: Imported, summary: Summary | None) -> list[str]:
         f"ours: {summary.run}: {case.strategy} on {case.ranks} ranks, {case.precision}, {case.backend};"
         f" {summary.hardware}; {placement}, the median of {summary.trials_done} trials with its 95 % interval"
     )
-    if not any(_find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows):
+    own = [_find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
+    if any(found is not None and tells_little(found) for found in own):
+        lines.append(f"ours: {TELLS_LITTLE}")
+    if not any(own):
         lines.append(f"ours: {imported.collective} was measured at none of these sizes")
     return lines + [f"not the same: {difference}" for difference in _differences(imported, summary)]
 

@@ -13,7 +13,7 @@ from bench.judgement.expected_collectives import LIBRARY
 from bench.judgement.gpu_clocks import clock_and_power
 from bench.reports.console import print_figures
 from bench.reports.digits import with_interval
-from bench.reports.figures import figure
+from bench.reports.figures import figure, tells_little
 from bench.summary import Summary
 from collectors.catalogue import ceilings
 from collectors.metric import Metric
@@ -72,7 +72,8 @@ def gigabytes_per_second(estimate: Estimate | None) -> str:
 def _scaled(estimate: Estimate | None, scale: float) -> str:
     if estimate is None:
         return "-"
-    low, high = (None if end is None else end * scale for end in (estimate.low, estimate.high))
+    ends = (None, None) if tells_little(estimate) else (estimate.low, estimate.high)
+    low, high = (None if end is None else end * scale for end in ends)
     return with_interval(estimate.median * scale, low, high)
 
 
@@ -149,7 +150,8 @@ def _total_rate(total: Estimate | None, time: Estimate) -> str:
     """What all ranks together sent, over the time; its interval is the time's."""
     if total is None:
         return "-"
-    low, high = (None if end is None else total.median / end * 1e-9 for end in (time.high, time.low))
+    ends = (None, None) if tells_little(time) else (time.high, time.low)
+    low, high = (None if end is None else total.median / end * 1e-9 for end in ends)
     return with_interval(total.median / time.median * 1e-9, low, high)
 
 

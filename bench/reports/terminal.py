@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.judgement.estimate import Estimate
+from bench.judgement.estimate import Estimate, Ratio
 from bench.purpose import why_ad_hoc
 from bench.reports.console import open_console, print_figures
-from bench.reports.figures import figure, percent
+from bench.reports.figures import TELLS_LITTLE, figure, percent, tells_little
 from bench.reports.formats import print_csv, print_json
-from bench.reports.headline import headline
+from bench.reports.headline import headline, headline_estimate
 from bench.reports.memory import MEMORY_PARTS, memory_cell
 from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
@@ -74,6 +74,7 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
         print_pipeline(summary, console)
     for summary in summaries:
         _print_below(console, summary)
+    _print_little(console, (one for summary in summaries for one in _intervals(summary)))
     console.print()
     for summary in summaries:
         console.print(f"run folder: {summary.folder}", soft_wrap=True)
@@ -108,7 +109,9 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
             headline(summary),
             summary.outcome.replace("_", " "),
         )
-    print_figures(open_console(), table)
+    console = open_console()
+    print_figures(console, table)
+    _print_little(console, (one for summary in summaries if (one := headline_estimate(summary)) is not None))
 
 
 def print_whole(summary: Summary, format_name: str) -> None:
@@ -211,7 +214,7 @@ def _print_below(console: Console, summary: Summary) -> None:
     """What the table does not say: efficiency, the peak behind MFU, what is absent."""
     name = f"{summary.case.strategy} on {summary.case.ranks}"
     lines = [
-        f"{name}: {found.scaling} scaling efficiency {percent(found.ratio.value, found.ratio.low, found.ratio.high)}"
+        f"{name}: {found.scaling} scaling efficiency {percent(found.ratio)}"
         f" against {found.baseline_run}{'' if found.is_beside else ', which was not measured beside it'}"
         + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
         for found in summary.scaling
@@ -236,6 +239,16 @@ def _print_below(console: Console, summary: Summary) -> None:
         console.print()
     for line in lines:
         console.print(Text(line), soft_wrap=True)
+
+
+def _intervals(summary: Summary) -> Iterable[Estimate | Ratio]:
+    return (*summary.estimates, *(found.ratio for found in summary.scaling))
+
+
+def _print_little(console: Console, shown: Iterable[Estimate | Ratio]) -> None:
+    """Why figures of two trials stand without an interval, once."""
+    if any(tells_little(one) for one in shown):
+        console.print(Text(TELLS_LITTLE), soft_wrap=True)
 
 
 COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", "low", "high", "trials")
