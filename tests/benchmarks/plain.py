@@ -1,8 +1,8 @@
 """The ratio of our step rate to that of the plainest torch script of the same strategy, with its 95 % interval.
 
 Trials of both take turns. Both train the same model on the same data, made by one loader process a rank. Ours is the
-run as users have it: clock, log and supervisor included; the script reads the clock once a step. Each strategy has a
-script of its name in `scripts/`.
+run as users have it: clock, log and supervisor included; the script reads the clock once a step. Ranks of both lead
+sessions of their own. Each strategy has a script of its name in `scripts/`.
 
     python -m tests.benchmarks.plain [STRATEGY ...] [--trials N] [--steps N]
 """
@@ -101,19 +101,29 @@ def _plain_step_s(case: Case) -> float:
     settings = json.dumps(
         {"shape": asdict(case.shape), "threads": case.threads, "steps": case.steps, "warm_up": case.warm_up}
     )
+    printed = run_script(SCRIPTS / f"{case.strategy}.py", settings, ranks=case.ranks, threads=case.threads)
+    ends: list[float] = json.loads(printed.strip().splitlines()[-1])[case.warm_up :]
+    return median(end - start for start, end in pairwise(ends))
+
+
+def run_script(script: Path, settings: str, *, ranks: int, threads: int) -> str:
+    """What a script printed whose ranks each lead a session of their own, as ours do.
+
+    Linux's autogroup gives each session its share of busy cores, however many processes it has: a script in the session
+    of whoever calls it would have 1.2 to 2 times less than a rank of ours. torchrun starts its ranks in such sessions.
+    """
     command = [sys.executable, "-P"]
-    if case.ranks > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-    ended = subprocess.run(
-        [*command, str(SCRIPTS / f"{case.strategy}.py"), settings],
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*command, str(script), settings],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        start_new_session=ranks == 1,  # torchrun stays here, so that Ctrl-C reaches it.
         # Without a safe path a script would import itself by the name of the library that it is named after.
-        env={**os.environ, "OMP_NUM_THREADS": str(case.threads), "PYTHONSAFEPATH": "1"},
-    )
-    ends: list[float] = json.loads(ended.stdout.strip().splitlines()[-1])[case.warm_up :]
-    return median(end - start for start, end in pairwise(ends))
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"},
+    ).stdout
 
 
 if __name__ == "__main__":

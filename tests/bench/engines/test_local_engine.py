@@ -44,6 +44,20 @@ def _run(
     return ended
 
 
+class SessionsMeanwhile(list[Progress]):
+    """Progress of a run, and the sessions that its ranks and their loaders were in when there was some."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.leaders: set[int] = set()
+        self._folder = folder
+
+    def append(self, message: Progress) -> None:
+        """Look around."""
+        super().append(message)
+        self.leaders |= {os.getsid(int(process.split()[0])) for process in _ranks_left(self._folder)}
+
+
 def _ranks_left(folder: Path) -> list[str]:
     """Processes whose standard error is a file of the run: its ranks and their loaders."""
     left = []
@@ -102,9 +116,12 @@ def test_ranks_that_cannot_start_cuda_end_at_once_and_say_why(engine: LocalEngin
 def test_a_hung_rank_is_ended_at_the_limit_and_told_from_those_that_wait_for_it(
     rank: int, engine: LocalEngine, tmp_path: Path
 ) -> None:
-    ended = _run(engine, tmp_path, small_case(ranks=2), fault=Fault(kind="hang", rank=rank, step=2), limit_s=6.0)
+    sessions = SessionsMeanwhile(tmp_path)
+    hang = Fault(kind="hang", rank=rank, step=2)
+    ended = _run(engine, tmp_path, small_case(ranks=2), fault=hang, limit_s=6.0, progress=sessions)
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("hung", rank, 2)
+    assert len(sessions.leaders) == 2  # Each rank; the plain scripts of the benchmark are started alike.
     assert "faults.py" in (tmp_path / f"rank{rank}.err").read_text()  # Its stack names the line.
 
 
