@@ -1,13 +1,41 @@
-"""Where runs and their history are kept unless told otherwise: the platform's folder for a user's data."""
+"""The places that a command line names, and where runs and their history are kept unless it does."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 import platformdirs
 
 APPLICATION = "parallel-observatory"
+
+
+class NamedPath(click.Path):
+    """A path that somebody must have named: an empty one, as an unset variable leaves it, would mean this folder.
+
+    is_folder: it may be no file; False where it may be no folder, None where it may be either.
+    """
+
+    def __init__(self, *, is_folder: bool | None = None, exists: bool = False) -> None:
+        super().__init__(path_type=Path, file_okay=not is_folder, dir_okay=is_folder is not False, exists=exists)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail(f"it is empty; name a {'folder' if self.dir_okay else 'file'}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class NamedText(click.types.StringParamType):
+    """A text that must not be empty, as an unset variable leaves it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; leave it out, or name one", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def data_folder() -> Path:
@@ -18,7 +46,7 @@ def data_folder() -> Path:
 RUNS = click.option(
     "--runs",
     "runs_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(is_folder=True),
     default=lambda: data_folder() / "runs",
     show_default="the user's data folder",
     help="Folder of the run folders.",
@@ -27,6 +55,7 @@ STORE = click.option(
     "--store",
     "store_url",
     metavar="URL",
+    type=NamedText(),
     show_default="SQLite in the user's data folder",
     help="History: an SQLAlchemy URL, such as sqlite:////data/history.sqlite or postgresql://host/name.",
 )

@@ -7,18 +7,23 @@ Alert rules are Prometheus' own and are not published: it reads rendered/rules.y
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 RENDERED = Path(__file__).parent / "rendered"
 FOLDER_UID = DATA_SOURCE_UID = "parallel-observatory"
 FOLDER_TITLE = DATA_SOURCE_NAME = "Parallel Observatory"
 
 _TIMEOUT_S = 30.0
+"""How long a server may say nothing."""
+REQUEST_S = 60.0
+"""How long one request may take in all, however busily the server speaks."""
 _ANSWER_LETTERS = 200
 _ADVICE = {
     401: "the token in GRAFANA_TOKEN is not valid there",
@@ -60,18 +65,37 @@ def parse_address(url: str) -> Address:
     Raises:
         ValueError: it is no http or https address, or holds a user, a password, a query or a fragment.
     """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"the Grafana's address cannot be read: {error}; it looks like http://host:3000") from None
+    parts = _split(url, "Grafana", "http://host:3000 or https://host/grafana")
     if parts.username is not None or parts.password is not None:
         raise ValueError("the Grafana's address holds a user; leave it out and put a token into GRAFANA_TOKEN")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f'the Grafana\'s address is "{url}"; it looks like http://host:3000 or https://host/grafana')
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     path = parts.path.strip("/")
-    return Address(protocol=parts.scheme, host=host, port=port, prefix=f"{path}/" if path else "")
+    return Address(protocol=parts.scheme, host=host, port=parts.port, prefix=f"{path}/" if path else "")
+
+
+def check_prometheus(url: str) -> None:
+    """Nothing, where Grafana could ask the Prometheus at this address.
+
+    Raises:
+        ValueError: it is no http or https address, or holds a query or a fragment.
+    """
+    _split(url, "Prometheus", "http://host:9090 or https://host/prometheus")
+
+
+def _split(url: str, whose: str, looks: str) -> SplitResult:
+    """The parts of a server's URL, of which none is impossible."""
+    try:
+        parts = urlsplit(url)
+        assert parts.port is None or parts.port >= 0, "asked for, so that one that is none is refused"
+        (parts.hostname or "").encode("idna")
+    except UnicodeError:  # Of no machine's name: a part of it is empty, or of more than 63 letters.
+        raise ValueError(f"the {whose}'s address has no name of a machine; it looks like {looks}") from None
+    except ValueError as error:
+        raise ValueError(f"the {whose}'s address cannot be read: {error}; it looks like {looks}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # Without a user and a password.
+        raise ValueError(f'the {whose}\'s address is "{shown}"; it looks like {looks}')
+    return parts
 
 
 def read_rendered(folder: Path = RENDERED) -> list[dict[str, Any]]:
@@ -79,10 +103,17 @@ def read_rendered(folder: Path = RENDERED) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def publish(address: Address, token: str, prometheus_url: str, dashboards: list[dict[str, Any]]) -> Iterator[Published]:
+def publish(
+    address: Address,
+    token: str,
+    prometheus_url: str,
+    dashboards: list[dict[str, Any]],
+    *,
+    request_s: float = REQUEST_S,
+) -> Iterator[Published]:
     """Bring a Grafana to what is rendered, one thing after the other; yields what became of each.
 
-    prometheus_url: where Grafana finds the Prometheus, seen from Grafana.
+    prometheus_url: where Grafana finds the Prometheus, seen from Grafana. request_s: see REQUEST_S.
 
     Raises:
         PublishFailed: what was done before stays; a second push goes on from there.
@@ -101,8 +132,14 @@ def publish(address: Address, token: str, prometheus_url: str, dashboards: list[
     face.api.s.max_redirects = 0  # On its way to another address a POST would become a GET, and look like a success.
 
     def ask(verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        with _told_apart(f"{verb} {face.api.url}{path}", token):
-            return getattr(face.api, verb)(path, json=body)
+        request = f"{verb} {face.api.url}{path}"
+        with _told_apart(request, token):
+            answers, is_whole = _within(request_s, lambda: getattr(face.api, verb)(path, json=body))
+        if not is_whole:
+            raise PublishFailed(
+                f"{request}: no whole answer within {request_s:g} s; is it, or what is between, overloaded?"
+            )
+        return answers
 
     yield _folder(ask)
     yield _data_source(ask, prometheus_url)
@@ -168,6 +205,24 @@ def _find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
     return found
 
 
+def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
+    """What the question answers or raises, and whether it did in this time.
+
+    The client's own limit begins anew with each byte. A thread that is late is left behind, and ends with the program.
+    """
+    done: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            done.set_result(question())
+        except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+            done.set_exception(error)
+
+    threading.Thread(target=ask, name="request", daemon=True).start()
+    _, late = wait([done], limit_s)
+    return (None, False) if late else (done.result(), True)
+
+
 class _NotThere(PublishFailed):
     """Grafana knows no such thing."""
 
@@ -212,5 +267,6 @@ def _reason(error: OSError) -> str:
     cause: BaseException = error
     while (inner := cause.__context__ or cause.__cause__) is not None:
         cause = inner
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else type(cause).__name__
-    return text.lower()
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    return "it took too long" if isinstance(cause, TimeoutError) else "the connection broke"

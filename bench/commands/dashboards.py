@@ -9,6 +9,7 @@ import click
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
+from bench.places import NamedPath
 
 
 @click.group(name="dashboards")
@@ -26,12 +27,14 @@ def command() -> None:
 @click.option(
     "--into",
     "root",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=NamedPath(is_folder=True, exists=True),
     show_default="the repository",
     help="Folder of a checkout: dashboards/rendered/ and docs/metrics.md are in it.",
 )
 def render(check: bool, root: Path | None) -> None:
     """Write dashboards, rules and the page of metrics, from the catalogue.
+
+    Wants Grafana's SDK: pip install 'parallel-observatory[dashboards]'.
 
     \b
     Example:
@@ -70,11 +73,13 @@ def render(check: bool, root: Path | None) -> None:
 def push(url: str, prometheus_url: str) -> None:
     """Put folder, data source and dashboards into a Grafana; the token is read from GRAFANA_TOKEN.
 
+    Where one request has no whole answer within 60 s, it gives up.
+
     \b
     Example:
       observatory dashboards push --url http://localhost:3000
     """
-    from dashboards.publish import PublishFailed, parse_address, publish, read_rendered
+    from dashboards.publish import PublishFailed, check_prometheus, parse_address, publish, read_rendered
 
     token = os.environ.get("GRAFANA_TOKEN", "").strip()
     if not token:
@@ -83,6 +88,7 @@ def push(url: str, prometheus_url: str) -> None:
         raise Misuse("GRAFANA_TOKEN holds a character that no token has; was it copied whole, and nothing beside it?")
     try:
         address = parse_address(url)
+        check_prometheus(prometheus_url)
     except ValueError as error:
         raise Misuse(str(error)) from None
     try:

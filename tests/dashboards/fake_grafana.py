@@ -22,6 +22,7 @@ class FakeGrafana:
 
     broken: an answer to every request instead of the right one: a status, and a body as it is sent.
     location: where it sends on to, if it does.
+    drip_s: how long it waits after each byte of a body, so that no client's limit of silence is ever reached.
     version_changes: how often another person saves a dashboard between our reading it and our saving it.
     """
 
@@ -34,6 +35,7 @@ class FakeGrafana:
     requests: list[str] = field(default_factory=list)
     broken: tuple[int, bytes] | None = None
     location: str | None = None
+    drip_s: float = 0.0
     version_changes: int = 0
 
     @property
@@ -115,6 +117,7 @@ class FakeGrafana:
 @contextmanager
 def serve(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
     """Let it answer on a free loopback port."""
+    is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def _respond(self) -> None:
@@ -129,7 +132,13 @@ def serve(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
             if grafana.location is not None:
                 self.send_header("Location", grafana.location)
             self.end_headers()
-            self.wfile.write(text)
+            if grafana.drip_s == 0:
+                self.wfile.write(text)
+                return
+            for byte in text:
+                if is_over.wait(grafana.drip_s):
+                    return
+                self.wfile.write(bytes([byte]))
 
         do_GET = do_POST = do_PUT = _respond  # noqa: N815  # The names that http.server calls.
 
@@ -143,5 +152,6 @@ def serve(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
         try:
             yield grafana
         finally:
+            is_over.set()
             server.shutdown()
             thread.join()

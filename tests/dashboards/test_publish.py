@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from bench import cli
-from dashboards.publish import DATA_SOURCE_UID, FOLDER_UID, Address, parse_address, read_rendered
+from dashboards.publish import (
+    DATA_SOURCE_UID,
+    FOLDER_UID,
+    Address,
+    PublishFailed,
+    parse_address,
+    publish,
+    read_rendered,
+)
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 ALL = {dashboard["uid"]: dashboard for dashboard in read_rendered()}
@@ -220,3 +228,29 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(
 def test_an_address_is_taken_apart() -> None:
     assert parse_address("https://[::1]:8443/a/b/") == Address(protocol="https", host="[::1]", port=8443, prefix="a/b/")
     assert parse_address("http://host") == Address(protocol="http", host="host", port=None, prefix="")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("not a url", 'the Prometheus\'s address is "not a url"; it looks like http://host:9090'),
+        ("localhost:9090", "it looks like http://host:9090"),
+        ("http://host:99999", "Port out of range"),
+        ("http://a..b", "has no name of a machine"),
+        (f"http://{'a' * 64}", "has no name of a machine"),
+        ("ftp://me:hunter2@host", 'address is "ftp://host"'),
+    ],
+)
+def test_a_prometheus_that_is_none_is_refused_before_anything_is_asked(
+    url: str, told: str, grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _push(grafana.url, "--prometheus", url) == 2
+    assert told in capsys.readouterr().err
+    assert grafana.requests == []
+
+
+def test_a_grafana_that_drips_is_left_when_its_time_is_over(grafana: FakeGrafana) -> None:
+    grafana.drip_s = 0.05
+    grafana.broken = 200, b"x" * 1000
+    with pytest.raises(PublishFailed, match=r"GET .*: no whole answer within 0\.3 s; is it, or"):
+        list(publish(parse_address(grafana.url), TOKEN, "http://prometheus:9090", [], request_s=0.3))
