@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -32,6 +32,34 @@ COMMANDS = {
 """Each command and its one line of help, so that `--help` need load none of their files."""
 
 
+_NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a name that no file can have; where one is told may be any place that looks at it first."""
+_REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.ENOMEM,
+)
+"""What it says where the machine is in the way: rights, a disk that fails, or limits of files, processes and memory."""
+
+
+def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
+    """Nothing, where the first word is one of the names, or like none of them.
+
+    Raises:
+        click.UsageError: it is like one, which the message offers.
+    """
+    name = args[0] if args else ""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if name not in names and not name.startswith("-") and close:
+        context.fail(f"No such command '{name}'. Did you mean '{close[0]}'?")
+
+
 class _LateGroup(click.Group):
     """A group that imports a command's module only when the command is called."""
 
@@ -47,10 +75,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        close = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-        if name not in COMMANDS and not name.startswith("-") and close:
-            context.fail(f"No such command '{name}'. Did you mean '{close[0]}'?")
+        offer_nearest(context, args, COMMANDS)
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,13 +116,20 @@ def run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, SystemExit):  # Whoever read our output has enough: `observatory show | head` is fine.
         _drop_output()
         return FINE
+    except MemoryError:
+        return _fail(INFRASTRUCTURE, "this took more memory than this process may have; name fewer or smaller files")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
-        _drop_output()
-        return _fail(
-            INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
-        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_output()
+            return _fail(
+                INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
+            )
+        if error.errno in _NO_NAMES:
+            return _fail(MISUSE, f"{_short(error.filename)}: {error.strerror}; name another file or folder")
+        if error.errno in _REFUSED:
+            what = _short(error.filename) if error.filename else "the system"
+            return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
+        return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
@@ -142,6 +174,12 @@ def _fail(code: int, message: str) -> int:
     return code
 
 
+def _short(name: object) -> str:
+    """A name of a file with its beginning and end: one that is too long is too long for a message."""
+    text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else str(name)
+    return text if len(text) <= 100 else f"{text[:48]}...{text[-48:]}"
+
+
 def _crash(arguments: Sequence[str], trace: str) -> str:
     """Write what happened into a file; the line that tells of it."""
     from bench.environment import redact
@@ -154,7 +192,7 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may have any bytes.
     except OSError as error:
         say(text)
         return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"

@@ -6,8 +6,8 @@ import contextlib
 import re
 import sys
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""All of C0 and C1 but the end of a line, and the marks that turn the direction of writing."""
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All of C0 and C1 but the end of a line, the marks that turn the direction of writing, and bytes that are no text."""
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from bench import slots
+from bench.bounded_files import read_small
 from bench.case import Case
 from bench.engines.messages import Cause, Outcome
 from bench.environment import redact
@@ -199,7 +200,7 @@ def load(folder: Path) -> Summary:
     """
     path = folder / "summary.json"
     if path.exists():
-        summary = decode(path.read_bytes(), str(path))
+        summary = decode(read_small(path), str(path))
         if summary.run != (run := case_file(folder).run):
             raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
         return replace(summary, folder=str(folder.absolute()))
@@ -243,14 +244,16 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
-        data = path.read_bytes()
+        data = read_small(path)
         version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
         if version > SCHEMA_VERSION:
             raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
         return msgspec.json.decode(data, type=kind)
     except FileNotFoundError:
         raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise Misuse(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from None
 
 

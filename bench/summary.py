@@ -76,5 +76,5 @@ def decode(data: bytes, source: str = "summary") -> Summary:
                 " use the version that wrote it"
             )
         return msgspec.json.decode(data, type=Summary)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{source}: is no summary ({error}); delete it, and the run is read anew from its logs") from None

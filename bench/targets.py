@@ -10,6 +10,7 @@ Source: prometheus/prometheus, docs/configuration/configuration.md, file_sd_conf
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from bench.bounded_files import read_small
 from bench.errors import InfrastructureFailed, Misuse
 
 STALE_S = 3600.0
@@ -71,9 +73,11 @@ class Targets:
 
         Raises:
             Misuse: it holds something else.
-            InfrastructureFailed: it cannot be read.
+            InfrastructureFailed: it cannot be read, or its folder is missing.
         """
         with self._writing():
+            if not self._path.parent.is_dir():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path.parent))
             self._groups()
 
     def add(self, address: str, labels: Mapping[str, str]) -> None:
@@ -128,10 +132,10 @@ class Targets:
     def _groups(self) -> list[_Group]:
         """What is in the list now."""
         try:
-            groups = json.loads(self._path.read_text())
+            groups = json.loads(read_small(self._path))
         except FileNotFoundError:
             return []
-        except ValueError:
+        except (ValueError, RecursionError):
             groups = None
         if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
             raise Misuse(f"{self._path}: holds no list of targets, and is left as it is; name another file")

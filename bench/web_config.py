@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
+from bench.bounded_files import read_small
 from bench.errors import Misuse
 
 ClientCheck = Literal["none", "if given", "required"]
@@ -38,6 +39,8 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
 }
 """The headers that may be added, each with what it may be; without any, that is every line of ASCII."""
+MOST_BYTES = 1 << 20
+"""YAML is read slowly, and a web configuration is a page."""
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 
 
@@ -105,12 +108,14 @@ class _File:
 
     def _content(self) -> object:
         try:
-            return yaml.load(self._path.read_bytes(), _StrictLoader)
+            return yaml.load(read_small(self._path, MOST_BYTES), _StrictLoader)
         except OSError as error:
             raise self._misuse(f"{error.strerror}; name a file that this user may read") from None
         except yaml.MarkedYAMLError as error:  # Its own text would quote the line, and the hash in it.
             line = 0 if error.problem_mark is None else error.problem_mark.line + 1
             raise self._misuse(f"line {line}: {error.problem}; it must be YAML") from None
+        except RecursionError:
+            raise self._misuse("its tables lie too deep in each other; name a web configuration") from None
         except yaml.YAMLError:
             raise self._misuse("is no text; it must be YAML in UTF-8") from None
 

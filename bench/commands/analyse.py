@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from bench.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
+from bench.cli import offer_nearest
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
-from bench.places import RUNS, STORE
+from bench.places import RUNS, STORE, NamedPath, NamedText
 from bench.reports.formats import FORMAT
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])
 
 ROWS = 30
+MOST_RANKS = 2**31 - 1
 _LONE = ("trace",)
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_RANK = click.option("--rank", type=click.IntRange(min=0), help="Of a lone trace, in place of what it says.")
+_FILE = NamedPath(is_folder=False)
+_RANK = click.option("--rank", type=click.IntRange(0, MOST_RANKS), help="Of a lone trace, in place of what it says.")
 _WHAT_IT_MAY_BE = (
     "a trace of torch.profiler (.json, .json.gz), a rank's .timeline.npz, a folder of these, or the beginning of a"
     " run's name"
@@ -100,7 +102,7 @@ def _sides(sides: tuple[str, ...]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for side in reversed(sides):
             count = -1 if sides == _LONE else 1
-            function = click.argument(side, nargs=count, required=True, type=click.Path())(function)
+            function = click.argument(side, nargs=count, required=True, type=NamedText())(function)
         return function
 
     return decorate
@@ -156,6 +158,12 @@ class _Analyses(click.Group):
             if drawing.name == name:
                 return _command_to_draw(drawing)
         return None
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        offer_nearest(context, args, NAMES)
+        return super().resolve_command(context, args)
 
 
 @click.group(name="analyse", cls=_Analyses, no_args_is_help=False)

@@ -9,8 +9,16 @@ import click
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
-from bench.places import STORE
+from bench.places import STORE, NamedPath
 from bench.reports.formats import FORMAT
+
+MOST_SECONDS = 86_400.0
+
+
+def _checked_seconds(context: click.Context, option: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 1 <= seconds <= MOST_SECONDS:  # NaN is refused, too.
+        raise click.BadParameter(f"{seconds:g} cannot be recorded; it may be 1 to {MOST_SECONDS:g} seconds")
+    return seconds
 
 
 @click.command(name="doctor")
@@ -20,10 +28,12 @@ from bench.reports.formats import FORMAT
     "--record",
     "recording",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(is_folder=False),
     help="Write what NVML answers into this file, in place of the page.",
 )
-@click.option("--seconds", type=click.FloatRange(min=1), show_default="60", help="For how long --record does so.")
+@click.option(
+    "--seconds", type=float, show_default="60", callback=_checked_seconds, help="For how long --record does so."
+)
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Have --record ask for each NVLink, too.")
 def command(
     store_url: str | None, format_name: str, recording: Path | None, seconds: float | None, *, is_per_nvlink: bool
@@ -57,9 +67,12 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.engines.local import LocalEngine
     from bench.peaks import Absent
     from bench.reports.doctor import print_page
+    from bench.store.connecting import parse_url
     from bench.store.history import History
     from collectors.nvml.collector import NvmlCollector
 
+    if store_url is not None:
+        parse_url(store_url)
     read, ranks = machine_of_ranks(LocalEngine, machine.read)
     fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
     history: History | Absent

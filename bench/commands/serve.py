@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from bench.errors import Misuse
 from bench.notices import say
-from bench.places import RUNS, STORE
+from bench.places import RUNS, STORE, NamedPath, NamedText
 from collectors.dcgm.job_mapping import JobMapping, NoMapping
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float
 
 
 @click.command(name="serve")
-@click.option("--host", default=_LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 means all.")
+@click.option(
+    "--host", type=NamedText(), default=_LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 means all."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0 takes a free one.")
 @click.option(
     "--beat",
@@ -51,19 +53,19 @@ def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float
 @click.option(
     "--job-mapping",
     "mapping_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(is_folder=True),
     help="Folder of dcgm-exporter's --hpc-job-mapping-dir, to tell it which run is on which GPU.",
 )
 @click.option(
     "--web-config",
     "web_config",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(is_folder=False),
     help="File in the format of Prometheus's own exporters: TLS and passwords, without lists of ciphers.",
 )
 @click.option(
     "--targets",
     "targets_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(is_folder=False),
     help="Prometheus's list of targets (file_sd, JSON), in which this node stands while it serves.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
@@ -119,9 +121,9 @@ def command(
             mapping = None if mapping_folder is None else stack.enter_context(_open_mapping(mapping_folder))
             node = NodePlan(wanted=wanted, mapping=mapping)
             opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=terms, node=node)
+        server = stack.enter_context(opening)
         if not _is_loopback(host) and not _asks_who(terms()):
             say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
-        server = stack.enter_context(opening)
         if targets_file is not None:
             labels = {"__scheme__": server.url.partition(":")[0]}
             address = published_address(host, server.port)

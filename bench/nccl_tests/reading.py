@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from bench.bounded_files import read_small
 from bench.errors import Misuse
 from bench.nccl_tests.words import ALGORITHM, COLLECTIVES, DTYPES
 from bench.nccl_tests.written import WrittenFile, WrittenPlacement, WrittenRow, WrittenVersion
@@ -86,7 +87,7 @@ def read(path: Path) -> Imported:
         Misuse: the file cannot be read, or is none of nccl-tests.
     """
     try:
-        data = path.read_bytes()
+        data = read_small(path)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; give a file that `all_reduce_perf -J FILE` wrote") from None
     return decode(data, str(path))

@@ -139,8 +139,11 @@ def test_passwords_without_tls_are_said(tmp_path: Path, taken: int) -> None:
 
 
 @pytest.mark.parametrize(("host", "is_open"), [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
-def test_who_serves_everybody_without_a_password_is_told(host: str, is_open: bool, taken: int, tmp_path: Path) -> None:
-    with _serve(tmp_path, "--host", host, "--port", str(taken)) as served:
+def test_who_serves_everybody_without_a_password_is_told(host: str, is_open: bool, tmp_path: Path) -> None:
+    with _serve(tmp_path, "--host", host, "--port", "0") as served:
+        assert served.stderr is not None
+        assert served.stderr.readline().startswith("serving http://")
+        served.terminate()
         _, errors = served.communicate(timeout=60)
     said = f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS"
     assert (said in errors.splitlines()) == is_open
