@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,23 @@ class Adopted:
     problems: tuple[str, ...]
 
 
+def new_runs(folder: Path, known: Collection[str], store: str | None, *, of_every_store: bool = False) -> Adopted:
+    """The runs that `adopt` would take into a history that knows these; nothing is written."""
+    found: list[Summary] = []
+    problems: list[str] = []
+    for run_folder in ended_folders(folder):
+        if run_folder.name in known:
+            continue
+        with _noting(run_folder, problems):
+            file = runs.case_file(run_folder)
+            if not of_every_store and file.store != runs.store_name(store):
+                continue
+            if file.run != run_folder.name:
+                raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
+            found.append(runs.load(run_folder))
+    return Adopted(runs=tuple(found), problems=tuple(problems))
+
+
 def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
     """Take runs into the history that are not in it: their runner died, or the folder or the history is a new one.
 
@@ -86,28 +104,29 @@ def adopt(folder: Path, history: History, store: str | None, *, of_every_store: 
     store: the history's URL as runs were told it; those of another store are left alone.
     of_every_store: they are taken as well.
     """
-    known = history.known()
+    found = new_runs(folder, history.known(), store, of_every_store=of_every_store)
     taken: list[Summary] = []
-    problems: list[str] = []
-    for run_folder in ended_folders(folder):
-        if run_folder.name in known:
-            continue
-        try:
-            file = runs.case_file(run_folder)
-            if not of_every_store and file.store != runs.store_name(store):
-                continue
-            if file.run != run_folder.name:
-                raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
-            summary = runs.load(run_folder)
+    problems = list(found.problems)
+    for summary in found.runs:
+        run_folder = Path(summary.folder)
+        with _noting(run_folder, problems):
             if not (run_folder / "summary.json").exists():
                 runs.save(summary)
             history.add(summary, runs.machine_of(run_folder))
             taken.append(summary)
-        except Misuse as error:
-            problems.append(f"{run_folder} is left out of the history: {error}")
-        except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
-            problems.append(f"{run_folder} is left out of the history: {type(error).__name__}: {error}")
     return Adopted(runs=tuple(taken), problems=tuple(problems))
+
+
+@contextmanager
+def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
+    """Leave a run's folder out, with a line that says why."""
+    left_out = f"{run_folder} is left out of the history"
+    try:
+        yield
+    except (Misuse, InfrastructureFailed) as error:
+        problems.append(f"{left_out}: {error}")
+    except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
+        problems.append(f"{left_out}: its files do not fit together: {error}")
 
 
 def _scaling(

@@ -81,11 +81,10 @@ def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
 
 
 def _folder_in_history(run: str, store_url: str | None) -> Path:
-    from bench.store.history import History
+    from bench.store.history import find_run
 
     try:
-        with History(store_url, writable=False) as history:
-            folder = Path(history.find(run).folder)
+        folder = Path(find_run(run, store_url)[0].folder)
     except Misuse as error:
         raise Misuse(f'"{run}" is no file and no folder, and {error}') from None
     except InfrastructureFailed as error:

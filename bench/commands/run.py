@@ -27,7 +27,7 @@ from bench.keeping import Kept, adopt, check_baseline, keep
 from bench.looks import Looks, check_looks
 from bench.machine import Machine
 from bench.notices import say
-from bench.places import RUNS, STORE
+from bench.places import RUNS, STORE, NamedText
 from bench.preflight import available_bytes, check_memory
 from bench.purpose import Purpose, check_purpose
 from bench.reports.convergence import print_verdict
@@ -102,7 +102,9 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 @click.option("--seed", type=int, default=SEED, show_default=True, help="Of weights and data.")
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="See `observatory list`.")
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
-@click.option("--baseline", "baseline_run", metavar="RUN", help="Run to read the scaling efficiency against.")
+@click.option(
+    "--baseline", "baseline_run", type=NamedText(), metavar="RUN", help="Run to read the scaling efficiency against."
+)
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
 @click.option("--engine", "engine_name", type=click.Choice(list(ENGINES)), default="local", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
@@ -209,9 +211,11 @@ def command(
             for summary in kept.summaries:
                 show_memory(summary)
         if with_timeline and kept.summaries[-1].trials_done:
-            if format_name == "table":
+            is_drawn = format_name == "table"  # JSON and CSV are of the run alone; `show --timeline` prints the other.
+            if is_drawn:
                 click.echo()
-            say(f"timeline: {show_timeline(kept.summaries[-1], format_name)} opens in ui.perfetto.dev")
+            drawn = show_timeline(kept.summaries[-1], "table" if is_drawn else None)
+            say(f"timeline: {drawn} opens in ui.perfetto.dev")
     problems = [line for summary in kept.summaries for line in cause_lines(summary)]
     for line in [*problems, *(str(failure) for failure in kept.failures)]:
         say(line)

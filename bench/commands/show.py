@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,11 @@ import click
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
-from bench.places import RUNS, STORE
+from bench.places import RUNS, STORE, NamedPath, NamedText
 from bench.reports.formats import FORMAT
 
 if TYPE_CHECKING:
+    from bench.keeping import Adopted
     from bench.machine import Machine
     from bench.nccl_tests.reading import Imported
     from bench.summary import Summary
@@ -23,7 +25,7 @@ LOOKED_THROUGH = 200
 
 
 @click.command(name="show")
-@click.argument("run", required=False)
+@click.argument("run", required=False, type=NamedText())
 @click.option("--strategy", help="Only runs of this strategy.")
 @click.option(
     "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
@@ -31,13 +33,13 @@ LOOKED_THROUGH = 200
 @click.option(
     "--import",
     "import_path",
-    type=click.Path(path_type=Path),
+    type=NamedPath(is_folder=False),
     help="File of `nccl-tests -J`, to stand beside RUN or the most like run of collectives on as many ranks.",
 )
 @click.option(
     "--export",
     "export_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(is_folder=True),
     help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
 )
 @click.option(
@@ -95,25 +97,24 @@ def _show(
     from bench.case import find_card
     from bench.keeping import adopt
     from bench.reports.terminal import print_history, print_whole
-    from bench.store.history import History
+    from bench.store.history import History, NoStoreYet, find_run
 
-    refusal = None
-    try:
-        with History(store_url) as history:
-            for problem in adopt(runs_folder, history, store_url).problems:
-                say(problem)
-    except InfrastructureFailed as error:
-        refusal = error
-    try:
-        with History(store_url, writable=False) as history:
-            if run is not None:
-                print_whole(history.find(run), format_name)
-                return
-            summaries = history.runs(limit=count, strategy=strategy)
-    except InfrastructureFailed:
-        raise refusal or InfrastructureFailed("the store cannot be read") from None
-    if refusal is not None:
-        say(f"this store can only be read, so runs whose runner died are not taken in: {refusal}")
+    found = _news(runs_folder, store_url)
+    problems = found.problems
+    if found.runs:
+        try:
+            with History(store_url) as history:
+                problems = adopt(runs_folder, history, store_url).problems
+        except InfrastructureFailed as error:
+            say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
+    for problem in problems:
+        say(problem)
+    if run is not None:
+        print_whole(find_run(run, store_url)[0], format_name)
+        return
+    summaries: tuple[Summary, ...] = ()
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        summaries = history.runs(limit=count, strategy=strategy)
     if not summaries and strategy is not None:
         find_card(strategy)
         say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
@@ -124,6 +125,17 @@ def _show(
     print_history(summaries, format_name)
 
 
+def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> Adopted:
+    """The folder's runs that the history lacks: where it lacks none, a store is neither made nor written."""
+    from bench.keeping import new_runs
+    from bench.store.history import History, NoStoreYet
+
+    known: frozenset[str] = frozenset()
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        known = history.known()
+    return new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
+
+
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Every run of the folder that the history lacks, whatever store it was meant for."""
     from bench.keeping import adopt
@@ -132,8 +144,10 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None
 
     if not runs_folder.is_dir():
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
-    with History(store_url) as history:
-        adopted = adopt(runs_folder, history, store_url, of_every_store=True)
+    adopted = _news(runs_folder, store_url, of_every_store=True)
+    if adopted.runs:
+        with History(store_url) as history:
+            adopted = adopt(runs_folder, history, store_url, of_every_store=True)
     for problem in adopted.problems:
         say(problem)
     if adopted.runs or format_name != "table":
@@ -188,13 +202,11 @@ def _draw(run: str | None, store_url: str | None, format_name: str) -> None:
 def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:
     """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
     from bench.run import load, machine_of
-    from bench.store.history import History
+    from bench.store.history import find_run
 
     if Path(run).is_dir():
         return load(Path(run)), machine_of(Path(run))
-    with History(store_url, writable=False) as history:
-        summary = history.find(run)
-        return summary, history.machine(summary.run)
+    return find_run(run, store_url)
 
 
 def _most_like(imported: Imported, store_url: str | None) -> Summary | None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from bench.judgement.stages import TimedStep, Work, bubble_ratio, pipelines
 from bench.reports.console import open_console
 from bench.reports.digits import digits
+from bench.reports.formats import print_csv, print_json
 from bench.stage_trace import require_stages, timed_steps, typical, write_trace
 from bench.summary import Summary
 from workloads.laws.schedules import ActionKind
@@ -36,8 +37,14 @@ _LOOKS: dict[ActionKind, _Look] = {
 }
 
 
-def show_timeline(summary: Summary, format_name: str, console: Console | None = None) -> Path:
-    """Draw a typical step of the run where a table is wanted, and write all of them as a trace; its file.
+ROWS_SCHEMA_VERSION = 1
+_COLUMNS = ("trial", "step", "rank", "stage", "action", "microbatch", "start_ns", "end_ns")
+
+
+def show_timeline(summary: Summary, format_name: str | None, console: Console | None = None) -> Path:
+    """Show what the run's stages computed in the timed steps, and write these as a trace; its file.
+
+    format_name: a table draws a typical step, JSON and CSV have all; None shows nothing.
 
     Raises:
         Misuse: the run has no stages, or no step of theirs was timed.
@@ -49,6 +56,18 @@ def show_timeline(summary: Summary, format_name: str, console: Console | None = 
     if format_name == "table":
         groups = pipelines(summary.case.card().mesh(summary.case))
         print_timeline(typical(steps), groups, console or open_console())
+    elif format_name == "json":
+        one_clock = all(step.is_one_clock for step in steps)
+        print_json(
+            {
+                "schema_version": ROWS_SCHEMA_VERSION,
+                "run": summary.run,
+                "is_one_clock": one_clock,
+                "actions": _rows(steps),
+            }
+        )
+    elif format_name == "csv":
+        print_csv(_rows(steps), _COLUMNS)
     return write_trace(summary.case, steps, folder)
 
 
@@ -78,6 +97,24 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
         console.print(row.append(" " * (columns - drawn)).append("|"), soft_wrap=True)
     for line in _below(step, groups, span_ns / columns, narrow):
         console.print(Text(line), soft_wrap=True)
+
+
+def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
+    """Each action of each step; start_ns, end_ns: since the step began on the first rank, see `TimedStep`."""
+    return [
+        {
+            "trial": step.trial,
+            "step": step.step,
+            "rank": work.rank,
+            "stage": work.action.stage,
+            "action": work.action.kind,
+            "microbatch": work.action.microbatch,
+            "start_ns": work.start_ns,
+            "end_ns": work.end_ns,
+        }
+        for step in steps
+        for work in step.works
+    ]
 
 
 def _box(work: Work, stage_letter: str, columns: int) -> Text:

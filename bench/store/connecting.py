@@ -12,11 +12,15 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
 from bench.places import data_folder
 
 _LOCK_WAIT_S = 30
 _CONNECT_WAIT_S = 10
+
+
+class NoStoreYet(InfrastructureFailed):
+    """Nobody has made the store, so that nothing is in it. Told apart, since whoever only reads can say just that."""
 
 
 def default_url() -> str:
@@ -31,8 +35,11 @@ def parse_url(text: str) -> URL:
         InfrastructureFailed: it is none, or of another kind of database.
     """
     try:
+        text.encode()  # An argument that is no UTF-8 comes as surrogates, and a NUL ends a name.
+        if "\0" in text:
+            raise ValueError
         url = make_url(text)
-    except exc.ArgumentError:  # Not shown: what cannot be parsed cannot be relieved of its password.
+    except (exc.ArgumentError, ValueError):  # Not shown: what cannot be parsed cannot be relieved of its password.
         raise InfrastructureFailed(
             "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
@@ -54,6 +61,7 @@ def connect(url: URL, *, writable: bool) -> Engine:
     """An engine for the store; nothing is opened yet but checked: the folder, and that the driver is installed.
 
     Raises:
+        NoStoreYet: it is to be read, and nobody has made it.
         InfrastructureFailed: the folder or the driver is missing.
     """
     try:
@@ -72,10 +80,13 @@ def saying(url: URL) -> Iterator[None]:
     """Turn what the database refuses into one line.
 
     Raises:
+        Misuse: it is asked for what no store can hold.
         InfrastructureFailed: the store cannot be reached, read or written.
     """
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise Misuse(f'"{error.object}" is no text in UTF-8, as all names in a history are') from None
     except (exc.IntegrityError, exc.DataError):
         raise  # A mistake of ours, not of the store.
     except exc.DBAPIError as error:
@@ -124,7 +135,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         if writable and folder == data_folder():
             folder.mkdir(parents=True, exist_ok=True)
         if not writable and folder == data_folder() and not folder.exists():
-            raise InfrastructureFailed(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
         if not folder.is_dir():
             is_what = "is a file" if folder.exists() else "does not exist"
             raise InfrastructureFailed(
@@ -133,7 +144,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         if path.is_dir():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
         if not writable and not path.exists():
-            raise InfrastructureFailed(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
     except OSError as error:
         raise InfrastructureFailed(
             f"store {shown(url)}: {error.filename}: {error.strerror}; choose another file with --store"

@@ -11,12 +11,12 @@ from sqlalchemy import Select, delete, func, insert, select
 
 from bench.errors import Misuse
 from bench.machine import Machine
-from bench.store.connecting import connect, default_url, parse_url, saying, shown
+from bench.store.connecting import NoStoreYet, connect, default_url, parse_url, saying, shown
 from bench.store.migrations import check_version, upgrade
 from bench.store.schema import ESTIMATES, RUNS, TRIAL_VALUES
 from bench.summary import Summary, decode, encode
 
-__all__ = ["History", "default_url"]
+__all__ = ["History", "NoStoreYet", "default_url", "find_run"]
 
 _CANDIDATES_SHOWN = 6
 
@@ -138,6 +138,21 @@ class History:
         with saying(self._url), self._engine.begin() as connection:
             rows = connection.execute(query).all()
         return tuple(decode(row.summary_json.encode(), f"run {row.id} in store {shown(self._url)}") for row in rows)
+
+
+def find_run(prefix: str, url: str | None) -> tuple[Summary, Machine | None]:
+    """The run that `History.find` finds in this store, and the machine that it ran on. url: see `History`.
+
+    Raises:
+        Misuse: no run or several begin so, or there is no history yet.
+        InfrastructureFailed: the store cannot be read.
+    """
+    try:
+        with History(url, writable=False) as history:
+            summary = history.find(prefix)
+            return summary, history.machine(summary.run)
+    except NoStoreYet:
+        raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
 
 
 _NEWEST = select(RUNS.c.id, RUNS.c.summary_json).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc())

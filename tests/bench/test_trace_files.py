@@ -152,8 +152,13 @@ def test_an_unknown_run_is_refused_with_those_that_there_are(tmp_path: Path) -> 
 
 
 def test_without_a_history_no_run_can_be_looked_up(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'no.sqlite'}"
+    with pytest.raises(Misuse, match=r'"nothing" is no file and no folder, and run "nothing" is unknown; no run is in'):
+        find_files(["nothing"], tmp_path, store)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "no.sqlite").write_text("no database")
     with pytest.raises(InfrastructureFailed, match=r'"nothing" is no file and no folder, and no run can be looked up'):
-        find_files(["nothing"], tmp_path, f"sqlite:///{tmp_path / 'no.sqlite'}")
+        find_files(["nothing"], tmp_path, store)
 
 
 @pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz", "rank0.timeline.npz", "folder/rank0"])
