@@ -19,11 +19,13 @@ ENDINGS = (OWN, ".json", ".json.gz")
 class TraceFiles:
     """Files of one side.
 
+    unsure: those that nobody named but their folder, of which some may be no traces.
     folder, ranks: of the run that it is, and how many it had; None where the files are not told by a run.
     notices: what of a folder was not taken, a line each.
     """
 
     paths: tuple[Path, ...]
+    unsure: frozenset[Path] = frozenset()
     folder: Path | None = None
     ranks: int | None = None
     notices: tuple[str, ...] = ()
@@ -41,6 +43,7 @@ def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -
         return found[0]
     return TraceFiles(
         paths=tuple(dict.fromkeys(path for files in found for path in files.paths)),
+        unsure=frozenset(path for files in found for path in files.unsure) - {Path(name) for name in names},
         notices=tuple(dict.fromkeys(line for files in found for line in files.notices)),
     )
 
@@ -128,7 +131,9 @@ def _of_folder(folder: Path) -> TraceFiles:
     if not paths:
         raise Misuse(f"{folder} holds no trace; one ends with {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     return TraceFiles(
-        paths=paths, notices=tuple(f"{path}: skipped: it is a drawing of ours and no trace" for path in drawings)
+        paths=paths,
+        unsure=frozenset(paths),
+        notices=tuple(f"{path}: skipped: it is a drawing of ours and no trace" for path in drawings),
     )
 
 

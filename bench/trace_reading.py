@@ -41,6 +41,21 @@ def read_files(
         Misuse: a file is missing, no trace, or broken.
         InfrastructureFailed: a process that read one died.
     """
+    found = read_traces(paths, rank=rank, apart_from_bytes=apart_from_bytes)
+    for one in found:
+        if isinstance(one, str):
+            raise Misuse(one)
+    return tuple(one for one in found if isinstance(one, Timeline))
+
+
+def read_traces(
+    paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
+) -> tuple[Timeline | str, ...]:
+    """The Timeline of each file, or why there is none. rank: in place of what the file says.
+
+    Raises:
+        InfrastructureFailed: a process that read one died.
+    """
     foreign = [path for path in paths if not path.name.endswith(OWN)]
     cores = len(os.sched_getaffinity(0))
     if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
@@ -52,12 +67,10 @@ def read_files(
     return tuple(_value(answers[path]) for path in paths)
 
 
-def _value(answer: Answer) -> Timeline:
-    if answer[0] == "read":
-        return answer[1]
-    if answer[0] == "refused":
-        raise Misuse(answer[1])
-    raise RuntimeError(answer[1])
+def _value(answer: Answer) -> Timeline | str:
+    if answer[0] == "broken":
+        raise RuntimeError(answer[1])
+    return answer[1]
 
 
 def _content_bytes(path: Path) -> int:

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from bench.errors import Misuse
-from bench.trace_files import find_files
-from bench.trace_reading import read_files
+from bench.trace_files import TraceFiles, find_files
+from bench.trace_reading import read_traces
 from collectors.traces.spans import Timeline
 
 RANKS_NAMED = 8
@@ -53,15 +53,31 @@ def read_sides(
     most = max(len(found.paths) for found in files.values())
     if rank is not None and most > 1:
         raise Misuse(f"--rank is of a lone trace, and these are {most}; leave it out, or name one file")
-    read = iter(read_files([path for found in files.values() for path in found.paths], rank=rank))
-    sides = (
-        side_of(side, found.paths, [next(read) for _ in found.paths], ranks=found.ranks if rank is None else None)
-        for side, found in files.items()
-    )
-    return tuple(
-        replace(side, folder=found.folder, notices=(*found.notices, *side.notices))
-        for side, found in zip(sides, files.values(), strict=True)
-    )
+    read = iter(read_traces([path for found in files.values() for path in found.paths], rank=rank))
+    sides: list[TraceSide] = []
+    for name, found in files.items():
+        traces, skipped = _told_apart(found, [next(read) for _ in found.paths])
+        side = side_of(name, list(traces), list(traces.values()), ranks=found.ranks if rank is None else None)
+        sides.append(replace(side, folder=found.folder, notices=(*found.notices, *skipped, *side.notices)))
+    return tuple(sides)
+
+
+def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[Path, Timeline], list[str]]:
+    """The traces, and a line for each file that lies in a folder of traces and is none.
+
+    Raises:
+        Misuse: a file that somebody named is no trace, or none of them is.
+    """
+    found = dict(zip(files.paths, read, strict=True))
+    traces = {path: one for path, one in found.items() if isinstance(one, Timeline)}
+    refused = {path: one for path, one in found.items() if isinstance(one, str)}
+    for path, why in refused.items():
+        if path not in files.unsure:
+            raise Misuse(why)
+    if not traces:
+        first = next(iter(refused.values()))
+        raise Misuse(first if len(refused) == 1 else f"none of {len(refused)} files is a trace: {first}")
+    return traces, [f"skipped: {why}" for why in refused.values()]
 
 
 def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSide:

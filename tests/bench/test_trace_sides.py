@@ -90,3 +90,27 @@ def test_one_rank_for_several_traces_is_refused(tmp_path: Path) -> None:
     write_timelines(tmp_path, 0, 1)
     with pytest.raises(Misuse, match="--rank is of a lone trace, and these are 2"):
         read_sides({"trace": [str(tmp_path)]}, rank=5, runs_folder=tmp_path, store_url=None)
+
+
+def test_what_lies_in_a_folder_of_traces_and_is_none_is_left_out_by_name(tmp_path: Path) -> None:
+    write_timelines(tmp_path, 0, 1)
+    (tmp_path / "notes.json").write_text('{"a": 1}')
+    (tmp_path / "rank2.timeline.npz").write_bytes(b"cut short")
+    (side,) = read_sides({"trace": [str(tmp_path)]}, rank=None, runs_folder=tmp_path, store_url=None)
+    assert [timeline.rank for timeline in side.timelines()] == [0, 1]
+    assert [line.partition(": ")[::2] for line in side.notices] == [
+        (
+            "skipped",
+            f'{tmp_path}/notes.json: byte 0: it has no "traceEvents", and is no list of events; a trace is JSON,'
+            " or JSON.gz, as torch.profiler exports it",
+        ),
+        ("skipped", f"{tmp_path}/rank2.timeline.npz is no timeline of ours, or the first part of one"),
+    ]
+
+
+def test_a_file_that_somebody_names_is_not_left_out(tmp_path: Path) -> None:
+    write_timelines(tmp_path, 0)
+    notes = tmp_path / "notes.json"
+    notes.write_text('{"a": 1}')
+    with pytest.raises(Misuse, match=r"notes\.json"):
+        read_sides({"trace": [str(tmp_path), str(notes)]}, rank=None, runs_folder=tmp_path, store_url=None)

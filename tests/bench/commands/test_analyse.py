@@ -17,6 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from bench import cli
 from bench.analyses import ANALYSES, NAMES
 from bench.commands.analyse import command
 from bench.errors import InfrastructureFailed, Misuse
@@ -296,3 +297,17 @@ def test_an_analysis_must_be_named() -> None:
     refused = _analyse()
     assert refused.exit_code == 2
     assert "Missing command." in refused.output
+
+
+def test_an_answer_kept_beside_its_traces_is_no_trace_of_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_timelines(tmp_path, 0, 1)
+    kept = tmp_path / "answer.json"
+    words = ["analyse", "summary", str(tmp_path), "--format", "json"]
+    assert cli.run([*words, "--output", str(kept)]) == 0
+    capsys.readouterr()
+    assert cli.run(words) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == json.loads(kept.read_text())
+    assert said.err.startswith(f"skipped: {kept}: byte 0: ")
