@@ -18,7 +18,8 @@ from workloads.parts.shape import PRESETS, Shape
 class Asked:
     """The words of a command line; None is what was left out.
 
-    dimensions: of the shape, those that were set. gpus: of this machine. torch: what ranks would run.
+    dimensions: of the shape, those that were set. cores, gpus: of this machine, those that can be used. torch: what
+    ranks would run.
     """
 
     shape_name: str
@@ -34,6 +35,7 @@ class Asked:
     trace_steps: int
     seed: int
     options: Sequence[str]
+    cores: int
     gpus: Gpus
     torch: TorchBuild
 
@@ -45,6 +47,11 @@ def asked_case(card: Card, asked: Asked) -> Case:
         Misuse: something in it is unknown, not allowed or cannot be run here.
         InfrastructureFailed: it is for GPUs, and this machine's cannot be used.
     """
+    if asked.threads > asked.cores:
+        raise Misuse(
+            f"threads is {asked.threads}, and this machine has {asked.cores} core(s) that can be used; take --threads"
+            f" {asked.cores} or fewer"
+        )
     device = _device(asked)
     gpus = len(asked.gpus.gpus)
     case = Case(

@@ -99,7 +99,10 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
         if not equals:
             raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
         if name not in known:
-            raise Misuse(f'{card.name} has no option "{name}"{_nearest(name, known)}')
+            takers = [other.name for other in CARDS if name in {option.name for option in other.options}]
+            whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
+            offer = " (`observatory list` shows all)" if takers else _nearest(name, known)
+            raise Misuse(f'{card.name} has no option "{name}"{whose}{offer}')
         if name in values:
             raise Misuse(f"option {name} is given twice; give it once")
         try:
@@ -112,22 +115,31 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
 """How often and how long a case is measured unless somebody says otherwise."""
 SEED = 0
-LARGEST_SEED = 2**63 - 1
 LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
+MOST = {
+    "ranks": 4096,
+    "trials": 10**6,
+    "steps": 10**9,
+    "warm_up": 10**9,
+    "trace_steps": 10**6,
+    "seed": 2**63 - 1,
+}
+"""Beyond any node and any patience; what memory and cores allow is less, and is asked in `preflight`."""
 
 
 def check(case: Case) -> Case:
     """The case itself, if it can be run.
 
     Raises:
-        Misuse: a number is too small, the strategy needs something else, or its card refuses the combination.
+        Misuse: a number is too small or too large, the strategy needs something else, or its card refuses it.
     """
     card = case.card()
     for name, least in LEAST.items():
         if getattr(case, name) < least:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {least} or more")
-    if case.seed > LARGEST_SEED:
-        raise Misuse(f"seed is {case.seed}; it must be {LARGEST_SEED} or less")
+    for name, most in MOST.items():
+        if getattr(case, name) > most:
+            raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {most} or less")
     needs = card.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
         raise Misuse(f"{card.name}: ranks is {case.ranks}; it needs {needs.text()}")

@@ -1,8 +1,8 @@
-"""Whether a case fits into memory, before anything of it is allocated."""
+"""Whether a case fits into memory and on the cores, before anything of it is allocated or started."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,15 @@ from bench.control_groups import left_in_groups
 from bench.errors import InfrastructureFailed, Misuse
 from bench.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.processes import names_all_processes
+from workloads.cards.training_options import parts
+from workloads.laws.activations import FULL_BYTES, HALF_BYTES, INDEX_BYTES
+from workloads.laws.live_tensors import Prediction
 
+PROCESS_BYTES = 16_000_000
+"""Memory of its own that a rank or a loader's worker has at the least, beside its tensors and what it shares with the
+server that it was forked from. Measured: a worker has 16 MB and a rank 20, torch 2.13 on a CPU."""
+PARTS_JUDGED = 1000
+"""The law of the peak looks at each part of a batch; with more parts it is not asked, and the smaller bound holds."""
 HOLDERS_NAMED = 4
 """Processes on one GPU that a message names; the others are counted."""
 
@@ -28,7 +36,8 @@ class _Need:
 
 
 def least_bytes(case: Case, rank: int) -> int:
-    """What a rank needs at the least at any moment: a probe's buffers, or training's states without any activation.
+    """What a rank needs at the least at any moment: a probe's buffers, or training's states, on a CPU with the rest of
+    what lives at the peak of a step where a law says so.
 
     Before its first step it may hold more than its states: every strategy makes the model whole, and divides it then.
     """
@@ -45,6 +54,32 @@ def process_name(pid: int) -> str | None:
     with suppress(psutil.Error):
         return str(psutil.Process(pid).name()) if names_all_processes() else None
     return None
+
+
+def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
+    """Refuse more processes than memory holds; what else is to be said of them, a line each.
+
+    cores: those that this process may use.
+
+    Raises:
+        Misuse: with how many there would be.
+    """
+    workers = int(case.options.get("workers", 0))
+    processes = case.ranks * (1 + workers)
+    if processes * PROCESS_BYTES > host_bytes:
+        who = f"{case.ranks} rank(s)" + (f" with {workers} worker(s) each" if workers else "")
+        raise Misuse(
+            f"{case.strategy}: {who} take {_gigabytes(processes * PROCESS_BYTES)} before they hold anything, and this"
+            f" machine has available {_gigabytes(host_bytes)}; take fewer"
+        )
+    notices = []
+    threads = case.ranks * case.threads
+    if case.device == "cpu" and threads > cores:
+        who = f"{case.ranks} ranks" + (f" of {case.threads} threads" if case.threads > 1 else "")
+        notices.append(f"{who} share {cores} core(s) and wait for each other there: no speed of as many cores")
+    if workers > cores:
+        notices.append(f"option workers is {workers}, beyond {cores} core(s): they hold each other and the ranks up")
+    return notices
 
 
 def check_memory(
@@ -64,12 +99,15 @@ def check_memory(
         InfrastructureFailed: it would do, but other processes hold too much of a GPU; with who they are.
     """
     if case.device == "cpu":
-        _refuse_beyond(case, range(case.ranks), host_bytes, "this machine has available")
+        _refuse_beyond(_needs(case, range(case.ranks)), case, host_bytes, "this machine has available")
         return
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    if case.model is not None and sizes and len(sizes) == len(gpus):
+        _refuse_beyond([_tokens(case)], case, sum(sizes), f"{len(gpus)} GPU(s) have")
     for position, gpu in enumerate(gpus):
         ranks = range(case.ranks)[position :: len(gpus)]
         if gpu.memory_bytes is not None:
-            _refuse_beyond(case, ranks, gpu.memory_bytes, f"GPU {gpu.index} has")
+            _refuse_beyond([_most(case, ranks)], case, gpu.memory_bytes, f"GPU {gpu.index} has")
     for position, (gpu, now) in enumerate(zip(gpus, memory, strict=False)):
         need = _most(case, range(case.ranks)[position :: len(gpus)])
         if now.free_bytes is not None and need.size_bytes > now.free_bytes:
@@ -81,30 +119,52 @@ def check_memory(
             )
 
 
-def _refuse_beyond(case: Case, ranks: Sequence[int], there_bytes: int, whose: str) -> None:
-    need = _most(case, ranks)
-    if need.size_bytes <= there_bytes:
-        return
-    how = "smaller sizes (`observatory list` shows the options)" if case.card().kind == "probe" else "a smaller shape"
-    raise Misuse(f"{case.strategy}: {need.what} and {whose} {_gigabytes(there_bytes)}; take {how}, or fewer ranks here")
+def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
+    """Refuse the first need that is too large, so that those which are told last need no sense where it is."""
+    for need in needs:
+        if need.size_bytes > there_bytes:
+            how = "smaller sizes (`observatory list` shows the options)" if case.model is None else "a smaller shape"
+            raise Misuse(
+                f"{case.strategy}: {need.what} and {whose} {_gigabytes(there_bytes)}; take {how}, or fewer ranks here"
+            )
 
 
 def _most(case: Case, ranks: Sequence[int]) -> _Need:
     return max(_needs(case, ranks), key=lambda need: need.size_bytes)
 
 
-def _needs(case: Case, ranks: Sequence[int]) -> list[_Need]:
+def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
     """What these ranks hold together, at each moment that may be the worst: they build at the same time."""
     card = case.card()
     if card.kind == "probe":
-        return [_need("buffers of", "take", ranks, sum(card.working_bytes(case, rank) for rank in ranks))]
+        yield _need("buffers of", "take", ranks, sum(card.working_bytes(case, rank) for rank in ranks))
+        return
     states = [card.states(case, rank) for rank in ranks]
     held = sum(one.parameters_bytes + one.gradients_bytes + one.optimizer_bytes for one in states)
     built = sum(card.building_bytes(case, rank) for rank in ranks)
-    return [
-        _need("parameters, gradients and optimizer state of", "take", ranks, held),
-        _need("the model, made whole on each of", "before it is divided, takes", ranks, built),
-    ]
+    yield _need("parameters, gradients and optimizer state of", "take", ranks, held)
+    yield _need("the model, made whole on each of", "before it is divided, takes", ranks, built)
+    if case.device != "cpu":
+        return  # What lives there at the peak is the kernels' choice.
+    if len(ranks) == case.ranks:
+        yield _tokens(case)
+    peak = card.peak(case) if parts(case) <= PARTS_JUDGED else None
+    if isinstance(peak, Prediction):
+        # Ranks of a pipeline hold less than the one that the law is of; all others hold as much, at the same time.
+        alike = 1 if card.pipeline(case) is not None else len(ranks)
+        live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
+        kept = sum(one.parameters_bytes + one.optimizer_bytes for one in states)
+        yield _need("what lives in a step, activations included, of", "takes", ranks, kept + live)
+
+
+def _tokens(case: Case) -> _Need:
+    """What all ranks together hold of one part of a batch, however they share it: its numbers, the residual stream, and
+    the logits."""
+    shape = case.shape
+    tokens = shape.batch * shape.sequence // parts(case)
+    size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
+    what = f"a batch of {shape.batch} sequences of {shape.sequence} tokens takes at least {_gigabytes(size_bytes)}"
+    return _Need(what=what, size_bytes=size_bytes)
 
 
 def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -111,6 +112,25 @@ def begin(
         ) from None
     assert lock is not None, "a new folder is nobody else's"
     return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
+
+
+def check_place(runs: Path) -> None:
+    """Refuse a folder of runs that could not be made or written; nothing is left there.
+
+    Raises:
+        InfrastructureFailed: with the reason.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            runs.lstat()
+        whole = runs.absolute()
+        there = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"no run can be written in {runs}: {error.strerror}; choose another place with --runs"
+        ) from None
 
 
 def store_name(url: str | None) -> str | None:

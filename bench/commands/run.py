@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from bench.looks import Looks, check_looks
 from bench.machine import Machine
 from bench.notices import say
 from bench.places import RUNS, STORE, NamedText
-from bench.preflight import available_bytes, check_memory
+from bench.preflight import available_bytes, check_memory, check_processes
 from bench.purpose import Purpose, check_purpose
 from bench.reports.convergence import print_verdict
 from bench.reports.formats import FORMAT, to_reader
@@ -36,9 +37,12 @@ from bench.reports.memory_by_category import show_memory
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
 from bench.reports.timeline import show_timeline
+from bench.run import check_place
 from bench.serving import PORT, serving
 from bench.stage_trace import require_stages
-from bench.store.history import History
+from bench.store.connecting import parse_url
+from bench.store.history import History, find_run
+from bench.summary import Summary
 from workloads.cards.card import Backend, Device, Precision
 from workloads.cards.check_options import MISTAKES, Mistake
 from workloads.parts.shape import DIMENSIONS, PRESETS
@@ -161,6 +165,9 @@ def command(
     card = find_card(strategy)
     refuse_training_words(card, _said(TRAINING_WORDS))
     purpose = check_purpose(Purpose(origin="nightly" if is_nightly else "run", note=note))
+    if store_url is not None:
+        parse_url(store_url)
+    cores = len(os.sched_getaffinity(0))
     gpus, torch = read_gpus(on_late=say), torch_build()
     case = asked_case(
         card,
@@ -178,10 +185,12 @@ def command(
             trace_steps=trace_steps,
             seed=seed,
             options=options,
+            cores=cores,
             gpus=gpus,
             torch=torch,
         ),
     )
+    crowds = check_processes(case, host_bytes=available_bytes(), cores=cores)
     memory = read_memory(gpus.gpus) if case.device == "cuda" else ()
     check_memory(case, host_bytes=available_bytes(), gpus=gpus.gpus, memory=memory)
     if not 1 <= limit_s < float("inf"):
@@ -197,11 +206,15 @@ def command(
         cases = [(checked, None) for checked in check_cases(case, mistakes)]
     elif mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
-    if device is None:
-        say(f"device: {case.device} ({_found(gpus, torch)})")
     looks = check_looks(Looks(trace_every=trace_every, memory_snapshot=memory_snapshot), case)
     conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url, purpose=purpose)
-    measured, verdict, kept = _measure(cases, engine_name, conduct, baseline_run, runs_folder, port, is_check=is_check)
+    told = None if baseline_run is None else find_run(baseline_run, store_url)[0]
+    check_place(runs_folder)
+    if device is None:
+        say(f"device: {case.device} ({_found(gpus, torch)})")
+    for crowd in crowds:
+        say(crowd)
+    measured, verdict, kept = _measure(cases, engine_name, conduct, told, runs_folder, port, is_check=is_check)
     with to_reader():
         if verdict is not None:
             print_verdict(verdict, cases[-1][0], format_name)
@@ -227,7 +240,7 @@ def _measure(
     cases: Sequence[tuple[Case, Fault | None]],
     engine_name: str,
     conduct: Conduct,
-    baseline_run: str | None,
+    told: Summary | None,
     runs_folder: Path,
     port: int,
     *,
@@ -242,7 +255,6 @@ def _measure(
     ):
         for problem in adopt(runs_folder, history, conduct.store).problems:
             say(problem)
-        told = None if baseline_run is None else history.find(baseline_run)
         with ENGINES[engine_name]() as engine, Progress([case for case, _ in cases]) as progress:
             machine = engine.machine()
             check_torch(case, machine)

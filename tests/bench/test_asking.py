@@ -32,6 +32,7 @@ def _case(gpus: Gpus, strategy: str = "ddp", **said: Any) -> Case:
         warm_up=0,
         trace_steps=0,
         seed=0,
+        cores=2,
         gpus=gpus,
         torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
         **words,

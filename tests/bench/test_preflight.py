@@ -10,8 +10,9 @@ import pytest
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
 from bench.gpus import Gpu, GpuMemory, Holder
-from bench.preflight import check_memory, least_bytes
+from bench.preflight import PROCESS_BYTES, check_memory, check_processes, least_bytes
 from tests.bench.examples import TINY, make_case, make_probe
+from workloads.laws.live_tensors import Prediction
 from workloads.parts.shape import PRESETS
 
 GIB = 1 << 30
@@ -24,7 +25,62 @@ def gpu(index: int, memory_bytes: int | None = 80 * GIB) -> Gpu:
 
 
 def test_training_needs_its_states_at_the_least() -> None:
-    assert least_bytes(make_case(), 0) == NONE_DIVIDED * TINY.parameters() + 4 * TINY.parameter_tensors()
+    states_bytes = NONE_DIVIDED * TINY.parameters() + 4 * TINY.parameter_tensors()
+    assert least_bytes(_on_gpus(ranks=2), 0) == states_bytes
+
+
+def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
+    case = make_case()
+    peak = case.card().peak(case)
+    assert isinstance(peak, Prediction)
+    assert least_bytes(case, 0) == peak.total_bytes - peak.buffers_bytes
+    check_memory(case, host_bytes=2 * least_bytes(case, 0), gpus=())
+    with pytest.raises(Misuse, match=r"what lives in a step, activations included, of 2 rank\(s\) takes"):
+        check_memory(case, host_bytes=2 * least_bytes(case, 0) - 1, gpus=())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "gpipe", "ulysses", "parameter_server", "deepspeed"])
+@pytest.mark.parametrize("changes", [{"batch": 10**9}, {"sequence": 10**11}])
+def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: str, changes: dict[str, int]) -> None:
+    case = make_case(strategy)
+    case = replace(case, model=replace(case.shape, **changes))
+    with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB and"):
+        check_memory(case, host_bytes=10**11, gpus=())
+    with pytest.raises(Misuse, match=r"tokens takes at least .* GB and 2 GPU\(s\) have 171\.8 GB"):
+        check_memory(replace(case, device="cuda"), host_bytes=0, gpus=(gpu(0), gpu(1)))
+
+
+def test_more_processes_than_memory_holds_are_refused() -> None:
+    case = make_case(ranks=4)
+    case = replace(case, options={**case.options, "workers": 3})
+    need = 16 * PROCESS_BYTES
+    check_processes(case, host_bytes=need, cores=16)
+    with pytest.raises(
+        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each take 0\.3 GB before they hold anything"
+    ):
+        check_processes(case, host_bytes=need - 1, cores=16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "workers", "told"),
+    [
+        (2, 1, 1, []),
+        (1, 2, 2, []),
+        (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other there"]),
+        (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
+        (2, 1, 3, ["option workers is 3, beyond 2 core(s)"]),
+    ],
+)
+def test_what_is_crowded_is_told_and_runs(ranks: int, threads: int, workers: int, told: list[str]) -> None:
+    case = make_case(ranks=ranks, batch=64, threads=threads)
+    case = replace(case, options={**case.options, "workers": workers})
+    said = check_processes(case, host_bytes=64 * GIB, cores=2)
+    assert len(said) == len(told)
+    assert all(line.startswith(words) for line, words in zip(said, told, strict=True))
+
+
+def test_ranks_on_gpus_crowd_no_core() -> None:
+    assert check_processes(_on_gpus(ranks=8), host_bytes=64 * GIB, cores=2) == []
 
 
 def test_a_probe_needs_its_buffers() -> None:
@@ -36,7 +92,7 @@ def test_all_ranks_of_a_cpu_share_its_memory() -> None:
     case = make_case(ranks=2)
     need = 2 * least_bytes(case, 0)
     check_memory(case, host_bytes=need, gpus=())
-    with pytest.raises(Misuse, match=r"ddp: parameters, gradients and optimizer state of 2 rank\(s\) take .* MB and"):
+    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB and this machine has available"):
         check_memory(case, host_bytes=need - 1, gpus=())
 
 

@@ -26,6 +26,7 @@ def ask(probe: str, *options: str, gpus: int = 0) -> Case:
         trace_steps=3,
         seed=0,
         options=options,
+        cores=2,
         gpus=read_gpus(RecordedNvml(names=("A", "B")[:gpus])),
         torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
     )

@@ -44,6 +44,10 @@ class Setup(Protocol):
     def options(self) -> Mapping[str, OptionValue]: ...
 
 
+LARGEST = 2**63 - 1
+"""Whole numbers beyond are in no file of a run and in no tensor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One setting of a strategy; its type is that of its default.
@@ -92,6 +96,8 @@ class Option:
             return {"true": True, "false": False}[text.lower()]
         value = type(self.default)(text)
         if self.choices and value not in self.choices:
+            raise ValueError
+        if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError
         if isinstance(value, (int, float)) and not _is_number_allowed(value, self.minimum):
             raise ValueError
