@@ -1,0 +1,58 @@
+"""A folder of files and folders that are not what a command wants, under names that the tables use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sqlite3
+from pathlib import Path
+
+from tests.bench.nccl_tests.files import document
+from tests.bench.small_traces import write_kineto, write_timelines
+
+DEEP = "[" * 100_000
+
+
+def make_files(folder: Path) -> None:
+    """Fill the folder."""
+    garbage = random.Random(0).randbytes(4000)  # No secret: the same bytes in each run.
+    for name in ("garbage.json", "garbage.json.gz", "garbage.timeline.npz", "garbage.sqlite", "garbage.yaml"):
+        (folder / name).write_bytes(garbage)
+    texts = {
+        "empty.json": "",
+        "cut.json": '{"traceEvents": [{"ph": "X", "name"',
+        "list.json": "[1, 2]",
+        "null.json": "null",
+        "foreign.json": '{"a": 1}',
+        "deep.json": DEEP,
+        "deep.yaml": DEEP[:500],
+        "open.yaml": "tls_server_config: [",
+        "unknown.yaml": "tls: {}",
+        "plain.yaml": "basic_auth_users: {me: hunter2}",
+        "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}' * 1000)[:30])
+    (folder / "nccl.json").write_bytes(document())
+    (folder / "nccl9.json").write_bytes(document(form=9))
+    (folder / "cut-nccl.json").write_bytes(document()[:-200])
+    for name in ("folder", "broken-run", "newer-run", "deep-run", "strange-run"):
+        (folder / name).mkdir()
+    (folder / "broken-run" / "case.json").write_text("{}")
+    (folder / "newer-run" / "case.json").write_text('{"schema_version": 99}')
+    (folder / "deep-run" / "case.json").write_text('{"x": ' + DEEP)
+    (folder / "strange-run" / "case.json").write_text(json.dumps({"schema_version": 1, "run": 1}))
+    (folder / "loop").symlink_to("loop")
+    (folder / "zero.json").symlink_to("/dev/zero")
+    write_kineto(folder / "trace.json", 0)
+    write_kineto(folder / "same-rank.json", 0)
+    (folder / "windows").mkdir()
+    write_timelines(folder / "windows", 0, 1)
+    (folder / "garbage-folder").mkdir()
+    (folder / "garbage-folder" / "notes.json").write_text('{"a": 1}')
+    (folder / "garbage-folder" / "rank0.json.gz").write_bytes(garbage)
+    with sqlite3.connect(folder / "other.sqlite") as connection:
+        connection.execute("CREATE TABLE places (id INTEGER)")
+    connection.close()

@@ -1,0 +1,113 @@
+"""Hostile command lines of `observatory show` and `observatory list`, and of no command at all."""
+
+from __future__ import annotations
+
+from tests.bench.hostile.line import Line
+
+LONG = "a" * 300
+BYTES = "\udcff"
+"""How Python gives an argument of the byte 0xff, which is no UTF-8."""
+_RANGE = "is not in the range 1<=x<=1000000"
+_KNOWN = "it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
+_NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
+_NCCL = "`all_reduce_perf -J FILE`"
+
+LINES = (
+    Line("rum", 2, "Did you mean 'run'?"),
+    Line("serv", 2, "Did you mean 'serve'?"),
+    Line("analyze", 2, "Did you mean 'analyse'?"),
+    Line("xyz", 2, "No such command 'xyz'"),
+    Line("''", 2, "No such command ''"),
+    Line("\x1b[31mrun", 2, "\\x1b[31mrun"),
+    Line("--bogus", 2, "No such option '--bogus'"),
+    # list
+    Line("list x", 2, "unexpected extra argument (x)"),
+    Line("list --format", 2, "requires an argument"),
+    Line("list --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
+    Line("list --format ''", 2, "'' is not one of"),
+    Line("list --format \x1b[31m", 2, "'\\x1b[31m' is not one of"),
+    Line("list --strategy ddp", 2, "No such option '--strategy'"),
+    # show: how many, of what
+    Line("show --limit 99999999999999999999", 2, _RANGE),
+    Line("show --limit 0", 2, _RANGE),
+    Line("show --limit -1", 2, _RANGE),
+    Line("show --limit nan", 2, "'nan' is not a valid integer range"),
+    Line("show --limit inf", 2, "'inf' is not a valid integer range"),
+    Line("show --limit 1.5", 2, "'1.5' is not a valid integer range"),
+    Line("show --limit ''", 2, "'' is not a valid integer range"),
+    Line("show --strategy dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
+    Line("show --strategy ''", 2, 'strategy "" is unknown'),
+    Line("show --strategy \x1b[31mddp", 2, "\\x1b[31mddp"),
+    Line(f"show --strategy {BYTES}", 2, 'strategy "\\udcff" is unknown'),
+    Line("show --format xml", 2, "'xml' is not one of"),
+    Line("show --limits 3", 2, "No such option '--limits'"),
+    Line("show a b", 2, "unexpected extra argument (b)"),
+    # show: which run
+    Line("show nothing", 2, f'run "nothing" {_NO_RUN}'),
+    Line("show ''", 2, "it is empty; leave it out, or name one"),
+    Line("show \x1b[31m", 2, 'run "\\x1b[31m" is unknown'),
+    Line(f"show {BYTES}", 2, _NO_RUN),
+    Line(f"show {LONG}", 2, "File name too long"),
+    Line("show loop", 2, _NO_RUN),
+    Line("show garbage.json", 2, 'run "garbage.json" is unknown'),
+    Line("show .", 2, "holds no run: case.json is missing"),
+    Line("show folder", 2, "folder holds no run: case.json is missing"),
+    Line("show broken-run", 2, "broken-run/case.json cannot be read: Object missing required field"),
+    Line("show strange-run", 2, "strange-run/case.json cannot be read: Expected `str`, got `int`"),
+    Line("show newer-run", 2, "schema version 99 is newer than 1"),
+    Line("show deep-run", 2, "deep-run/case.json cannot be read"),
+    # show: where from
+    Line("show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
+    Line("show --runs ''", 2, "it is empty; name a folder"),
+    Line(f"show --runs {LONG}", 2, "File name too long"),
+    Line("show --rebuild --runs missing", 2, "missing is no folder; --runs names the one that holds the runs"),
+    Line(f"show --rebuild --runs {LONG}", 2, "File name too long"),
+    Line("show --rebuild --runs ''", 2, "it is empty; name a folder"),
+    Line("show --rebuild x", 2, "--rebuild takes all runs of a folder"),
+    Line("show --rebuild --strategy ddp", 2, "--rebuild takes all runs of a folder"),
+    Line("show --store notaurl", 4, _KNOWN),
+    Line("show --store ''", 2, "it is empty; leave it out, or name one"),
+    Line("show --store \x1b[31m", 4, _KNOWN),
+    Line(f"show --store sqlite:///{BYTES}", 4, _KNOWN),
+    Line("show --store postgresql://host:port/name", 4, _KNOWN),
+    Line("show --store sqlite:///folder", 4, "folder is a folder; name a file in it"),
+    Line("show --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose another --store"),
+    Line("show --store sqlite:///garbage.json/x", 4, "garbage.json is a file; make it, or choose another --store"),
+    Line("show --store sqlite:///garbage.sqlite", 4, "file is not a database; choose another file with --store"),
+    Line("show --store sqlite:///other.sqlite", 4, "the store has schema version 0"),
+    Line(f"show --store sqlite:///{LONG}", 4, "File name too long; choose another file with --store"),
+    Line("show --store sqlite:///:memory:", 4, "the store has schema version 0"),
+    Line("show --store mysql://host/name", 4, "mysql is not supported; it may be sqlite or postgresql"),
+    Line("show --store postgresql+asyncpg://host/x", 4, "its driver asyncpg is not installed"),
+    Line("show --store postgresql://me:hunter2@127.0.0.1:1/x", 4, "me:***@127.0.0.1:1/x"),
+    Line("show --store 'postgresql://me:hunter2@/x?sslmode=bogus'", 4, 'invalid sslmode value: "bogus"'),
+    # show: what else
+    Line("show --import missing", 2, f"missing: No such file or directory; give a file that {_NCCL} wrote"),
+    Line("show --import ''", 2, "it is empty; name a file"),
+    Line("show --import folder", 2, "'folder' is a directory"),
+    Line("show --import zero.json", 2, "it goes on beyond 64 MiB"),
+    Line("show --import /dev/null", 2, "is empty; nccl-tests writes"),
+    Line("show --import garbage.json", 2, "garbage.json: is no JSON"),
+    Line("show --import empty.json", 2, "empty.json: is empty"),
+    Line("show --import cut.json", 2, "cut.json: is"),
+    Line("show --import cut-nccl.json", 2, "is truncated"),
+    Line("show --import nccl9.json", 2, '"version" is 9; this program reads'),
+    Line("show --import list.json", 2, "is no file of nccl-tests"),
+    Line("show --import null.json", 2, "is no file of nccl-tests"),
+    Line("show --import deep.json", 2, "is no file of nccl-tests"),
+    Line("show --import trace.json", 2, "is no file of nccl-tests"),
+    Line("show --import loop", 2, "Too many levels of symbolic links"),
+    Line(f"show --import {LONG}", 2, "File name too long"),
+    Line("show x --import nccl.json", 2, f'run "x" {_NO_RUN}'),
+    Line("show folder --import nccl.json", 2, "folder holds no run"),
+    Line("show --export folder", 2, "--export wants a run"),
+    Line("show x --export ''", 2, "it is empty; name a folder"),
+    Line("show x --export garbage.json", 2, "Directory 'garbage.json' is a file"),
+    Line("show x --export folder", 2, f'run "x" {_NO_RUN}'),
+    Line("show broken-run --export new", 2, "broken-run/case.json cannot be read"),
+    Line("show --timeline", 2, "--timeline wants a run"),
+    Line("show x --timeline", 2, f'run "x" {_NO_RUN}'),
+    Line("show folder --timeline --format json", 2, "folder holds no run"),
+    Line("show x --timeline --rebuild", 2, "cannot be together"),
+    Line("show --import nccl.json --export folder", 2, "cannot be together"),
+)
