@@ -6,8 +6,9 @@ import contextlib
 import re
 import sys
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All of C0 and C1 but the end of a line, the marks that turn the direction of writing, and bytes that are no text."""
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys or cannot write: C0 and C1 but the end of a line, other ends of lines, the marks that turn the
+direction of writing, and bytes that are no text."""
 
 
 def say(text: str) -> None:
@@ -25,4 +26,4 @@ def say(text: str) -> None:
 
 def printable(text: str) -> str:
     """The text without control characters other than ends of lines, which are written as Python writes them."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from bench.errors import Misuse
 from bench.reports.cells import on_one_line
-from bench.reports.console import PIPED_WIDTH
+from bench.reports.console import open_console
 from bench.reports.drawn_tables import draw, shortens
 from bench.trace_sides import TraceSide
 from collectors.traces.table import Table, Unit
@@ -76,7 +75,7 @@ def _chosen(found: Found, name: str | None) -> tuple[Table, ...]:
 
 
 def _write_for_people(found: Found, tables: Sequence[Table], file: TextIO, limit: int) -> None:
-    console = Console(file=file, highlight=False, width=None if file.isatty() else PIPED_WIDTH)
+    console = open_console(file)
     for table in tables:
         draw(table, console, limit=limit)
         console.print()

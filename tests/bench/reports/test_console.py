@@ -1,11 +1,15 @@
 """Tables of figures are printed whole, or folded at a terminal's edge."""
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from bench.reports.console import print_figures
+from bench.notices import printable
+from bench.reports.console import PlainConsole, print_figures
 
 WORDS = ("algorithm", "123 [100, 150]", "456 [400, 500]")
 
@@ -30,3 +34,29 @@ def test_a_terminal_gets_lines_that_fit_and_every_digit() -> None:
     assert len(lines) > 1
     assert all(len(line) <= 20 for line in lines)
     assert sorted("".join("".join(lines).split())) == sorted("".join("".join(WORDS).split()))
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "a\rb", "a\x9b1mb", "a\u202eb", "a\tb", "a\udcffb", "a\x00b"])
+def test_no_name_moves_the_cursor_or_colours_what_follows(name: str, *, is_terminal: bool) -> None:
+    text = io.StringIO()
+    console = PlainConsole(text, width=40, force_terminal=is_terminal)
+    table = Table("name", box=None)
+    table.add_row(name)
+    for shown in (table, name, Text(name)):
+        console.print(shown)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()  # The heading's own colours.
+    shown_names = [line.strip() for line in lines if line.strip() != "name"]
+    assert len(shown_names) == 3
+    assert all(printable(one) == one and one.startswith("a") and one.endswith("b") for one in shown_names)
+    assert "\x1b[31m" not in text.getvalue()
+
+
+@pytest.mark.parametrize("name", ["[red]a", "a[/b]", ":smile:", "[link=x]"])
+def test_brackets_and_colons_of_a_name_are_its_own(name: str) -> None:
+    text = io.StringIO()
+    table = Table(box=None, show_header=False)
+    table.add_row(name)
+    for shown in (table, name):
+        PlainConsole(text, width=40).print(shown)
+    assert [line.strip() for line in text.getvalue().splitlines()] == [name, name]
