@@ -12,6 +12,7 @@ table of activations against the sequence. All in Markdown, as docs/laws/sequenc
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class Size:
             trace_steps=3,
             seed=0,
             options=[f"{name}={value}" for name, value in options.items()],
+            cores=len(os.sched_getaffinity(0)),
             gpus=read_gpus(),
             torch=torch_build(),
         )

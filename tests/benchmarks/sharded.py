@@ -10,6 +10,7 @@ with the share of one rank; it knows nothing of cores that ranks and their commu
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespa
         trace_steps=3,
         seed=0,
         options=[f"{name}={value}" for name, value in options.items()],
+        cores=len(os.sched_getaffinity(0)),
         gpus=read_gpus(),
         torch=torch_build(),
     )
