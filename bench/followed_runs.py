@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from collectors.error_words import in_words
 from collectors.exporter import Owned
 from collectors.nvml.answering import Answerer
 from collectors.poller import HOLD_S, Part, State
@@ -129,7 +130,7 @@ class FollowedRuns:
             samples = self._look()
         except Exception as error:  # noqa: BLE001  # Whatever ails the runs, the node is shown.
             has_failed = True
-            self._on_notice(f"runs: {type(error).__name__}: {error}; none is shown until a later look succeeds")
+            self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
         at_ns = self._clock_ns()
         self._last = _Look(
             samples=samples,

@@ -20,6 +20,7 @@ from bench.run_folders import ended_folders
 from bench.store.history import History
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_TOKENS_PER_SECOND
+from collectors.error_words import in_words
 
 BASELINES_SEEN = 20
 """Of the newest runs of a baseline's case, so many are looked at for one that was measured like the run."""
@@ -126,7 +127,7 @@ def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
     except (Misuse, InfrastructureFailed) as error:
         problems.append(f"{left_out}: {error}")
     except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
-        problems.append(f"{left_out}: its files do not fit together: {error}")
+        problems.append(f"{left_out}: its files do not fit together ({in_words(error)})")
 
 
 def _scaling(

@@ -12,6 +12,7 @@ from bench.store.history import History
 from bench.summary import Summary
 from collectors.catalogue.info import RESULT_INFO, RUN_LAST_COMPLETION
 from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
+from collectors.error_words import in_words
 from collectors.exporter import Owned
 from collectors.metric import Sample
 
@@ -46,7 +47,7 @@ class NewestResults:
             what = "results are no longer brought up to date" if self._seen else "no results are shown yet"
             self._on_notice(f"{what}: {error}")
         except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
-            self._on_notice(f"results are no longer brought up to date: {type(error).__name__}: {error}")
+            self._on_notice(f"results are no longer brought up to date: {in_words(error)}")
         self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
 
     def ask_every(self, pause_s: float) -> None:

@@ -28,6 +28,7 @@ from bench.machine import Machine
 from bench.purpose import ONE_RUN, Purpose
 from bench.run_folders import is_running, lock_folder, running_folders
 from bench.summary import Summary, decode, encode
+from collectors.error_words import in_words
 from collectors.log_reader import NewerSchema
 from workloads.roster import CARDS
 
@@ -184,7 +185,7 @@ def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...]
     try:
         return joined_estimates(case, folder, trials)
     except Exception as error:  # noqa: BLE001  # Whatever a trace holds, the run's other figures must not be lost.
-        return (), (f"waits and stragglers are absent: the windows cannot be joined: {type(error).__name__}: {error}",)
+        return (), (f"waits and stragglers are absent: the windows cannot be joined: {in_words(error)}",)
 
 
 def _device_name(case: Case, machine: Machine) -> str | None:

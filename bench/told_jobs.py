@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from collectors.dcgm.job_mapping import JobMapping
 from collectors.dcgm.runs_on_gpus import runs_by_file
+from collectors.error_words import in_words
 from collectors.exporter import Owned
 from collectors.nvml.answering import Answerer
 
@@ -31,7 +32,7 @@ class ToldJobs:
             if not self._answerer.wait(0.0):
                 self._on_notice("job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then")
         except Exception as error:  # noqa: BLE001  # Whatever ails it, the runs are shown.
-            self._on_notice(f"job mapping: {type(error).__name__}: {error}; dcgm-exporter is not told of the runs")
+            self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter is not told of the runs")
         self._answerer.ask()
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
+from collectors.error_words import in_words
+
 IDLE_S = 5.0
 """How long a client may say nothing, or read nothing, before it is let go."""
 REQUEST_S = 30.0
@@ -197,8 +199,8 @@ class _Http(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news; anything else is our own mistake, said in a line."""
         error = sys.exc_info()[1]
-        if not isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
-            self.on_notice(f"a scrape failed: {type(error).__name__}: {error}")
+        if error is not None and not isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
+            self.on_notice(f"a scrape failed: {in_words(error)}")
 
 
 def _wrapped(client: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:

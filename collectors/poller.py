@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+from collectors.error_words import in_words
 from collectors.metric import Sample
 from collectors.nvml.answering import Answerer
 from collectors.roster import CountingCollector, NodeCollector
@@ -94,7 +95,7 @@ class Poller:
             one.state = "answering" if one.answerer.wait(left_s) else "late"
         except Exception as error:  # noqa: BLE001  # Whatever ails one, the others go on.
             one.state = "failed"
-            self._say(f"{name}: {type(error).__name__}: {error}; its samples end here")
+            self._say(f"{name}: {in_words(error)}; its samples end here")
         if one.state == "late":
             self._say(f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old")
 

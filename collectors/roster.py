@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+from collectors.error_words import in_words
 from collectors.host.collector import HostCollector
 from collectors.metric import Sample
 from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector
@@ -80,7 +81,7 @@ def _open(name: str, opener: Opener, wanted: Wanted) -> NodeCollector:
     try:
         return opener(wanted)
     except Exception as error:  # noqa: BLE001  # Whatever ails one, the others watch the node.
-        return _Unopened(name, f"{name}: cannot be opened ({type(error).__name__}: {error}); its samples are left out")
+        return _Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out")
 
 
 class _Unopened:

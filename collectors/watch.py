@@ -9,6 +9,7 @@ from types import TracebackType
 
 from collectors.beat import Beat
 from collectors.catalogue import agent
+from collectors.error_words import in_words
 from collectors.exporter import Owned
 from collectors.metric import Sample
 from collectors.nvml.processes import GpuProcess
@@ -116,7 +117,7 @@ class NodeWatch:
         try:
             self._on_beat()
         except Exception as error:  # noqa: BLE001  # Whatever ails it, the node is watched.
-            self._on_notice(f"what is done at each beat failed: {type(error).__name__}: {error}")
+            self._on_notice(f"what is done at each beat failed: {in_words(error)}")
 
 
 def told_of(part: Part, now_ns: int) -> list[Sample]:

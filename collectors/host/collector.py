@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from collectors.error_words import in_words
 from collectors.host.kernel_files import KernelFiles
 from collectors.host.part import Absent, Part
 from collectors.host.roster import parts
@@ -75,7 +76,7 @@ class HostCollector:
             return []
         except (LookupError, ValueError) as error:
             watched.is_given_up = True
-            self._say(f"{name}: not written as is known ({type(error).__name__}: {error}); left out from here on")
+            self._say(f"{name}: not written as is known ({in_words(error)}); left out from here on")
             return []
         for one in found:
             if isinstance(one, Absent):

@@ -10,6 +10,7 @@ from typing import Literal
 
 from collectors.catalogue import gpu_identity as identity
 from collectors.catalogue import gpu_reading as reading
+from collectors.error_words import in_words
 from collectors.metric import Sample
 from collectors.nvml.answering import Answerer
 from collectors.nvml.gpu import Gpu, Reading
@@ -176,7 +177,7 @@ class WatchedGpu:
                 return self._give_up("forbidden", str(error))
             return _Missed(reason=f"no whole answer ({error})")
         except Exception as error:  # noqa: BLE001  # Whatever ails one GPU, the others are read.
-            return self._give_up("failed", f"{type(error).__name__}: {error}")
+            return self._give_up("failed", in_words(error))
         if self._found.is_changed:
             self._give_back()
         return answer if answer.lost is None else self._give_up("lost", answer.lost)

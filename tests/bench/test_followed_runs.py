@@ -171,7 +171,7 @@ def test_a_look_that_fails_shows_nothing_and_the_next_one_may_succeed() -> None:
         assert (_steps(runs), _values(runs, agent.AGENT_AGE_SECONDS)) == ([], [])
         clock.pass_s(1)
         _look(runs, 3.0)
-    assert notices == ["runs: RuntimeError: lost my way; none is shown until a later look succeeds"]
+    assert notices == ["runs: lost my way; none is shown until a later look succeeds"]
 
 
 def test_whoever_listens_is_told_what_a_look_found_and_nothing_of_one_that_failed() -> None:

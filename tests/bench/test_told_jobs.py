@@ -88,5 +88,5 @@ def test_what_went_wrong_is_said_and_tried_again() -> None:
     mapping = FakeMapping({1: refuse})
     with closing(ToldJobs(mapping, on_notice=notices.append)) as jobs:
         _tell_until(jobs, _on("0"), lambda: len(mapping.shown) > 1)
-    assert "job mapping: ValueError: no such file; dcgm-exporter is not told of the runs" in notices
+    assert "job mapping: no such file; dcgm-exporter is not told of the runs" in notices
     assert "the folder is full" in notices

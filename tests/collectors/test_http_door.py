@@ -122,7 +122,7 @@ def test_a_page_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
         with pytest.raises(http.client.RemoteDisconnected):
             get(server.port)
         assert get(server.port)[::2] == (200, "mended\n")
-    assert notices == ["a scrape failed: ZeroDivisionError: no"]
+    assert notices == ["a scrape failed: our own mistake, ZeroDivisionError: no"]
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

@@ -118,7 +118,7 @@ def test_a_collector_that_raises_is_noted_and_the_others_go_on(tmp_path: Path) -
     sampler = _sample(tmp_path / "log", FakeTime(waits=3), bad, good)
     assert (bad.reads, good.reads) == (2, 5)
     assert _loads(tmp_path / "log") == [[1, 1], [2], [3], [4], [5]]
-    assert sampler.absent == ("bad: RuntimeError: lost my way; its samples end here",)
+    assert sampler.absent == ("bad: lost my way; its samples end here",)
     assert sampler.problem is None
 
 

@@ -140,7 +140,7 @@ def test_a_collector_that_fails_says_so_and_has_no_age() -> None:
         states = [labels for _, labels in _values(watch, agent.AGENT_COLLECTOR)]
         assert states == [{"collector": "bad", "state": "failed"}, {"collector": "good", "state": "answering"}]
         assert [labels for _, labels in _values(watch, agent.AGENT_AGE_SECONDS)] == [{"collector": "good"}]
-    assert notices == ["bad: RuntimeError: lost my way; its samples end here"]
+    assert notices == ["bad: lost my way; its samples end here"]
 
 
 def test_at_its_end_the_collectors_are_closed() -> None:
@@ -192,7 +192,7 @@ def test_what_is_done_at_each_beat_may_fail_and_the_node_is_watched() -> None:
         time.settle()
         time.tick()
         assert _values(watch, HOST_LOAD) == [(2, {})]
-    assert set(notices) == {"what is done at each beat failed: RuntimeError: lost my way"}
+    assert set(notices) == {"what is done at each beat failed: lost my way"}
 
 
 def test_processes_are_those_that_gpus_were_asked_for() -> None:
