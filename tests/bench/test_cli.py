@@ -1,5 +1,6 @@
 """The command line answers with one line and the right exit code, and loads no more than it needs."""
 
+import errno
 import inspect
 import json
 import os
@@ -109,6 +110,11 @@ def test_list_as_json_has_each_strategy_with_its_options(tmp_path: Path) -> None
         (InfrastructureFailed("the disk is gone"), 4),
         (KeyboardInterrupt(), 130),
         (ZeroDivisionError("no"), 70),
+        (MemoryError(), 4),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 5000), 2),
+        (OSError(errno.EACCES, "Permission denied", "/root/x"), 4),
+        (OSError(errno.EMFILE, "Too many open files"), 4),
+        (OSError(errno.EBADF, "Bad file descriptor"), 70),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -125,6 +131,7 @@ def test_each_kind_of_error_has_its_exit_code(
     said = capsys.readouterr().err.strip().splitlines()  # After ^C click ends the terminal's line first.
     assert len(said) == 1
     assert said[0].startswith("observatory: ")
+    assert len(said[0]) < 300
 
 
 def test_our_own_bug_leaves_a_crash_file_without_secrets(
@@ -136,7 +143,7 @@ def test_our_own_bug_leaves_a_crash_file_without_secrets(
         raise ZeroDivisionError("no")
 
     monkeypatch.setattr(cli.observatory, "get_command", explode)
-    assert cli.run(["show", "--store", "postgresql://me:hunter2@host/name"]) == 70
+    assert cli.run(["show", "--store", "postgresql://me:hunter2@host/name", "\udcff"]) == 70  # A byte that is no text.
     line = capsys.readouterr().err
     found = re.search(r"(\S+\.txt)", line)
     assert found is not None
