@@ -74,14 +74,15 @@ gpu-rehearsal: $(VENV)/.installed-dev
 
 # For a machine without a network: fetched here, carried there. At most 40 MB, without torch.
 gpu-wheels:
-	rm -rf $(GPU_WHEELS)
+	rm -rf $(GPU_WHEELS).new
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) \
-		$(addprefix --platform ,$(GPU_PLATFORMS)) --constraint constraints.txt --dest $(GPU_WHEELS) \
+		$(addprefix --platform ,$(GPU_PLATFORMS)) --constraint constraints.txt --dest $(GPU_WHEELS).new \
 		--requirement tests/gpu/wheels.txt
+	rm -rf $(GPU_WHEELS) && mv $(GPU_WHEELS).new $(GPU_WHEELS)
 	@du -sk $(GPU_WHEELS) | awk '{ printf "%.1f MB in %s\n", $$1 / 1024, $$2; exit $$1 > 40 * 1024 }'
 
 gpu-clean:
-	rm -rf $(GPU_WHEELS) $(GPU_VENV) $(OUT)
+	rm -rf $(GPU_WHEELS) $(GPU_WHEELS).new $(GPU_VENV) $(OUT)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

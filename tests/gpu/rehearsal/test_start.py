@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,3 +121,20 @@ def test_ctrl_c_ends_what_runs_and_leaves_the_table(tmp_path: Path) -> None:
     _, left = psutil.wait_procs(children, timeout=10)
     assert left == []
     assert (tmp_path / "table.txt").exists()
+
+
+@pytest.mark.parametrize(("pip", "left"), [("false", ["old.whl"]), ("./pip", ["new.whl"])])
+def test_wheels_stay_until_new_ones_are_whole(pip: str, left: list[str], tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("no make here")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "old.whl").touch()
+    fetching = tmp_path / "pip"
+    fetching.write_text(f"#!/bin/sh\nmkdir {wheels}.new && touch {wheels}.new/new.whl\n")
+    fetching.chmod(0o755)
+    words = ["make", "--silent", "gpu-wheels", f"GPU_WHEELS={wheels}", f"PYTHON={fetching if pip == './pip' else pip}"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode == 0) == (left == ["new.whl"]), ended.stderr
+    assert [path.name for path in wheels.iterdir()] == left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pip", "wheels"]
