@@ -65,7 +65,7 @@ class Case:
         torch takes about half a millisecond from one action to the next, and on a busy machine several times that, to
         which each action is long.
         """
-        return 0.05 if self.schedule in PARTED else 0.03
+        return 0.04 if self.schedule in PARTED else 0.03
 
     def setup(self) -> SmallSetup:
         """As the strategy is built."""
@@ -170,10 +170,10 @@ def _perform(case: Case) -> list[Performed]:
         ready.step()
     bed.sleep_s = case.block_s
     is_held_up = dist.get_rank() == 0
-    return time_steps(ready, between_s=case.blocks_between * case.block_s if is_held_up else 0.0)
+    return time_steps(ready, steps=STEPS, between_s=case.blocks_between * case.block_s if is_held_up else 0.0)
 
 
-def time_steps(ready: Ready, *, between_s: float = 0.0) -> list[Performed]:
+def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[Performed]:
     """The actions of some steps after the first, as a run times them."""
     workload, clock = ready.workload, HostActionClock()
     assert isinstance(workload, RunsStages)
@@ -186,7 +186,7 @@ def time_steps(ready: Ready, *, between_s: float = 0.0) -> list[Performed]:
 
     workload.mark_actions(mark)
     performed = []
-    for step in range(STEPS):
+    for step in range(steps):
         dist.barrier()
         begun_ns = clock.begin_step()
         ready.step()
