@@ -87,7 +87,7 @@ def _folder_in_history(run: str, store_url: str | None) -> Path:
     from bench.store.history import find_run
 
     try:
-        folder = Path(find_run(run, store_url)[0].folder)
+        folder = Path(find_run(run, store_url).folder)
     except Misuse as error:
         raise Misuse(f'"{run}" is no file and no folder, and {error}') from None
     except InfrastructureFailed as error:

@@ -208,7 +208,7 @@ def command(
         raise Misuse("--inject-cause is for a check; add --check-convergence")
     looks = check_looks(Looks(trace_every=trace_every, memory_snapshot=memory_snapshot), case)
     conduct = Conduct(limit_s=limit_s, keep_traces=keep_traces, looks=looks, store=store_url, purpose=purpose)
-    told = None if baseline_run is None else find_run(baseline_run, store_url)[0]
+    told = None if baseline_run is None else find_run(baseline_run, store_url)
     check_place(runs_folder)
     if device is None:
         say(f"device: {case.device} ({_found(gpus, torch)})")

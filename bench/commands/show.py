@@ -110,7 +110,7 @@ def _show(
     for problem in problems:
         say(problem)
     if run is not None:
-        print_whole(find_run(run, store_url)[0], format_name)
+        print_whole(find_run(run, store_url), format_name)
         return
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -202,11 +202,13 @@ def _draw(run: str | None, store_url: str | None, format_name: str) -> None:
 def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:
     """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
     from bench.run import load, machine_of
-    from bench.store.history import find_run
+    from bench.store.history import History, find_run
 
     if Path(run).is_dir():
         return load(Path(run)), machine_of(Path(run))
-    return find_run(run, store_url)
+    summary = find_run(run, store_url)
+    with History(store_url, writable=False) as history:
+        return summary, history.machine(summary.run)
 
 
 def _most_like(imported: Imported, store_url: str | None) -> Summary | None:

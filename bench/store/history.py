@@ -140,8 +140,8 @@ class History:
         return tuple(decode(row.summary_json.encode(), f"run {row.id} in store {shown(self._url)}") for row in rows)
 
 
-def find_run(prefix: str, url: str | None) -> tuple[Summary, Machine | None]:
-    """The run that `History.find` finds in this store, and the machine that it ran on. url: see `History`.
+def find_run(prefix: str, url: str | None) -> Summary:
+    """The run that `History.find` finds in this store. url: see `History`.
 
     Raises:
         Misuse: no run or several begin so, or there is no history yet.
@@ -149,8 +149,7 @@ def find_run(prefix: str, url: str | None) -> tuple[Summary, Machine | None]:
     """
     try:
         with History(url, writable=False) as history:
-            summary = history.find(prefix)
-            return summary, history.machine(summary.run)
+            return history.find(prefix)
     except NoStoreYet:
         raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
 
