@@ -262,7 +262,7 @@ class _Rank:
     def _time_actions(self, workload: RunsStages) -> None:
         """What each action of a pipeline's stages took, in steps that all ranks begin together."""
         clock, clock_name = make_action_clock(self._device), host_clock_name()
-        workload.mark_actions(clock.mark)
+        workload.mark_actions(clock.mark, clock.tell_message)
         for _ in range(self._order.case.trace_steps):
             wait_for_all(self._device)
             begun_ns = clock.begin_step()
@@ -275,6 +275,8 @@ class _Rank:
                     begun_ns=begun_ns,
                     clock=clock_name,
                     actions=clock.end_step(),
+                    messages=clock.messages(),
+                    core_waits_ns=clock.core_waits_ns(),
                 )
             )
             self._position.step += 1

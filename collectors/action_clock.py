@@ -17,9 +17,10 @@ from typing import Protocol
 
 import torch
 
-from collectors.sample_log import TimedAction
+from collectors.core_wait import CoreWait
+from collectors.sample_log import TimedAction, TimedMessage
 from collectors.step_clock import Event
-from workloads.laws.schedules import Action
+from workloads.laws.schedules import Action, MessageEnd
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 TIME_NAMESPACE = Path("/proc/self/ns/time")
@@ -34,8 +35,20 @@ class ActionClock(Protocol):
     def mark(self, action: Action) -> AbstractContextManager[None]:
         """Time what is inside as this action."""
 
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """A stage hands over what this action made, or asks for what it needs."""
+
     def end_step(self) -> list[TimedAction]:
         """Wait for the device; what was marked since the step began, in order."""
+
+    def messages(self) -> list[TimedMessage] | None:
+        """What was told of messages since the step began; None where a host's times of them say nothing."""
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """What the thread that began the step had waited for a core since, at the start and the end of each action.
+
+        None where the system does not tell, or a device computes.
+        """
 
 
 def make_action_clock(device: torch.device) -> ActionClock:
@@ -57,27 +70,58 @@ def host_clock_name(boot: Path = BOOT) -> str | None:
 class HostActionClock:
     """Actions by the host's clock, for devices that are done when the call returns."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        new_core_wait: Callable[[], CoreWait] = CoreWait,
+    ) -> None:
+        """new_core_wait: called in the thread that is timed."""
         self._now_ns = now_ns
+        self._new_core_wait = new_core_wait
+        self._core_wait: CoreWait | None = None
         self._begun_ns = 0
+        self._waited_ns: int | None = None
         self._actions: list[TimedAction] = []
+        self._messages: list[TimedMessage] = []
+        self._core_waits_ns: list[tuple[int, int]] = []
 
     def begin_step(self) -> int:
         """See `ActionClock.begin_step`."""
-        self._actions = []
+        self._actions, self._messages, self._core_waits_ns = [], [], []
+        self._core_wait = self._core_wait or self._new_core_wait()
+        self._waited_ns = self._core_wait.waited_ns()
         self._begun_ns = self._now_ns()
         return self._begun_ns
 
     @contextmanager
     def mark(self, action: Action) -> Iterator[None]:
         """See `ActionClock.mark`."""
+        waited_ns = self._waited_since_ns()
         start_ns = self._now_ns() - self._begun_ns
         yield
         self._actions.append(_timed(action, start_ns, self._now_ns() - self._begun_ns))
+        self._core_waits_ns.append((waited_ns, self._waited_since_ns()))
+
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """See `ActionClock.tell_message`."""
+        time_ns = self._now_ns() - self._begun_ns
+        self._messages.append(TimedMessage(end, action.kind, action.stage, action.microbatch, time_ns))
 
     def end_step(self) -> list[TimedAction]:
         """See `ActionClock.end_step`."""
         return self._actions
+
+    def messages(self) -> list[TimedMessage] | None:
+        """See `ActionClock.messages`."""
+        return self._messages
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """See `ActionClock.core_waits_ns`."""
+        return None if self._waited_ns is None else self._core_waits_ns
+
+    def _waited_since_ns(self) -> int:
+        waited_ns = None if self._core_wait is None else self._core_wait.waited_ns()
+        return 0 if waited_ns is None or self._waited_ns is None else waited_ns - self._waited_ns
 
 
 class DeviceActionClock:
@@ -116,6 +160,17 @@ class DeviceActionClock:
             _timed(action, round(begun.elapsed_time(start) * 1e6), round(begun.elapsed_time(end) * 1e6))
             for action, start, end in self._marked
         ]
+
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """See `ActionClock.tell_message`: the host is done with a message long before the device is."""
+
+    def messages(self) -> list[TimedMessage] | None:
+        """See `ActionClock.messages`."""
+        return None
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """See `ActionClock.core_waits_ns`."""
+        return None
 
     def _record(self) -> Event:
         event = self._new_event()

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from collectors.metric import Sample
-from workloads.laws.schedules import ActionKind
+from workloads.laws.schedules import ActionKind, MessageEnd
 
 SCHEMA_VERSION = 2
 """Since 2 a node's log holds changes between whole lines."""
@@ -64,11 +64,24 @@ class TimedAction(msgspec.Struct, frozen=True, array_like=True):
     end_ns: int
 
 
+class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage handed over what an action made, or asked for what one needs: nanoseconds since its step began."""
+
+    end: MessageEnd
+    kind: ActionKind
+    stage: int
+    microbatch: int
+    time_ns: int
+
+
 class Performed(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
     """The actions of a rank's pipeline stages in one step of their own, in order; such a step is no part of speed.
 
     begun_ns: when the step began, by the host's monotonic clock.
     clock: the same in all ranks that read the same such clock; None where nobody can tell.
+    messages: in order; None where a host's times of them say nothing, as on a GPU.
+    core_waits_ns: of each action, what the rank's thread had waited for a core since the step began, at the action's
+        start and at its end; None where the system does not tell, or a device computes.
     """
 
     trial: int
@@ -77,6 +90,8 @@ class Performed(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
     begun_ns: int
     clock: str | None
     actions: list[TimedAction]
+    messages: list[TimedMessage] | None = None
+    core_waits_ns: list[tuple[int, int]] | None = None
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):

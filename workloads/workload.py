@@ -11,13 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from workloads.cards.card import Setup
-from workloads.laws.schedules import Action
+from workloads.laws.schedules import Action, MessageEnd
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Marks a part of the step: `with phase("forward"):`. Who hands it in decides what it measures."""
 
 MarkAction = Callable[[Action], AbstractContextManager[None]]
 """Marks what a pipeline stage computes for a microbatch."""
+
+TellMessage = Callable[[MessageEnd, Action], None]
+"""Hears that a stage hands over what an action made, or asks for what it needs; of both halves of a backward that parts
+it, the action is called `backward`."""
 
 
 class Workload(Protocol):
@@ -64,10 +68,10 @@ class CountsPairs(Protocol):
 class RunsStages(Protocol):
     """A workload whose steps are made of actions of pipeline stages."""
 
-    def mark_actions(self, mark: MarkAction | None) -> None:
+    def mark_actions(self, mark: MarkAction | None, tell_message: TellMessage | None = None) -> None:
         """From now on enter `mark(action)` around each action's own computing, waits for other ranks left out.
 
-        None: around none any more.
+        tell_message: is told of each message. None: nothing is marked, or nobody told, any more.
         """
 
 

@@ -32,9 +32,11 @@ def against_history(summary: Summary, history: History) -> Summary:
     if summary.case.model is None or not summary.trials_done:
         return summary
     found = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
+    given = [one for one in found if isinstance(one, Estimate)]
     return replace(
         summary,
-        estimates=(*summary.estimates, *(one for one in found if isinstance(one, Estimate))),
+        # A part of the bubble may be given anew.
+        estimates=(*(one for one in summary.estimates if not any(map(one.is_same_as, given))), *given),
         notes=(*summary.notes, *(one for one in found if isinstance(one, str))),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import cast
 
+from bench.judgement.delays import CORE, MESSAGE, UNEVEN
 from bench.judgement.estimate import Estimate, estimate_part
 from collectors.catalogue.pipeline import RUN_BUBBLE_PART_RATIO, RUN_BUBBLE_RATIO, RUN_STAGE_SECONDS
 from workloads.laws.bubble import BubbleSplit, split_bubble
@@ -13,8 +14,8 @@ from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import ActionKind, actions
 from workloads.laws.terms import NotCovered
 
-PARTS = ("schedule", "imbalance", "transfer", "unexplained")
-"""Of the measured bubble, in the order in which they add up to it."""
+PARTS = ("schedule", "imbalance", "transfer", UNEVEN, MESSAGE, CORE, "unexplained")
+"""Of the measured bubble, in the order in which they add up to it. Runs of before the delays' parts have the others."""
 _DECIMALS = 12
 """What stands further behind is rounding's, and no difference between trials."""
 CLEARLY_LONGER = 0.05
@@ -27,7 +28,8 @@ def bubble_parts(
     """The expected bubble and the parts of the measured one, and notes: what is absent, which stage is the bottleneck.
 
     The parts are those of the run's own figures, so that these add up; each trial's parts give the intervals.
-    found: the run's estimates, of which the measured bubble and the times of stages are read.
+    found: the run's estimates, of which the measured bubble, the times of stages and the parts of `delay_parts` are
+        read; that of messages is given anew where the transfer, which is in it, is known.
     transfer_s: of one boundary tensor between two ranks, or why nobody knows.
     """
     measured = [one for one in found if one.metric == RUN_BUBBLE_RATIO.name]
@@ -55,19 +57,43 @@ def bubble_parts(
     ]
     expected = [_rounded(trial.expected_ratio) for trial in trials]
     yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(whole.expected_ratio), account="expected")
-    for part, middle in _parts(whole).items():
-        values = [_parts(trial)[part] for trial in trials]
-        yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
+    delays = {
+        one.labels["part"]: one
+        for one in found
+        if one.metric == RUN_BUBBLE_PART_RATIO.name and one.labels["part"] in (UNEVEN, MESSAGE, CORE)
+    }
+    of_whole = _with_delays(_parts(whole), {part: one.median for part, one in delays.items()})
+    of_trials = [
+        _with_delays(_parts(trial), {part: one.trials[number] for part, one in delays.items()})
+        for number, trial in enumerate(trials)
+    ]
+    for part, middle in of_whole.items():
+        if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, NotCovered)):
+            values = [parts[part] for parts in of_trials]
+            yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
     if isinstance(whole.transfer_ratio, NotCovered):
-        yield f"the transfer's part of the bubble is absent, and is in unexplained: {whole.transfer_ratio.reason}"
+        where = MESSAGE if MESSAGE in delays else "unexplained"
+        yield f"the transfer's part of the bubble is absent, and is in {where}: {whole.transfer_ratio.reason}"
     yield from _bottleneck(pipeline, times)
 
 
 def _parts(split: BubbleSplit) -> dict[str, float]:
-    ratios = (split.schedule_ratio, split.imbalance_ratio, split.transfer_ratio, split.unexplained_ratio)
-    return {
-        part: _rounded(ratio) for part, ratio in zip(PARTS, ratios, strict=True) if not isinstance(ratio, NotCovered)
+    ratios = {
+        "schedule": split.schedule_ratio,
+        "imbalance": split.imbalance_ratio,
+        "transfer": split.transfer_ratio,
+        "unexplained": split.unexplained_ratio,
     }
+    return {part: _rounded(ratio) for part, ratio in ratios.items() if not isinstance(ratio, NotCovered)}
+
+
+def _with_delays(parts: Mapping[str, float], delays: Mapping[str, float]) -> dict[str, float]:
+    """The parts with those of delays, which unexplained has in it without them; a message's has no transfer in it."""
+    beyond = dict(delays)
+    if MESSAGE in beyond:
+        beyond[MESSAGE] -= parts.get("transfer", 0.0)
+    unexplained = parts["unexplained"] - sum(beyond.values())
+    return {**parts, **{part: _rounded(ratio) for part, ratio in beyond.items()}, "unexplained": _rounded(unexplained)}
 
 
 def _rounded(ratio: float) -> float:

@@ -32,6 +32,10 @@ class Estimate:
     high: float | None
     trials: tuple[float, ...]
 
+    def is_same_as(self, other: Estimate) -> bool:
+        """Whether both are of one metric under the same labels."""
+        return (self.metric, self.labels) == (other.metric, other.labels)
+
     @property
     def why_no_interval(self) -> str | None:
         """The reason, None where there is an interval."""

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
-from bench.judgement.estimate import Estimate, estimate, estimate_share
+from bench.judgement.delays import delay_parts
+from bench.judgement.estimate import Estimate, estimate, estimate_part, estimate_share
 from bench.judgement.stages import TimedStep, bubble_ratio, most_live, pipelines, stage_seconds
 from collectors.catalogue.pipeline import (
+    RUN_BUBBLE_PART_RATIO,
     RUN_BUBBLE_RATIO,
     RUN_LIVE_MICROBATCHES,
     RUN_STAGE_ACTIVATION_BYTES,
@@ -50,6 +52,7 @@ def pipeline_estimates(
     ]
     found = [
         estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured"),
+        *_delays(pipeline, trials, groups),
         *_stage_times(trials),
         *_live(pipeline, trials),
         *_activations(trials, activations),
@@ -63,6 +66,15 @@ def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
         values = [times_s.get((stage, kind), 0.0) for times_s in by_trial]
         if all(values):
             yield estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind)
+
+
+def _delays(pipeline: Pipeline, trials: Sequence[TimedTrial], groups: Sequence[Sequence[int]]) -> Iterator[Estimate]:
+    """The parts of the bubble that need no law, of which those of `bench.judgement.bubble` are the rest."""
+    by_trial = [delay_parts(pipeline, trial.timed_steps, groups) for trial in trials]
+    for part in by_trial[0]:
+        if all(part in parts for parts in by_trial):
+            values = [parts[part] for parts in by_trial]
+            yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part)
 
 
 def _live(pipeline: Pipeline, trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
@@ -88,6 +100,17 @@ def _activations(trials: Sequence[TimedTrial], expected: Sequence[int] | NotCove
 def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered) -> Iterator[str]:
     if isinstance(activations, NotCovered):
         yield f"expected activations of stages are absent: {activations.reason}"
+    steps = [step for trial in trials for step in trial.timed_steps]
+    if not all(step.has_messages for step in steps):
+        yield (
+            "waits for messages and for a core are absent from the bubble's parts, and are in unexplained: they are"
+            " timed on a CPU only"
+        )
+    elif not all(step.has_core_waits for step in steps):
+        yield (
+            "waiting for a core is absent from the bubble's parts, and is in unexplained: this system has no"
+            " /proc/thread-self/schedstat"
+        )
     if not all(step.is_one_clock for trial in trials for step in trial.timed_steps):
         yield (
             "ranks read several clocks: in the bubble each counts from the end of their meeting before the step, so"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
@@ -18,12 +18,21 @@ AXIS = "stage"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One action of a rank. start_ns, end_ns: since the step began."""
+    """One action of a rank. start_ns, end_ns: since the step began.
+
+    asked_ns: when the rank last dealt with a message between the action before and this one; None where it did not, or
+    nobody knows. sent_ns: when it handed over what the action made; None as well.
+    core_wait_ns: what the rank's thread waited for a core since the end of the action before, or the step's beginning;
+    None where nobody knows.
+    """
 
     rank: int
     action: Action
     start_ns: int
     end_ns: int
+    asked_ns: int | None = None
+    sent_ns: int | None = None
+    core_wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,7 @@ class TimedStep:
 
     begun_ns: on the monotonic clock of the first rank.
     is_one_clock: all ranks read the same clock; otherwise each counts from the end of their meeting before the step.
+    has_messages, has_core_waits: of all ranks it is known when they dealt with messages, and waited for a core.
     """
 
     trial: int
@@ -39,6 +49,8 @@ class TimedStep:
     begun_ns: int
     is_one_clock: bool
     works: tuple[Work, ...]
+    has_messages: bool = False
+    has_core_waits: bool = False
 
 
 def join_steps(performed_by_rank: Sequence[Sequence[Performed]]) -> tuple[TimedStep, ...]:
@@ -59,17 +71,37 @@ def _join(ranks: Sequence[Performed]) -> TimedStep:
         begun_ns=first.begun_ns,
         is_one_clock=is_one_clock,
         works=tuple(
-            Work(
-                rank=rank,
-                action=Action(kind=timed.kind, stage=timed.stage, microbatch=timed.microbatch),
-                start_ns=timed.start_ns + shift_ns,
-                end_ns=timed.end_ns + shift_ns,
-            )
+            work
             for rank, one in enumerate(ranks)
-            for shift_ns in (one.begun_ns - first.begun_ns if is_one_clock else 0,)
-            for timed in one.actions
+            for work in _works(rank, one, one.begun_ns - first.begun_ns if is_one_clock else 0)
         ),
+        has_messages=all(one.messages is not None for one in ranks),
+        has_core_waits=all(one.core_waits_ns is not None for one in ranks),
     )
+
+
+def _works(rank: int, performed: Performed, shift_ns: int) -> Iterator[Work]:
+    """The rank's, later by so much than it says."""
+    messages = performed.messages or []
+    sent_ns = {(one.stage, one.kind != "forward", one.microbatch): one.time_ns for one in messages if one.end == "sent"}
+    before_ns = waited_ns = 0
+    for number, timed in enumerate(performed.actions):
+        asked_ns = max((one.time_ns for one in messages if before_ns <= one.time_ns <= timed.start_ns), default=None)
+        # What a backward hands on is made by the whole of it, or by the half that makes gradients of inputs.
+        place = (timed.stage, timed.kind != "forward", timed.microbatch)
+        handed_ns = None if timed.kind == "weight_backward" else sent_ns.get(place)
+        waits = None if performed.core_waits_ns is None else performed.core_waits_ns[number]
+        yield Work(
+            rank=rank,
+            action=Action(kind=timed.kind, stage=timed.stage, microbatch=timed.microbatch),
+            start_ns=timed.start_ns + shift_ns,
+            end_ns=timed.end_ns + shift_ns,
+            asked_ns=None if asked_ns is None else asked_ns + shift_ns,
+            sent_ns=None if handed_ns is None else handed_ns + shift_ns,
+            core_wait_ns=None if waits is None else waits[0] - waited_ns,
+        )
+        before_ns = timed.end_ns
+        waited_ns = 0 if waits is None else waits[1]
 
 
 def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:

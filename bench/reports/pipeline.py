@@ -42,7 +42,7 @@ def _bubble(summary: Summary) -> Table:
         if account == "measured" and accounts:
             for part in PARTS:
                 if (part,) in parts:
-                    table.add_row(f"  {part}", figure(parts[part,]))
+                    table.add_row(f"  {part.replace('_', ' ')}", figure(parts[part,]))
     return table
 
 

@@ -21,8 +21,10 @@ RUN_BUBBLE_PART_RATIO = Metric(
     scope="run",
     labels=("part",),
     help="Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages' own"
-    " times add), transfer (what the time on the link adds), unexplained (the rest). They add up to the bubble, and one"
-    " may be below 0.",
+    " times add), transfer (what the time on the link adds), uneven (what actions that take longer than their stage's"
+    " median add), message (what messages take beyond the transfer), waiting_for_a_core (between actions, with a rank"
+    " that could run and is not scheduled), unexplained (the rest: what hosts do between actions). They add up to the"
+    " bubble, and one may be below 0; what is not known is in unexplained.",
 )
 RUN_STAGE_SECONDS = Metric(
     name="observatory_run_stage_seconds",

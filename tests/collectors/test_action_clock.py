@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from collectors.action_clock import ActionClock, DeviceActionClock, HostActionClock, host_clock_name, make_action_clock
-from collectors.sample_log import TimedAction
+from collectors.core_wait import CoreWait
+from collectors.sample_log import TimedAction, TimedMessage
 from tests.collectors.test_step_clock import FakeDevice, FakeEvent, FakeTime
 from workloads.laws.schedules import Action
 
@@ -40,6 +41,49 @@ def test_each_step_counts_from_its_own_beginning() -> None:
         with clock.mark(FORWARD):
             now.pass_s(2)
         assert clock.end_step() == [TimedAction("forward", 1, 0, 0, 2_000_000_000)]
+
+
+class FakeCoreWait(CoreWait):
+    """A thread that waited as long as the test says."""
+
+    def __init__(self, *waited_ns: int | None) -> None:
+        self._left_ns = list(waited_ns)
+
+    def waited_ns(self) -> int | None:
+        """The next one."""
+        return self._left_ns.pop(0)
+
+
+def test_messages_and_waits_for_a_core_stand_beside_the_actions() -> None:
+    now = FakeTime()
+    clock = HostActionClock(now, lambda: FakeCoreWait(100, 103, 110))
+    clock.begin_step()
+    now.pass_s(1)
+    clock.tell_message("asked", FORWARD)
+    with clock.mark(FORWARD):
+        now.pass_s(2)
+    clock.tell_message("sent", FORWARD)
+    assert clock.messages() == [
+        TimedMessage("asked", "forward", 1, 0, 1_000_000_000),
+        TimedMessage("sent", "forward", 1, 0, 3_000_000_000),
+    ]
+    assert clock.core_waits_ns() == [(3, 10)]
+
+
+def test_waits_for_a_core_that_the_kernel_does_not_count_are_absent() -> None:
+    clock = HostActionClock(FakeTime(), lambda: FakeCoreWait(None, None, None))
+    clock.begin_step()
+    with clock.mark(FORWARD):
+        pass
+    assert clock.core_waits_ns() is None
+
+
+def test_on_a_device_nobody_knows_when_messages_travel() -> None:
+    clock, _ = _device_clock()
+    clock.begin_step()
+    clock.tell_message("sent", FORWARD)
+    assert clock.messages() is None
+    assert clock.core_waits_ns() is None
 
 
 def _device_clock() -> tuple[DeviceActionClock, FakeDevice]:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from collectors.sample_log import (
     Record,
     SampleLog,
     TimedAction,
+    TimedMessage,
 )
 
 OPENED = Opened(run="r", trial=0, rank=1, time_ns=1, pid=2, host="here")
@@ -29,7 +31,8 @@ ENDED = Ended(trial=0, time_ns=3, step=6, error_type="ValueError", error="no")
 PERFORMED = Performed(
     trial=0, time_ns=2, step=5, begun_ns=1, clock=None, actions=[TimedAction("weight_backward", 3, 1, 10, 25)]
 )
-RECORDS: list[Record] = [OPENED, READING, PERFORMED, Note(trial=0, time_ns=2, text="because"), ENDED]
+TOLD = msgspec.structs.replace(PERFORMED, messages=[TimedMessage("sent", "backward", 3, 1, 12)], core_waits_ns=[(1, 4)])
+RECORDS: list[Record] = [OPENED, READING, PERFORMED, TOLD, Note(trial=0, time_ns=2, text="because"), ENDED]
 
 
 def _write(path: Path, records: list[Record] = RECORDS) -> None:

@@ -32,7 +32,7 @@ from workloads.roster import card_of
 from workloads.workload import RunsStages
 
 WARM_UP = 1
-STEPS = 5
+STEPS = 3
 
 STRATEGIES: dict[ScheduleName, tuple[str, dict[str, OptionValue]]] = {
     "naive": ("pipeline_naive", {}),
@@ -50,7 +50,7 @@ PARTED: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
 class Case:
     """One pipeline to put to sleep: a block a stage, and a sequence a microbatch.
 
-    blocks_between: what the first rank sleeps before each of its actions, outside of it, in units of a block.
+    blocks_between: what the first rank sleeps after each of its actions, outside of it, in units of a block.
     """
 
     schedule: ScheduleName
@@ -180,11 +180,11 @@ def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[
 
     @contextmanager
     def mark(action: Action) -> Iterator[None]:
-        time.sleep(between_s)
         with clock.mark(action):
             yield
+        time.sleep(between_s)
 
-    workload.mark_actions(mark)
+    workload.mark_actions(mark, clock.tell_message)
     performed = []
     for step in range(steps):
         dist.barrier()
@@ -198,6 +198,8 @@ def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[
                 begun_ns=begun_ns,
                 clock=host_clock_name(),
                 actions=clock.end_step(),
+                messages=clock.messages(),
+                core_waits_ns=clock.core_waits_ns(),
             )
         )
     return performed

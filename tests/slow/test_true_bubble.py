@@ -1,4 +1,4 @@
-"""Stages that sleep wait as long as the simulation says, whatever the schedule; what they wait longer is shown."""
+"""Stages that sleep wait as long as the simulation says, whatever the schedule and whoever else is busy here."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from collections.abc import Callable
 from statistics import median
 from typing import get_args
 
-import psutil
 import pytest
 
+from bench.judgement.delays import CORE, MESSAGE, UNEVEN, delay_parts
 from bench.judgement.stages import TimedStep, bubble_ratio, join_steps, most_live, stage_seconds
 from tests.ranks import run_on_ranks
 from tests.slow.sleeping_stages import Case, perform
-from workloads.laws.bubble import BubbleSplit, split_bubble
+from workloads.laws.bubble import split_bubble
 from workloads.laws.live_microbatches import live_microbatches_of_stages
 from workloads.laws.pipeline import ScheduleName
 from workloads.laws.schedules import actions
 from workloads.laws.simulator import simulate
 from workloads.laws.terms import NotCovered
 
-LIMIT_S = 500.0
+LIMIT_S = 200.0
 TOLERANCE_RATIO = 0.03
-BUSY_PERCENT = 50.0
-"""Of all cores, above which others are at work: four ranks take a tenth of two cores."""
-MEASURED_ANEW = 2
+UNEXPLAINED_RATIO = 0.02
 NO_LINK = NotCovered(reason="the few bytes of a boundary stay within the machine")
 
-RANKS = (2, 4)
+MICROBATCHES = {2: 4, 4: 8}
+"""On so many ranks: twice as many let a schedule fill, go on and drain; more repeat what goes on in between."""
 CASES = [
-    Case(schedule=schedule, ranks=ranks, microbatches=microbatches)
-    for ranks in RANKS
+    Case(schedule=schedule, ranks=ranks, microbatches=1 if schedule == "naive" else microbatches)
+    for ranks, microbatches in MICROBATCHES.items()
     for schedule in get_args(ScheduleName)
-    for microbatches in ((1,) if schedule == "naive" else (4, 8, 16))
 ]
 HELD_UP = Case(schedule="gpipe", ranks=2, microbatches=4, blocks_between=2)
 
@@ -46,63 +44,50 @@ def named(case: Case) -> str:
 
 @pytest.fixture(scope="module")
 def steps_of(tmp_path_factory: pytest.TempPathFactory) -> StepsOf:
-    """The timed steps of a case; all cases of as many ranks are performed one after another.
-
-    Ranks that sleep leave the cores idle. Where others used them meanwhile, a measurement that missed tells of these
-    others: it is thrown away, and the case is measured anew, twice at most. On a quiet machine the first one counts.
-    """
-    performed: dict[int, dict[Case, tuple[TimedStep, ...]]] = {}
-
-    def perform_all(ranks: int, cases: list[Case]) -> tuple[dict[Case, tuple[TimedStep, ...]], bool]:
-        store = tmp_path_factory.mktemp("ranks") / "store"
-        psutil.cpu_percent()  # From here on.
-        by_rank = run_on_ranks(ranks, perform, cases, store=store, limit_s=LIMIT_S)
-        is_disturbed = psutil.cpu_percent() > BUSY_PERCENT
-        return {one: join_steps([of_rank[at] for of_rank in by_rank]) for at, one in enumerate(cases)}, is_disturbed
+    """The timed steps of a case; all cases of as many ranks are performed one after another."""
+    performed: dict[Case, tuple[TimedStep, ...]] = {}
 
     def steps(case: Case) -> tuple[TimedStep, ...]:
-        if case.ranks not in performed:
-            found, is_disturbed = perform_all(case.ranks, [one for one in (*CASES, HELD_UP) if one.ranks == case.ranks])
-            for _ in range(MEASURED_ANEW):
-                missed = [one for one, taken in found.items() if one is not HELD_UP and waits_too_long(one, taken)]
-                if not (missed and is_disturbed):
-                    break
-                anew, is_disturbed = perform_all(case.ranks, missed)
-                found |= anew
-            performed[case.ranks] = found
-        return performed[case.ranks][case]
+        if case not in performed:
+            cases = [one for one in (*CASES, HELD_UP) if one.ranks == case.ranks]
+            store = tmp_path_factory.mktemp("ranks") / "store"
+            by_rank = run_on_ranks(case.ranks, perform, cases, store=store, limit_s=LIMIT_S)
+            performed.update({one: join_steps([of_rank[at] for of_rank in by_rank]) for at, one in enumerate(cases)})
+        return performed[case]
 
     return steps
 
 
-def waits_too_long(case: Case, steps: tuple[TimedStep, ...]) -> bool:
-    """Whether more is waited than the sleeps explain, or than the stages' measured times do."""
-    truth_ratio = simulate(actions(case.pipeline()), case.slept_s()).bubble_ratio
-    excess = measured_ratio(case, steps) - truth_ratio
-    return max(excess, split(case, steps).unexplained_ratio) > TOLERANCE_RATIO
-
-
-def measured_ratio(case: Case, steps: tuple[TimedStep, ...]) -> float:
-    """The median over steps."""
-    return median(bubble_ratio(step.works, range(case.ranks)) for step in steps)
-
-
-def split(case: Case, steps: tuple[TimedStep, ...]) -> BubbleSplit:
-    """As a run reports it, by the times that its stages were measured to take."""
+def parts_of(case: Case, steps: tuple[TimedStep, ...]) -> dict[str, float]:
+    """The bubble and its parts as a run reports them: the median over steps, by the times that stages were measured."""
     times = stage_seconds(work for step in steps for work in step.works)
-    return split_bubble(measured_ratio(case, steps), case.pipeline(), times, transfer_s=NO_LINK)
+    measured_ratio = median(bubble_ratio(step.works, range(case.ranks)) for step in steps)
+    delays = delay_parts(case.pipeline(), steps, [range(case.ranks)])
+    split = split_bubble(measured_ratio, case.pipeline(), times, transfer_s=NO_LINK)
+    return {
+        "measured": measured_ratio,
+        "expected": split.expected_ratio,
+        **delays,
+        "unexplained": split.unexplained_ratio - sum(delays.values()),
+    }
+
+
+def undisturbed_ratio(found: dict[str, float]) -> float:
+    """The bubble without what others on the machine do to sleeps and messages."""
+    return found["measured"] - found[UNEVEN] - found[MESSAGE] - found[CORE]
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_stages_that_sleep_wait_as_long_as_the_simulation_says(case: Case, steps_of: StepsOf) -> None:
-    steps = steps_of(case)
+    found = parts_of(case, steps_of(case))
     truth_ratio = simulate(actions(case.pipeline()), case.slept_s()).bubble_ratio
-    assert measured_ratio(case, steps) == pytest.approx(truth_ratio, abs=TOLERANCE_RATIO)
+    assert undisturbed_ratio(found) == pytest.approx(truth_ratio, abs=TOLERANCE_RATIO), found
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_hardly_any_of_it_is_unexplained(case: Case, steps_of: StepsOf) -> None:
-    assert split(case, steps_of(case)).unexplained_ratio == pytest.approx(0, abs=TOLERANCE_RATIO)
+    found = parts_of(case, steps_of(case))
+    assert abs(found["unexplained"]) < UNEXPLAINED_RATIO, found
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
@@ -116,9 +101,10 @@ def test_ranks_do_and_hold_what_the_law_says(case: Case, steps_of: StepsOf) -> N
 
 
 def test_what_holds_a_rank_up_between_its_actions_is_unexplained(steps_of: StepsOf) -> None:
-    # In units of a forward, from the end of the first rank's first sleep of 2: its forwards are 0-1, 3-4, 6-7, 9-10;
-    # the other's last one is 10-11 and its backwards 11-13 to 17-19; the first's, a sleep after one another, are 15-17,
-    # 19-21, 23-25, 27-29. So 24 of 58 are work, where the schedule alone waits 1 of 5.
-    found = split(HELD_UP, steps_of(HELD_UP))
-    assert found.expected_ratio == pytest.approx(1 / 5, abs=TOLERANCE_RATIO)
-    assert found.unexplained_ratio == pytest.approx(34 / 58 - 1 / 5, abs=TOLERANCE_RATIO)
+    # In units of a forward, with sleeps of 2 after each action of the first rank: its forwards are 0-1, 3-4, 6-7, 9-10;
+    # it hands each on 2 later, so that the other's are 3-4, 6-7, 9-10, 12-13, and its backwards 13-15 to 19-21; the
+    # first's are 15-17, 19-21, 23-25, 27-29. So 24 of 58 are work, where the schedule alone waits 1 of 5.
+    found = parts_of(HELD_UP, steps_of(HELD_UP))
+    assert found["expected"] == pytest.approx(1 / 5, abs=TOLERANCE_RATIO)
+    assert undisturbed_ratio(found) == pytest.approx(34 / 58, abs=TOLERANCE_RATIO), found
+    assert found["unexplained"] > 0.85 * (34 / 58 - 1 / 5), found

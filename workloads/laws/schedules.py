@@ -16,6 +16,9 @@ from workloads.laws.pipeline import Pipeline, ScheduleName
 ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
 """backward: of inputs and weights together; the other two are its halves, where a schedule parts them."""
 
+MessageEnd = Literal["sent", "asked"]
+"""What an action made is handed over to be sent; what one needs is asked for."""
+
 _KindOfStage = tuple[ActionKind, int]
 
 

@@ -19,7 +19,7 @@ from workloads.laws.schedules import Action, ActionKind
 StageTimes = Mapping[tuple[int, ActionKind], float]
 """Seconds that a stage computes for one microbatch, by stage and kind of action."""
 
-_Needs = Mapping[Action, tuple[Action, ...]]
+Needs = Mapping[Action, tuple[Action, ...]]
 """What must have ended before an action begins, besides those before it on its rank."""
 
 EQUAL = 1e-9
@@ -88,12 +88,12 @@ def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s
     Raises:
         ValueError: an action can never begin, or is there twice; a time is missing or negative, or all are 0.
     """
-    planned = _planned(order)
-    needs = _needs(planned)
+    planned = planned_on(order)
+    needs = needs_of(planned)
     _check_times(planned, times, transfer_s)
     performed: list[list[SimulatedAction]] = [[] for _ in order]
     end_s: dict[Action, float] = {}
-    for rank, action in _in_possible_order(order, needs):
+    for rank, action in in_possible_order(order, needs):
         start_s = performed[rank][-1].end_s if performed[rank] else 0.0
         for needed in needs[action]:
             start_s = max(start_s, end_s[needed] + (0.0 if planned[needed] == rank else transfer_s))
@@ -102,7 +102,7 @@ def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s
     return Simulated(performed=tuple(tuple(rank) for rank in performed))
 
 
-def _planned(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
+def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
     """The rank of each action."""
     planned: dict[Action, int] = {}
     for rank, actions in enumerate(order):
@@ -126,7 +126,8 @@ def _check_times(planned: Iterable[Action], times: StageTimes, transfer_s: float
         raise ValueError("no action takes time; a bubble is a share of the step's time")
 
 
-def _needs(planned: Collection[Action]) -> _Needs:
+def needs_of(planned: Collection[Action]) -> Needs:
+    """What each action needs, besides those before it on its rank."""
     last_stage = max((action.stage for action in planned), default=0)
     return {action: tuple(_needed(action, planned, last_stage)) for action in planned}
 
@@ -145,7 +146,7 @@ def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iter
             yield whole if whole in planned else replace(whole, kind="input_backward")
 
 
-def _in_possible_order(order: Sequence[Sequence[Action]], needs: _Needs) -> Iterator[tuple[int, Action]]:
+def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterator[tuple[int, Action]]:
     """All actions with their ranks, each after those that it needs, and after those before it on its rank."""
     done: set[Action] = set()
     left = [deque(actions) for actions in order]
@@ -159,7 +160,7 @@ def _in_possible_order(order: Sequence[Sequence[Action]], needs: _Needs) -> Iter
             raise ValueError(_deadlock(left, needs, done))
 
 
-def _deadlock(left: Sequence[Sequence[Action]], needs: _Needs, done: Container[Action]) -> str:
+def _deadlock(left: Sequence[Sequence[Action]], needs: Needs, done: Container[Action]) -> str:
     rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(left) if waiting)
     needed = next(needed for needed in needs[action] if needed not in done)
     return f"rank {rank} can never begin {_words(action)}: {_words(needed)} must come before it, and does not"

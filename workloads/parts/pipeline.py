@@ -26,12 +26,12 @@ from torch.optim import AdamW
 from workloads.cards.card import Setup
 from workloads.cards.message_options import DEFER_RECEIVES
 from workloads.laws.pipeline import Pipeline, ScheduleName
-from workloads.laws.schedules import Action, ActionKind
+from workloads.laws.schedules import Action, ActionKind, MessageEnd
 from workloads.parts.attention_choice import attention_notes
 from workloads.parts.divided_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.parts.stages import StageModel
 from workloads.parts.training import AUTOCAST_TYPES, Clip, Trainer, adamw_settings, whole_gradients
-from workloads.workload import MarkAction, Phase
+from workloads.workload import MarkAction, Phase, TellMessage
 
 OF_ONE_STAGE: dict[ScheduleName, Any] = {"naive": ScheduleGPipe, "gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}
 OF_SEVERAL_STAGES: dict[ScheduleName, Any] = {
@@ -71,6 +71,7 @@ class Stage(PipelineStage):
             group=group,
         )
         self.mark: MarkAction | None = None
+        self.tell_message: TellMessage | None = None
         self.targets: Sequence[Tensor] = ()
         """Of each microbatch; read by the last stage."""
         self.sent_bytes = 0
@@ -114,11 +115,24 @@ class Stage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`; what it gives is sent."""
-        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._counted(self._told("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`; what it gives is sent."""
-        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+        return self._counted(self._told("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is asked for."""
+        return self._told("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is asked for."""
+        return self._told("asked", "backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def _told(self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]) -> list[dist.P2POp]:
+        if messages and self.tell_message is not None:
+            self.tell_message(end, Action(kind=kind, stage=self.stage_index, microbatch=microbatch))
+        return messages
 
     def _counted(self, messages: list[dist.P2POp]) -> list[dist.P2POp]:
         self.sent_bytes += sum(message.tensor.nbytes for message in messages)
@@ -182,10 +196,10 @@ class PipelineTrainer(Trainer):
         self._losses: list[Tensor] = []
         self._schedule = self._make_schedule(pipeline, is_deferring=bool(DEFER_RECEIVES.of(setup)))
 
-    def mark_actions(self, mark: MarkAction | None) -> None:
+    def mark_actions(self, mark: MarkAction | None, tell_message: TellMessage | None = None) -> None:
         """See `RunsStages`."""
         for stage in self._stages:
-            stage.mark = mark
+            stage.mark, stage.tell_message = mark, tell_message
 
     def payload_bytes(self) -> Mapping[str, int]:
         """See `CountsPayload`."""

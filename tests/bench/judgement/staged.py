@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.judgement.stages import TimedStep, join_steps
-from collectors.sample_log import Performed, TimedAction
+from collectors.sample_log import Performed, TimedAction, TimedMessage
 from workloads.laws.schedules import ActionKind
 
 Row = Sequence[tuple[ActionKind, int, int, float, float]]
@@ -43,14 +43,30 @@ PARTED: tuple[Row, Row] = (
 
 
 def performed(
-    row: Row, *, trial: int = 0, step: int = 9, begun_ns: int = 0, clock: str | None = "the node's"
+    row: Row,
+    *,
+    trial: int = 0,
+    step: int = 9,
+    begun_ns: int = 0,
+    clock: str | None = "the node's",
+    messages: Sequence[TimedMessage] = (),
+    core_waits_ns: Sequence[tuple[int, int]] = (),
 ) -> Performed:
-    """What one rank logged of a step."""
+    """What one rank logged of a step; by default it waited for no core."""
     actions = [
         TimedAction(kind, stage, microbatch, round(start * 1e6), round(end * 1e6))
         for kind, stage, microbatch, start, end in row
     ]
-    return Performed(trial=trial, time_ns=0, step=step, begun_ns=begun_ns, clock=clock, actions=actions)
+    return Performed(
+        trial=trial,
+        time_ns=0,
+        step=step,
+        begun_ns=begun_ns,
+        clock=clock,
+        actions=actions,
+        messages=list(messages),
+        core_waits_ns=list(core_waits_ns or [(0, 0)] * len(actions)),
+    )
 
 
 def timed_step(rows: Sequence[Row], *, step: int = 9, clock: str | None = "the node's") -> TimedStep:

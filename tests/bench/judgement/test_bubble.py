@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.judgement.bubble import PARTS, bubble_parts
-from bench.judgement.estimate import Estimate, estimate, estimate_share
+from bench.judgement.estimate import Estimate, estimate, estimate_part, estimate_share
 from collectors.catalogue.pipeline import RUN_BUBBLE_PART_RATIO, RUN_BUBBLE_RATIO, RUN_STAGE_SECONDS
 from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import ActionKind
@@ -100,3 +100,26 @@ def test_a_stage_without_a_time_leaves_the_expected_bubble_absent_by_name() -> N
 
 def test_a_run_without_a_measured_bubble_has_no_parts() -> None:
     assert list(bubble_parts(PIPELINE, [], 0.0)) == []
+
+
+def test_what_delays_explain_is_not_unexplained_and_messages_are_told_beyond_their_transfer() -> None:
+    stages = [
+        estimate(RUN_STAGE_SECONDS, [time_s, time_s], stage=str(stage), action=kind)
+        for (stage, kind), time_s in EQUAL_S.items()
+    ]
+    measured = estimate_share(RUN_BUBBLE_RATIO, [0.5, 0.6], account="measured")
+    delays = {"uneven": [0.01, 0.02], "message": [0.1, 0.1], "waiting_for_a_core": [0.03, 0.04]}
+    given = [
+        estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=sum(values) / 2, part=part)
+        for part, values in delays.items()
+    ]
+    found = {
+        one.labels["part"]: one
+        for one in bubble_parts(PIPELINE, [measured, *stages, *given], 0.5e-3)
+        if isinstance(one, Estimate) and "part" in one.labels
+    }
+    transfer = found["transfer"].median
+    assert set(found) == {"schedule", "imbalance", "transfer", "message", "unexplained"}
+    assert found["message"].trials == pytest.approx([0.1 - transfer] * 2)
+    assert found["unexplained"].trials == pytest.approx([0.5 - 1 / 3 - 0.14, 0.6 - 1 / 3 - 0.16])
+    assert sum(one.median for one in found.values()) + 0.015 + 0.035 == pytest.approx(0.55)
