@@ -54,3 +54,8 @@ def print_figures(console: Console, table: Table) -> None:
     if not console.is_terminal:
         table.width = Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
     console.print(table, crop=False)
+
+
+def print_words(console: Console, line: str) -> None:
+    """Print a sentence: one line, however long, except that a terminal breaks it between words."""
+    console.print(Text(line), soft_wrap=not console.is_terminal)

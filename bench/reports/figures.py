@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bench.judgement.estimate import Estimate, Ratio
 from collectors.catalogue import ceilings, results
@@ -23,6 +23,11 @@ def tells_little(found: Estimate | Ratio) -> bool:
     else:
         value, trials = found.median, len(found.trials)
     return found.low is not None and found.high is not None and trials == 2 and found.high - found.low > abs(value)
+
+
+def little(shown: Iterable[Estimate | Ratio]) -> list[str]:
+    """Why figures of two trials stand without an interval, once; nothing where all of them tell enough."""
+    return [TELLS_LITTLE] if any(tells_little(one) for one in shown) else []
 
 
 def figure(estimate: Estimate) -> str:

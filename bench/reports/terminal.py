@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 import msgspec
 from rich.console import Console
@@ -12,13 +11,13 @@ from rich.text import Text
 
 from bench.judgement.estimate import Estimate, Ratio
 from bench.purpose import why_ad_hoc
-from bench.reports.console import open_console, print_figures
-from bench.reports.figures import TELLS_LITTLE, figure, percent, tells_little
+from bench.reports.console import open_console, print_words
+from bench.reports.figures import figure, little, percent
 from bench.reports.formats import print_csv, print_json
-from bench.reports.headline import headline, headline_estimate
 from bench.reports.memory import MEMORY_PARTS, memory_cell
 from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
+from bench.reports.run_list import print_list
 from bench.summary import Summary
 from collectors.catalogue import joined_ranks, results
 from collectors.metric import Metric
@@ -74,7 +73,8 @@ def print_summaries(summaries: Sequence[Summary], format_name: str, console: Con
         print_pipeline(summary, console)
     for summary in summaries:
         _print_below(console, summary)
-    _print_little(console, (one for summary in summaries for one in _intervals(summary)))
+    for line in little(one for summary in summaries for one in _intervals(summary)):
+        print_words(console, line)
     console.print()
     for summary in summaries:
         console.print(f"run folder: {summary.folder}", soft_wrap=True)
@@ -94,24 +94,7 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
     if format_name != "table":
         print_summaries(summaries, format_name)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "started", "ranks", "device", "precision", "batch", "result", "outcome"):
-        table.add_column(column, no_wrap=column == "run", overflow="fold")
-    for summary in summaries:
-        case = summary.case
-        table.add_row(
-            summary.run,
-            f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}",
-            str(case.ranks),
-            case.device,
-            case.precision,
-            "-" if case.model is None else str(case.model.batch),
-            headline(summary),
-            summary.outcome.replace("_", " "),
-        )
-    console = open_console()
-    print_figures(console, table)
-    _print_little(console, (one for summary in summaries if (one := headline_estimate(summary)) is not None))
+    print_list(summaries)
 
 
 def print_whole(summary: Summary, format_name: str) -> None:
@@ -243,12 +226,6 @@ def _print_below(console: Console, summary: Summary) -> None:
 
 def _intervals(summary: Summary) -> Iterable[Estimate | Ratio]:
     return (*summary.estimates, *(found.ratio for found in summary.scaling))
-
-
-def _print_little(console: Console, shown: Iterable[Estimate | Ratio]) -> None:
-    """Why figures of two trials stand without an interval, once."""
-    if any(tells_little(one) for one in shown):
-        console.print(Text(TELLS_LITTLE), soft_wrap=True)
 
 
 COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", "low", "high", "trials")
