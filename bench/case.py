@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from bench.errors import Misuse
-from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
+from workloads.cards.card import Backend, Card, Device, Option, OptionValue, Precision
 from workloads.parts.shape import Shape
 from workloads.roster import CARDS, card_of
 
@@ -78,6 +78,11 @@ def find_card(name: str) -> Card:
         return card_of(name)
     except KeyError:
         raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (card.name for card in CARDS))}') from None
+
+
+def known_options(strategy: str) -> tuple[Option, ...]:
+    """The options of the strategy; none of one that is no more, which the history may know."""
+    return next((card.options for card in CARDS if card.name == strategy), ())
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ from bench.places import RUNS, STORE, NamedText
 from bench.preflight import available_bytes, check_memory, check_processes
 from bench.purpose import Purpose, check_purpose
 from bench.reports.convergence import print_verdict
-from bench.reports.formats import FORMAT, to_reader
+from bench.reports.formats import DETAILS, FORMAT, to_reader
 from bench.reports.memory_by_category import show_memory
 from bench.reports.progress import Progress
 from bench.reports.terminal import cause_lines, print_summaries
@@ -123,6 +123,7 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 @RUNS
 @STORE
 @FORMAT
+@DETAILS
 def command(
     strategy: str,
     ranks: int | None,
@@ -154,6 +155,7 @@ def command(
     runs_folder: Path,
     store_url: str | None,
     format_name: str,
+    has_details: bool,
     **dimensions: int | None,
 ) -> int:
     """Measure one strategy on this machine.
@@ -219,7 +221,7 @@ def command(
         if verdict is not None:
             print_verdict(verdict, cases[-1][0], format_name)
         elif not is_check:
-            print_summaries(kept.summaries, format_name)
+            print_summaries(kept.summaries, format_name, has_details=has_details, has_stages=with_timeline)
         if memory_snapshot and format_name == "table":
             for summary in kept.summaries:
                 show_memory(summary)

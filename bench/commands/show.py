@@ -11,7 +11,7 @@ import click
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
 from bench.places import RUNS, STORE, NamedPath, NamedText
-from bench.reports.formats import FORMAT
+from bench.reports.formats import DETAILS, FORMAT
 
 if TYPE_CHECKING:
     from bench.keeping import Adopted
@@ -45,6 +45,7 @@ LOOKED_THROUGH = 200
 @click.option(
     "--rebuild", "is_rebuild", is_flag=True, help="Take all runs of the folder --runs into the history, and list them."
 )
+@DETAILS
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
 @RUNS
 @STORE
@@ -56,6 +57,7 @@ def command(
     import_path: Path | None,
     export_folder: Path | None,
     is_rebuild: bool,
+    has_details: bool,
     with_timeline: bool,
     runs_folder: Path,
     store_url: str | None,
@@ -73,6 +75,8 @@ def command(
         raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
     if is_rebuild and (run is not None or strategy is not None):
         raise Misuse("--rebuild takes all runs of a folder, and neither RUN nor --strategy; --runs says which folder")
+    if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
+        raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
         _rebuild(runs_folder, store_url, format_name)
     elif import_path is not None:
@@ -85,13 +89,20 @@ def command(
         from bench.reports.terminal import print_whole
         from bench.run import load
 
-        print_whole(load(Path(run)), format_name)
+        print_whole(load(Path(run)), format_name, has_details=has_details)
     else:
-        _show(run, strategy, count, runs_folder, store_url, format_name)
+        _show(run, strategy, count, runs_folder, store_url, format_name, has_details=has_details)
 
 
 def _show(
-    run: str | None, strategy: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str
+    run: str | None,
+    strategy: str | None,
+    count: int,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+    *,
+    has_details: bool,
 ) -> None:
     """A run of the history, or the list of the newest."""
     from bench.case import find_card
@@ -110,7 +121,7 @@ def _show(
     for problem in problems:
         say(problem)
     if run is not None:
-        print_whole(find_run(run, store_url), format_name)
+        print_whole(find_run(run, store_url), format_name, has_details=has_details)
         return
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:

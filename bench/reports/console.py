@@ -52,8 +52,13 @@ def open_console(file: TextIO | None = None) -> Console:
 def print_figures(console: Console, table: Table) -> None:
     """Print a table of figures: one line a row, however long, except where a terminal's edge folds its cells."""
     if not console.is_terminal:
-        table.width = Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
+        table.width = widest(console, table)
     console.print(table, crop=False)
+
+
+def widest(console: Console, table: Table) -> int:
+    """The width at which no cell of the table is folded, in letters."""
+    return Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
 
 
 def print_words(console: Console, line: str) -> None:

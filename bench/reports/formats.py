@@ -20,6 +20,8 @@ FORMAT = click.option(
     help="Form of the result.",
 )
 
+DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")
+
 
 def print_json(value: object) -> None:
     """Print the value as indented JSON."""

@@ -11,7 +11,7 @@ from rich.text import Text
 from bench.judgement.estimate import Estimate
 from bench.judgement.expected_collectives import LIBRARY
 from bench.judgement.gpu_clocks import clock_and_power
-from bench.reports.console import print_figures
+from bench.reports.console import print_figures, print_words
 from bench.reports.digits import with_interval
 from bench.reports.figures import figure, tells_little
 from bench.summary import Summary
@@ -39,8 +39,11 @@ _ABSENT_ON_A_CPU = (
 )
 
 
-def print_probe(summary: Summary, console: Console) -> None:
-    """Print all that the run's probe measured, beside what the laws expect, and what its columns mean."""
+def print_probe(summary: Summary, console: Console, *, most_rows: int | None = None) -> None:
+    """Print what the run's probe measured, beside what the laws expect, and what its columns mean.
+
+    most_rows: of a table; of a longer one the smallest and the largest size of each thing stand, or the largest alone.
+    """
     tables: tuple[tuple[Table, Sequence[str]], ...] = (
         (_collectives(summary), _without_bus(summary)),
         (_algorithms(summary), (*COUNTS, *_without_bus(summary))),
@@ -50,13 +53,35 @@ def print_probe(summary: Summary, console: Console) -> None:
     )
     for table, notes in tables:
         if table.row_count:
-            print_figures(console, table)
+            shown = table if most_rows is None else ends_of(table, most_rows)
+            print_figures(console, shown)
+            if shown.row_count < table.row_count:
+                hidden = table.row_count - shown.row_count
+                print_words(console, f"{hidden} more sizes: `observatory show {summary.run} --details`")
             for note in notes:
                 console.print(Text(note), soft_wrap=True)
             console.print()
     if any(_by_place(summary, metric) for metric in _ABSENT_ON_A_CPU):
         console.print(Text(WITH_HOST), soft_wrap=True)
         console.print()
+
+
+def ends_of(table: Table, most_rows: int) -> Table:
+    """The table itself where it is short; else its first and last row of each thing that its first column names."""
+    names, *others = ([str(cell) for cell in column.cells] for column in table.columns)
+    first = {name: names.index(name) for name in names}
+    last = {name: place for place, name in enumerate(names)}
+    if len(names) <= most_rows:
+        return table
+    places = sorted({*first.values(), *last.values()})
+    if len(places) > most_rows:
+        places = sorted(last.values())[:most_rows]
+    short = Table(box=None, pad_edge=False)
+    for column in table.columns:
+        short.add_column(column.header, justify=column.justify, overflow=column.overflow)
+    for place in places:
+        short.add_row(names[place], *(cells[place] for cells in others))
+    return short
 
 
 def microseconds(estimate: Estimate | None) -> str:

@@ -62,7 +62,7 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
 
 
 def _columns(summaries: Sequence[Summary]) -> list[_Column]:
-    cells = {
+    cells: dict[str, list[str]] = {
         "run": [summary.run for summary in summaries],
         "started": [f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}" for summary in summaries],
         "ranks": [str(summary.case.ranks) for summary in summaries],

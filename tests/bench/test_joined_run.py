@@ -61,7 +61,7 @@ def test_real_ranks_are_joined_in_each_trial(folder: Path) -> None:
 
 def test_show_tells_how_long_ranks_wait(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert cli.run(["show", str(folder)]) == cli.FINE
+    assert cli.run(["show", str(folder), "--details"]) == cli.FINE
     rows = capsys.readouterr().out.splitlines()
     assert not any(row.startswith("clocks agree within") for row in rows)
     assert sum("ranks 0, 1 are on host " in row for row in rows) == 1

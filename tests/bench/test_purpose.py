@@ -92,7 +92,7 @@ def test_people_are_told_that_a_run_is_ad_hoc_and_why(capsys: pytest.CaptureFixt
     assert "ddp on 2: kept as ad hoc (steps 1, usual are 20), and never its series' newest" in capsys.readouterr().out
     print_whole(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
     shown = capsys.readouterr().out
-    assert "note      [red] and [/nothing]" in shown
+    assert "note  [red] and [/nothing]" in shown
     assert "kept as ad hoc (it has a note)" in shown
     print_summaries([make_summary(case=AS_USUAL)], "table")
     assert "ad hoc" not in capsys.readouterr().out

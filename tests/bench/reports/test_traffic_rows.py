@@ -24,7 +24,7 @@ def _counted(axis: str, size_bytes: float) -> Estimate:
 
 def _payload_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=200)
-    print_summaries(summaries, "table", console)
+    print_summaries(summaries, "table", console, has_details=True)
     assert isinstance(console.file, io.StringIO)
     lines = (line.split("  ") for line in console.file.getvalue().splitlines() if line.startswith("payload"))
     return [[cell.strip() for cell in line if cell] for line in lines]

@@ -1,0 +1,189 @@
+"""Rows of the table of runs: all figures of each run, or the fifteen that a person wants first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.judgement.estimate import Estimate
+from bench.judgement.scaling import ScalingEfficiency
+from bench.reports.figures import figure, percent
+from bench.reports.memory import MEMORY_PARTS, memory_cell
+from bench.summary import Summary
+from collectors.catalogue import joined_ranks, pipeline, results
+from collectors.metric import Metric
+
+MOST_ROWS = 15
+NOT_BESIDE = "baseline not beside it"
+
+_RANKS, _BATCH, _SPREAD, _EFFICIENCY, _MEMORY_LAW = "ranks", "batch", "spread", "efficiency", "memory law"
+
+_METRICS: tuple[tuple[str, Metric], ...] = (
+    ("median step", results.RUN_STEP_SECONDS),
+    ("mean step", results.RUN_MEAN_STEP_SECONDS),
+    ("  of it", results.RUN_PHASE_SECONDS),
+    ("host waits for data", results.RUN_DATA_WAIT_SECONDS),
+    ("tokens/s", results.RUN_TOKENS_PER_SECOND),
+    ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
+    ("model FLOP/s/device (PaLM)", results.RUN_FLOPS),
+    ("MFU, data sheet", results.RUN_MFU),
+    ("MFU, measured ceiling", results.RUN_MEASURED_MFU),
+    ("peak memory", results.RUN_PEAK_MEMORY_BYTES),
+    ("loss, last step", results.RUN_LOSS),
+    ("observer's share", results.RUN_OBSERVER_RATIO),
+    ("traced step", results.RUN_TRACED_STEP_SECONDS),
+    ("traced", results.RUN_TRACED_RATIO),
+    ("overlap / communication", results.RUN_OVERLAP_RATIO),
+    ("overlap /", results.RUN_COLLECTIVE_OVERLAP_RATIO),
+    ("attention pairs of a rank:", results.RUN_ATTENTION_PAIRS),
+    ("payload", results.RUN_PAYLOAD_BYTES),
+    ("communication", results.RUN_COMMUNICATION_SECONDS),
+    ("waiting / time in collectives", joined_ranks.RUN_WAITING_RATIO),
+    ("  wait of one", joined_ranks.RUN_COLLECTIVE_WAIT_SECONDS),
+    ("  transfer of one", joined_ranks.RUN_COLLECTIVE_TRANSFER_SECONDS),
+    ("  busbw of", joined_ranks.RUN_TRACED_BUS_BANDWIDTH),
+    ("held up by rank", joined_ranks.RUN_STRAGGLER_RATIO),
+    ("clocks agree within", joined_ranks.RUN_CLOCK_RESIDUAL_SECONDS),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row. kind: the metric's name, or what it is without one. labels: of the figure. cells: one a run."""
+
+    title: str
+    kind: str
+    labels: tuple[str, ...] = ()
+    cells: tuple[str, ...]
+
+
+def all_rows(summaries: Sequence[Summary]) -> list[Row]:
+    """Every figure of these runs, which are training."""
+    rows = list(_settings(summaries))
+    for title, metric in _METRICS:
+        if metric is results.RUN_LOSS:
+            rows += [
+                Row(
+                    title=f"memory: {part}",
+                    kind=_MEMORY_LAW,
+                    cells=tuple(memory_cell(summary, part) for summary in summaries),
+                )
+                for part in MEMORY_PARTS
+            ]
+        rows += _of_metric(summaries, title, metric)
+        if metric is results.RUN_STEP_SECONDS:
+            rows.append(
+                Row(title="  spread of steps", kind=_SPREAD, cells=tuple(_spread(summary) for summary in summaries))
+            )
+    return rows
+
+
+# In the order of the screen: throughput, the step, where its time went, memory, efficiency, what they rest on. The
+# number says which rows stay where there are more than fit: the lowest first.
+_FIRST: tuple[tuple[str, str, Metric | None, tuple[str, ...] | None, int], ...] = (
+    ("ranks", _RANKS, None, None, 0),
+    ("effective batch", _BATCH, None, None, 8),
+    ("tokens/s", "", results.RUN_TOKENS_PER_SECOND, None, 0),
+    ("tokens/s/device", "", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, None, 9),
+    ("median step", "", results.RUN_STEP_SECONDS, None, 1),
+    ("mean step", "", results.RUN_MEAN_STEP_SECONDS, None, 3),
+    ("  of it", "", results.RUN_PHASE_SECONDS, None, 3),
+    ("exposed communication", "", results.RUN_TRACED_RATIO, ("exposed_communication",), 4),
+    ("waiting / time in collectives", "", joined_ranks.RUN_WAITING_RATIO, None, 10),
+    ("held up by rank", "", joined_ranks.RUN_STRAGGLER_RATIO, None, 2),
+    ("bubble", "", pipeline.RUN_BUBBLE_RATIO, ("measured",), 2),
+    ("peak memory", "", results.RUN_PEAK_MEMORY_BYTES, None, 5),
+    ("scaling efficiency", _EFFICIENCY, None, None, 1),
+    ("MFU, data sheet", "", results.RUN_MFU, None, 6),
+    ("MFU, measured ceiling", "", results.RUN_MEASURED_MFU, None, 7),
+    ("loss, last step", "", results.RUN_LOSS, None, 11),
+)
+
+
+def first_rows(summaries: Sequence[Summary]) -> list[Row]:
+    """Of these runs, which are training, the rows that a person wants first: at most `MOST_ROWS`."""
+    found: list[tuple[int, Row]] = []
+    for title, kind, metric, wanted, importance in _FIRST:
+        if metric is not None:
+            rows = _of_metric(summaries, title, metric)
+            if wanted is not None:
+                rows = [
+                    Row(title=title, kind=row.kind, labels=row.labels, cells=row.cells)
+                    for row in rows
+                    if row.labels == wanted
+                ]
+        elif kind == _EFFICIENCY:
+            rows = list(_efficiencies(summaries))
+        else:
+            rows = [row for row in _settings(summaries) if row.kind == kind]
+        found += [(importance, row) for row in rows]
+    kept = sorted(range(len(found)), key=lambda place: found[place][0])[:MOST_ROWS]  # Stable: the upper row stays.
+    return [found[place][1] for place in sorted(kept)]
+
+
+def efficiency_words(found: ScalingEfficiency) -> str:
+    """The efficiency with its interval, and a label where its baseline was measured at another time."""
+    words = percent(found.ratio)
+    return words if found.is_beside else f"{words}, {NOT_BESIDE}"
+
+
+def _settings(summaries: Sequence[Summary]) -> Iterator[Row]:
+    yield Row(title="ranks", kind=_RANKS, cells=tuple(str(summary.case.ranks) for summary in summaries))
+    yield Row(title="effective batch", kind=_BATCH, cells=tuple(_batch(summary) for summary in summaries))
+
+
+def _efficiencies(summaries: Sequence[Summary]) -> Iterator[Row]:
+    """A row for each way of scaling that some run has."""
+    for scaling in dict.fromkeys(found.scaling for summary in summaries for found in summary.scaling):
+        by_run = ([found for found in summary.scaling if found.scaling == scaling] for summary in summaries)
+        cells = tuple(efficiency_words(found[0]) if found else "-" for found in by_run)
+        yield Row(title=f"{scaling} scaling efficiency", kind=_EFFICIENCY, cells=cells)
+
+
+def _batch(summary: Summary) -> str:
+    batch = summary.effective_batch
+    parts = f"{batch['local']} local x {batch['data_ranks']} ranks"
+    split = batch.get("parts", batch.get("accumulate", 1))  # Summaries of before pipelines have the latter.
+    if split > 1:
+        parts += f" x {split} parts"
+    return f"{batch['total']} = {parts}"
+
+
+def _spread(summary: Summary) -> str:
+    return "-" if summary.step_spread_ratio is None else f"{100 * summary.step_spread_ratio:.1f} %"
+
+
+def _of_metric(summaries: Sequence[Summary], title: str, metric: Metric) -> list[Row]:
+    return [
+        Row(
+            title=" ".join([title, *labels]).replace("_", " "),
+            kind=metric.name,
+            labels=labels,
+            cells=tuple(_cell(summary, metric, labels) for summary in summaries),
+        )
+        for labels in _labels(summaries, metric)
+    ]
+
+
+def _labels(summaries: Iterable[Summary], metric: Metric) -> list[tuple[str, ...]]:
+    """The label values under which any of the runs has the metric, in order."""
+    return list(dict.fromkeys(labels for summary in summaries for labels in _by_labels(summary, metric)))
+
+
+def _cell(summary: Summary, metric: Metric, labels: tuple[str, ...]) -> str:
+    found = _by_labels(summary, metric).get(labels)
+    return "-" if found is None else figure(found)
+
+
+def _by_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
+    """The run's estimates of the metric by their labels' values; a mesh axis is named where there are several."""
+    found = [estimate for estimate in summary.estimates if estimate.metric == metric.name]
+    is_axis_named = len({estimate.labels.get("axis") for estimate in found}) > 1
+    return {
+        tuple(
+            f"over {value}" if name == "axis" else value
+            for name, value in estimate.labels.items()
+            if name != "axis" or is_axis_named
+        ): estimate
+        for estimate in found
+    }
