@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +11,8 @@ from collectors.traces.table import Cell, Unit
 
 NAME_WIDTH = 60
 _MARK = "..."
+
+_OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 _SCALES: dict[Unit, Sequence[tuple[float, str]]] = {
     "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")),
@@ -51,6 +54,23 @@ def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
 def on_one_line(text: str) -> str:
     """The text without line breaks and what else a terminal would obey: a "?" for each."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def said_of_ranks(lines: Iterable[str]) -> list[str]:
+    """The lines; those that say the same of several ranks are one, where the first of them stands.
+
+    `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
+    """
+    said: dict[tuple[str, bool], list[str]] = {}  # Of each text the ranks, and whether it is of ranks at all.
+    for line in lines:
+        found = _OF_A_RANK.fullmatch(line)
+        ranks = said.setdefault((line, False) if found is None else (found[2], True), [])
+        if found is not None:
+            ranks.append(found[1])
+    return [
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}" if is_of_ranks else text
+        for (text, is_of_ranks), ranks in said.items()
+    ]
 
 
 def _cut(name: str, width: int) -> str:

@@ -61,6 +61,6 @@ def widest(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
 
 
-def print_words(console: Console, line: str) -> None:
+def print_words(console: Console, line: str, *, style: str = "") -> None:
     """Print a sentence: one line, however long, except that a terminal breaks it between words."""
-    console.print(Text(line), soft_wrap=not console.is_terminal)
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)

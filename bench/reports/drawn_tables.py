@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from bench.reports.cells import NAME_WIDTH, on_one_line, readable, shortened
-from bench.reports.console import print_figures
+from bench.reports.cells import NAME_WIDTH, on_one_line, readable, said_of_ranks, shortened
+from bench.reports.console import print_figures, print_words
 from collectors.traces.table import Cell, Column, Table
 
 LEAST_NAME_WIDTH = 20
@@ -24,19 +24,18 @@ _BETWEEN = 2
 def draw(table: Table, console: Console, *, limit: int) -> None:
     """Print the title, at most so many rows, and the notes.
 
-    The first columns, which say what a row is of, are repeated where the others continue below.
+    The first columns, which say what a row is of, are repeated where the others continue below, as far as needed.
     """
     if not table.rows and not table.notes:
-        console.print(Text(f"{table.title}: nothing", style="bold"), soft_wrap=True)
+        print_words(console, f"{table.title}: nothing", style="bold")
         return
-    console.print(Text(table.title, style="bold"), soft_wrap=True)
+    print_words(console, table.title, style="bold")
     if table.rows:
         _draw_rows(table, console, limit)
-    for line in table.notes:
-        console.print(Text(on_one_line(line)), soft_wrap=True)
+    for line in said_of_ranks(table.notes):
+        print_words(console, on_one_line(line))
     if len(table.rows) > limit:
-        line = f"{len(table.rows) - limit} more rows; --limit {len(table.rows)} shows them"
-        console.print(Text(line), soft_wrap=True)
+        print_words(console, f"{len(table.rows) - limit} more rows; --limit {len(table.rows)} shows them")
 
 
 def name_width(console: Console) -> int:
@@ -66,7 +65,8 @@ def _draw_rows(table: Table, console: Console, limit: int) -> None:
         for heading, column_cells in zip(headings, cells, strict=True)
     ]
     edge = console.width if console.is_terminal else sum(widths) + _BETWEEN * len(widths)
-    for number, places in enumerate(_blocks(widths, _keys(table.columns), edge)):
+    keys = _keys(table.columns)
+    for number, places in enumerate(_blocks(widths, keys, _telling(cells[:keys]), edge)):
         if number:
             console.print()
         drawn = Drawn(box=None, pad_edge=False)
@@ -101,16 +101,23 @@ def _keys(columns: Sequence[Column]) -> int:
     return next((place for place, column in enumerate(columns) if column.unit), 0)
 
 
-def _blocks(widths: Sequence[int], keys: int, edge: int) -> Iterator[list[int]]:
-    """The columns of each block that fits, the keys first in each."""
-    first = list(range(keys))
-    begin = sum(widths[place] + _BETWEEN for place in first)
-    block, used = list(first), begin
+def _telling(cells: Sequence[Sequence[str]]) -> int:
+    """How many of these first columns tell all rows apart."""
+    rows = list(zip(*cells, strict=True))
+    return next((count for count in range(len(cells)) if len({row[:count] for row in rows}) == len(rows)), len(cells))
+
+
+def _blocks(widths: Sequence[int], keys: int, telling: int, edge: int) -> Iterator[list[int]]:
+    """The columns of each block that fits: the keys first, and again in the others as far as they tell rows apart."""
+    block, again = list(range(keys)), list(range(telling))
+    used = sum(widths[place] + _BETWEEN for place in block)
+    has_figures = False
     for place in range(keys, len(widths)):
-        if len(block) > keys and used + widths[place] > edge:
+        if has_figures and used + widths[place] > edge:
             yield block
-            block, used = list(first), begin
+            block, used = list(again), sum(widths[key] + _BETWEEN for key in again)
         block.append(place)
         used += widths[place] + _BETWEEN
+        has_figures = True
     if block:
         yield block

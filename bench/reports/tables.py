@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rich.text import Text
-
 from bench.errors import Misuse
-from bench.reports.cells import on_one_line
-from bench.reports.console import open_console
+from bench.reports.cells import on_one_line, said_of_ranks
+from bench.reports.console import open_console, print_words
 from bench.reports.drawn_tables import draw, shortens
 from bench.trace_sides import TraceSide
 from collectors.traces.table import Table, Unit
@@ -82,8 +80,8 @@ def _write_for_people(found: Found, tables: Sequence[Table], file: TextIO, limit
     lines = [*found.notes, *found.notices()]
     if any(shortens(table, console, limit=limit) for table in tables):
         lines.append("some names are shortened in the middle; --format json has them whole")
-    for line in lines:
-        console.print(Text(on_one_line(line)), soft_wrap=True)
+    for line in said_of_ranks(lines):
+        print_words(console, on_one_line(line))
 
 
 def _write_json(found: Found, tables: Sequence[Table], file: TextIO) -> None:
