@@ -73,8 +73,11 @@ def _print_page(store_url: str | None, format_name: str) -> None:
 
     if store_url is not None:
         parse_url(store_url)
+    say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
     read, ranks = machine_of_ranks(LocalEngine, machine.read)
+    say(f"doctor: asking {len(read.gpus)} GPU(s) each question of NVML")
     fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
+    say("doctor: reading devices, clocks, links, settings and the history")
     history: History | Absent
     with ExitStack() as stack:
         try:

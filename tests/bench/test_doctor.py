@@ -160,7 +160,12 @@ def test_json_holds_the_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_prints_this_machine_as_ranks_see_it_even_without_a_store(tmp_path: Path) -> None:
     answer = CliRunner().invoke(command, ["--store", f"sqlite:///{tmp_path / 'no.sqlite'}", "--format", "json"])
     assert answer.exit_code == 0
-    printed = json.loads(answer.output)
+    printed = json.loads(answer.stdout)
+    starts = ("starting ranks", "asking ", "reading devices")
+    said = [line for line in answer.stderr.splitlines() if line.startswith("doctor: ")]
+    assert [line.removeprefix("doctor: ")[: len(start)] for line, start in zip(said, starts, strict=True)] == list(
+        starts
+    )
     sections = {
         section["title"]: {entry["name"]: entry["value"] for entry in section["entries"]}
         for section in printed["sections"]
