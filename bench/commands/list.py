@@ -1,51 +1,50 @@
-"""`observatory list`: the strategies, from their cards."""
+"""`observatory list`: the strategies, all their options, or one strategy whole, from their cards."""
 
 from __future__ import annotations
 
 import click
 
+from bench.completion import complete_strategy
+from bench.errors import Misuse
 from bench.reports.formats import FORMAT, print_csv, print_json
-from workloads.cards.card import Card
-from workloads.roster import CARDS
 
 
 @click.command(name="list")
+@click.argument("strategy", required=False, shell_complete=complete_strategy)
+@click.option("--options", "has_options", is_flag=True, help="All options, with the strategies that take them.")
 @FORMAT
-def command(format_name: str) -> None:
-    """Strategies: what each is, needs and takes.
+def command(strategy: str | None, has_options: bool, format_name: str) -> None:
+    """Strategies: what each is; STRATEGY: what it needs, takes and refuses.
 
     \b
     Example:
-      observatory list --format json
+      observatory list ddp
     """
+    from bench.case import find_card
+    from workloads.roster import CARDS
+
+    if has_options and strategy is not None:
+        raise Misuse(f"--options lists those of all strategies; `observatory list {strategy}` has its own")
+    cards = CARDS if strategy is None else (find_card(strategy),)
     if format_name == "json":
-        print_json([_card_fields(card) for card in CARDS])
+        from bench.reports.card_fields import card_fields
+
+        print_json([card_fields(card, is_whole=strategy is not None) for card in cards])
     elif format_name == "csv":
         print_csv(
             [
                 {"strategy": card.name, "option": option.name, "default": option.default, "allowed": option.allowed}
-                for card in CARDS
+                for card in cards
                 for option in card.options
             ],
             ("strategy", "option", "default", "allowed"),
         )
     else:
-        from bench.reports.strategies import print_strategies
+        from bench.reports.strategies import print_options, print_strategies, print_strategy
 
-        print_strategies(CARDS)
-
-
-def _card_fields(card: Card) -> dict[str, object]:
-    return {
-        "name": card.name,
-        "kind": card.kind,
-        "summary": card.summary,
-        "version": card.version,
-        "cuda_version": card.version_on("cuda"),
-        "needs": card.needs.text(),
-        "parity": card.parity.kind,
-        "options": [
-            {"name": option.name, "default": option.default, "allowed": option.allowed, "help": option.help}
-            for option in card.options
-        ],
-    }
+        if strategy is not None:
+            print_strategy(cards[0])
+        elif has_options:
+            print_options(cards)
+        else:
+            print_strategies(cards)

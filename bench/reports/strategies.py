@@ -1,32 +1,87 @@
-"""The table of strategies and their options."""
+"""The strategies, all options with who takes them, or one strategy whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from bench.reports.console import open_console
+from bench.refusals import example, tried_refusals, written
+from bench.reports.console import open_console, print_words
 from workloads.cards.card import Card, Option
 
+WIDE = 120
+"""From this width on a strategy's kind and parity stand beside it."""
 
-def print_strategies(cards: Sequence[Card]) -> None:
-    """Print what each strategy is and needs, then every option with the strategies that take it."""
-    console = open_console()
-    strategies = Table(box=None, pad_edge=False)
-    for column in ("strategy", "kind", "needs", "parity", "what it is"):
-        strategies.add_column(column)
+
+def print_strategies(cards: Sequence[Card], console: Console | None = None) -> None:
+    """Print what each strategy is and needs."""
+    console = console or open_console()
+    is_wide = console.width >= WIDE
+    columns = ("strategy", "kind", "needs", "parity", "what it is") if is_wide else ("strategy", "needs", "what it is")
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column == "strategy")
     for card in cards:
-        strategies.add_row(card.name, card.kind, card.needs.text(), card.parity.kind, card.summary)
-    console.print(strategies)
+        cells = {
+            "strategy": card.name,
+            "kind": card.kind,
+            "needs": card.needs.text(),
+            "parity": card.parity.kind,
+            "what it is": card.summary,
+        }
+        table.add_row(*(Text(cells[column]) for column in columns))
+    console.print(table)
+    console.print()
+    print_words(console, "`observatory list STRATEGY` tells its options and refusals; --options tells all options")
+
+
+def print_options(cards: Sequence[Card], console: Console | None = None) -> None:
+    """Print every option with the strategies that take it."""
+    console = console or open_console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("--option", "taken by", "what it does"):
+        table.add_column(column, no_wrap=column == "--option")
+    for option, takers in _takers(cards):
+        table.add_row(Text(_with_default(option)), Text(takers), Text(_what_it_does(option)))
+    console.print(table)
+
+
+def print_strategy(card: Card, console: Console | None = None) -> None:
+    """Print what one strategy is, needs, takes and refuses, and a command line that runs it."""
+    console = console or open_console()
+    print_words(console, f"{card.name}: {card.summary}")
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    parity = card.parity.kind + (f": {card.parity.reason}" if card.parity.reason else "")
+    for name, value in (("kind", card.kind), ("needs", card.needs.text()), ("parity", parity)):
+        facts.add_row(name, Text(value.replace("_", " ")))
+    console.print(facts)
     console.print()
     options = Table(box=None, pad_edge=False)
-    for column in ("--option", "default", "may be", "taken by", "what it does"):
-        options.add_column(column, overflow="fold")
-    for option, takers in _takers(cards):
-        default = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
-        options.add_row(option.name, default, option.allowed, takers, option.help)
+    options.add_column("--option", no_wrap=True)
+    options.add_column("what it does (what it may be)")
+    for option in card.options:
+        options.add_row(Text(_with_default(option)), Text(_what_it_does(option)))
     console.print(options)
+    refusals = tried_refusals(card)
+    if refusals:
+        console.print()
+        print_words(console, "refused, found by trying each option and each two together:")
+        for reason in refusals:
+            console.print(Padding(Text(f"- {reason}"), (0, 0, 0, 2)))
+    console.print()
+    print_words(console, f"example: {example(card)}")
+
+
+def _with_default(option: Option) -> str:
+    return f"{option.name}={written(option.default)}"
+
+
+def _what_it_does(option: Option) -> str:
+    return f"{option.help} ({option.allowed})"
 
 
 def _takers(cards: Sequence[Card]) -> list[tuple[Option, str]]:

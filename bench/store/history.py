@@ -96,6 +96,12 @@ class History:
         query = _NEWEST.limit(limit)
         return self._summaries(query if strategy is None else query.where(RUNS.c.strategy == strategy))
 
+    def names(self, limit: int) -> tuple[str, ...]:
+        """The newest runs' ids, newest first."""
+        with saying(self._url), self._engine.begin() as connection:
+            newest = select(RUNS.c.id).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
+            return tuple(connection.scalars(newest))
+
     def find(self, prefix: str) -> Summary:
         """The run of this id, or else the only one whose id begins so.
 

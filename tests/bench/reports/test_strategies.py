@@ -1,0 +1,107 @@
+"""Strategies are listed in short, and one of them whole: options, refusals that were tried, an example that runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from bench import cli
+from bench.asking import Asked, asked_case
+from bench.case import parse_options
+from bench.device_checks import TorchBuild
+from bench.gpus import Gpus
+from bench.refusals import default_case, example, tried_refusals
+from bench.reports.strategies import print_options, print_strategies, print_strategy
+from workloads.cards.card import Card
+from workloads.roster import CARDS, card_of
+
+
+def _printed(write: Callable[[Console], None], width: int = 80) -> list[str]:
+    text = io.StringIO()
+    write(Console(file=text, width=width, force_terminal=True, color_system=None))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def test_the_list_names_each_strategy_once_and_no_option() -> None:
+    lines = _printed(lambda console: print_strategies(CARDS, console))
+    assert all(len(line) <= 80 for line in lines)
+    starts = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert [start for start in starts if start in {card.name for card in CARDS}] == [card.name for card in CARDS]
+    assert not any("bucket_mb" in line for line in lines)
+
+
+def test_all_options_stand_with_who_takes_them() -> None:
+    lines = _printed(lambda console: print_options(CARDS, console), width=120)
+    shown = {line.partition("=")[0] for line in lines}
+    assert {option.name for card in CARDS for option in card.options} <= shown
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_strategy_is_told_whole_within_eighty_letters(card: Card) -> None:
+    lines = _printed(lambda console: print_strategy(card, console))
+    assert all(len(line) <= 80 for line in lines)
+    assert all(any(line.startswith(f"{option.name}=") for line in lines) for option in card.options)
+    words = " ".join(" ".join(lines).split())
+    assert card.needs.text() in words
+    assert example(card) in words
+    assert all(" ".join(reason.split()) in words for reason in tried_refusals(card))
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_the_example_of_a_strategy_is_no_misuse(card: Card) -> None:
+    words = example(card).split()
+    options = [word for before, word in pairwise(words) if before == "--option"]
+    parse_options(card, options)
+    case = default_case(card)
+    asked = Asked(
+        shape_name="tiny",
+        dimensions={},
+        ranks=case.ranks,
+        device="cpu",
+        backend=None,
+        precision="fp32",
+        threads=1,
+        trials=1,
+        steps=1,
+        warm_up=0,
+        trace_steps=0,
+        seed=0,
+        options=options,
+        gpus=Gpus(),
+        torch=TorchBuild(version="2.13.0"),
+    )
+    assert asked_case(card, asked).ranks == case.ranks
+
+
+def test_refusals_are_those_of_the_card_one_of_a_kind() -> None:
+    found = tried_refusals(card_of("ddp"))
+    assert any(reason.startswith("option static_graph is true with accumulate=") for reason in found)
+    assert any("attention" in reason and "take --device cuda" in reason for reason in found)
+    assert sum("only topk reads it" in reason for reason in found) == 1
+    assert tried_refusals(card_of("matmul")) != []
+
+
+def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["list", "ddp", "--format", "json"]) == cli.FINE
+    (card,) = json.loads(capsys.readouterr().out)
+    assert card["example"] == "observatory run ddp --ranks 2 --option overlap=false"
+    assert card["refusals"] == tried_refusals(card_of("ddp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["list", "dpp"], 'strategy "dpp" is unknown; did you mean "ddp"?'),
+        (["list", "ddp", "--options"], "--options lists those of all strategies; `observatory list ddp` has its own"),
+    ],
+)
+def test_a_list_of_what_is_not_there_is_refused(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(words) == cli.MISUSE
+    assert line in capsys.readouterr().err
