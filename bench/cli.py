@@ -14,11 +14,15 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
+
+_COMPLETES = "_OBSERVATORY_COMPLETE"
+"""Set by the shell that wants a word completed; see `bench.shells`."""
 
 COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
@@ -28,6 +32,7 @@ COMMANDS = {
     "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
+    "completion": "The script with which a shell completes strategies, options and runs.",
 }
 """Each command and its one line of help, so that `--help` need load none of their files."""
 
@@ -78,6 +83,10 @@ class _LateGroup(click.Group):
         offer_nearest(context, args, COMMANDS)
         return super().resolve_command(context, args)
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        named = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return named or click.Command.shell_complete(self, context, incomplete)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -96,7 +105,10 @@ def observatory() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code."""
+    is_completion = _COMPLETES in os.environ
     try:
+        if is_completion:
+            importlib.import_module("bench.shells").register()
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -131,6 +143,8 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
+        if is_completion:  # Somebody presses a key in their shell: nothing is written, and nothing said.
+            return OUR_BUG
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
 

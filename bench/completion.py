@@ -31,7 +31,8 @@ def complete_option(context: click.Context, parameter: click.Parameter, incomple
     from bench.case import known_options
 
     name, equals, value = incomplete.partition("=")
-    options = known_options(str(context.params.get("strategy") or ""))
+    words = [context.params.get("strategy"), *context.args]  # Before an option without its value click parses nothing.
+    options = next((known for word in words if (known := known_options(str(word)))), ())
     if not equals:
         return [
             CompletionItem(f"{option.name}=", help=option.help) for option in options if option.name.startswith(name)
@@ -65,7 +66,7 @@ def _runs(context: click.Context) -> Iterable[str]:
 
     with (
         suppress(InfrastructureFailed, Misuse),
-        History(context.params.get("store_url"), writable=False) as history,
+        History(context.params.get("store_url"), writable=False, is_glance=True) as history,
     ):
         return history.names(RUNS_OFFERED)
     return ()

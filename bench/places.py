@@ -10,6 +10,9 @@ import click
 import platformdirs
 
 APPLICATION = "parallel-observatory"
+RUNS_VARIABLE = "OBSERVATORY_RUNS"
+STORE_VARIABLE = "OBSERVATORY_STORE"
+"""Environment variables in place of --runs and --store; others see the command line of a process, and not these."""
 
 
 class NamedPath(click.Path):
@@ -48,6 +51,8 @@ RUNS = click.option(
     "runs_folder",
     type=NamedPath(is_folder=True),
     default=lambda: data_folder() / "runs",
+    envvar=RUNS_VARIABLE,
+    show_envvar=True,
     show_default="the user's data folder",
     help="Folder of the run folders.",
 )
@@ -56,6 +61,8 @@ STORE = click.option(
     "store_url",
     metavar="URL",
     type=NamedText(),
+    envvar=STORE_VARIABLE,
+    show_envvar=True,
     show_default="SQLite in the user's data folder",
     help="History: an SQLAlchemy URL, such as sqlite:////data/history.sqlite or postgresql://host/name.",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.places import RUNS_VARIABLE, STORE_VARIABLE
 from tests.gpu.markers import usable_gpus, why_skipped
 from tests.ranks import KeptRanks, OnRanks, Result, run_on_ranks
 
@@ -39,6 +40,13 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRanks]:
     """See `OnRanks`: all calls of a module on the same ranks."""
     with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as kept:
         yield kept.run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_history_of_the_users() -> None:
+    """Whoever runs the tests may have told our command where their own runs are."""
+    for name in (RUNS_VARIABLE, STORE_VARIABLE):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import click
 
 from bench.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
 from bench.cli import offer_nearest
+from bench.completion import complete_trace
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
 from bench.places import RUNS, STORE, NamedPath, NamedText
@@ -102,7 +103,9 @@ def _sides(sides: tuple[str, ...]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for side in reversed(sides):
             count = -1 if sides == _LONE else 1
-            function = click.argument(side, nargs=count, required=True, type=NamedText())(function)
+            function = click.argument(
+                side, nargs=count, required=True, type=NamedText(), shell_complete=complete_trace
+            )(function)
         return function
 
     return decorate

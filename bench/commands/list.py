@@ -14,7 +14,7 @@ from bench.reports.formats import FORMAT, print_csv, print_json
 @click.option("--options", "has_options", is_flag=True, help="All options, with the strategies that take them.")
 @FORMAT
 def command(strategy: str | None, has_options: bool, format_name: str) -> None:
-    """Strategies: what each is; STRATEGY: what it needs, takes and refuses.
+    """Strategies: what each is, needs and takes.
 
     \b
     Example:

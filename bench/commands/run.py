@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from bench.asking import Asked, asked_case, baseline_case, refuse_training_words
 from bench.case import SEED, USUAL, Case, find_card
 from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
+from bench.completion import complete_option, complete_run, complete_strategy
 from bench.controller import Conduct, Measured, measure
 from bench.convergence import NOT_IN_CHECKS, check_cases, conclude, refuse_measuring_words
 from bench.device_checks import TorchBuild, check_torch, torch_build, why_no_gpu
@@ -78,7 +79,7 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 
 
 @click.command(name="run")
-@click.argument("strategy")
+@click.argument("strategy", shell_complete=complete_strategy)
 @click.option("--ranks", type=int, help="Number of ranks.  [default: the GPUs, or 2 on a CPU, as the strategy allows]")
 @click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}.")
 @_dimensions
@@ -104,10 +105,22 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 @click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
 @click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of a rank.")
 @click.option("--seed", type=int, default=SEED, show_default=True, help="Of weights and data.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="See `observatory list`.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_option,
+    help="See `observatory list`.",
+)
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
 @click.option(
-    "--baseline", "baseline_run", type=NamedText(), metavar="RUN", help="Run to read the scaling efficiency against."
+    "--baseline",
+    "baseline_run",
+    type=NamedText(),
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Run to read the scaling efficiency against.",
 )
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
 @click.option("--engine", "engine_name", type=click.Choice(list(ENGINES)), default="local", show_default=True)

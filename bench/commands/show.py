@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bench.completion import complete_run, complete_strategy
 from bench.errors import InfrastructureFailed, Misuse
 from bench.notices import say
 from bench.places import RUNS, STORE, NamedPath, NamedText
@@ -25,8 +26,8 @@ LOOKED_THROUGH = 200
 
 
 @click.command(name="show")
-@click.argument("run", required=False, type=NamedText())
-@click.option("--strategy", help="Only runs of this strategy.")
+@click.argument("run", required=False, type=NamedText(), shell_complete=complete_run)
+@click.option("--strategy", shell_complete=complete_strategy, help="Only runs of this strategy.")
 @click.option(
     "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
 )

@@ -57,8 +57,10 @@ def shown(url: URL) -> str:
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-def connect(url: URL, *, writable: bool) -> Engine:
+def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
     """An engine for the store; nothing is opened yet but checked: the folder, and that the driver is installed.
+
+    is_glance: reading is over in a moment, so that SQLite need lay no files of its own beside a store at rest.
 
     Raises:
         NoStoreYet: it is to be read, and nobody has made it.
@@ -66,7 +68,7 @@ def connect(url: URL, *, writable: bool) -> Engine:
     """
     try:
         if url.get_backend_name() == "sqlite":
-            return _connect_sqlite(url, writable)
+            return _connect_sqlite(url, writable, is_glance)
         return create_engine(url, connect_args={"connect_timeout": _CONNECT_WAIT_S})
     except (ModuleNotFoundError, exc.NoSuchModuleError):
         raise InfrastructureFailed(
@@ -106,7 +108,7 @@ def _advice(url: URL, reason: str) -> str:
     return "check who may write the file and its folder, or choose another file with --store"
 
 
-def _connect_sqlite(url: URL, writable: bool) -> Engine:
+def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
     path = _sqlite_file(url)
     if path is None:  # In memory, or a file: URI, which says itself how it is to be opened.
         engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
@@ -114,7 +116,7 @@ def _connect_sqlite(url: URL, writable: bool) -> Engine:
         _check_file(url, path, writable)
         if not writable:
             url = url.set(database=path.absolute().as_uri()).update_query_dict(
-                {"uri": "true", "mode": "ro"} | ({"immutable": "1"} if _is_frozen(path) else {})
+                {"uri": "true", "mode": "ro"} | ({"immutable": "1"} if _is_frozen(path, is_glance) else {})
             )
         engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
     event.listen(engine, "connect", _prepare)
@@ -151,10 +153,10 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         ) from None
 
 
-def _is_frozen(path: Path) -> bool:
-    """Nobody writes it now, and we may not: SQLite then must be told that it needs no files of its own beside it."""
+def _is_frozen(path: Path, is_glance: bool) -> bool:
+    """Nobody writes it now, and we may not, or only look in: SQLite is told that it needs no files of its own."""
     is_ours_to_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    return not is_ours_to_write and not path.with_name(path.name + "-wal").exists()
+    return (is_glance or not is_ours_to_write) and not path.with_name(path.name + "-wal").exists()
 
 
 def _prepare(connection: sqlite3.Connection, _record: Any) -> None:

@@ -27,15 +27,16 @@ class History:
     url: of SQLAlchemy; SQLite in the user's data folder unless told otherwise.
     writable: makes and migrates the store, and proves that it can be written, before anything is measured; without it
     a store that may only be read is enough.
+    is_glance: of reading that is over in a moment, and leaves not even SQLite's own files behind.
 
     Raises:
         InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
     """
 
-    def __init__(self, url: str | None = None, *, writable: bool = True) -> None:
+    def __init__(self, url: str | None = None, *, writable: bool = True, is_glance: bool = False) -> None:
         self._url = parse_url(url or default_url())
         self._writable = writable
-        self._engine = connect(self._url, writable=writable)
+        self._engine = connect(self._url, writable=writable, is_glance=is_glance)
 
     def __enter__(self) -> History:
         try:
