@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bench.errors import Misuse
-from collectors.traces.perfetto import TraceSpan
-from collectors.traces.spans import Timeline
-from collectors.traces.table import Table
 
-Side: TypeAlias = Sequence[Timeline]
+if TYPE_CHECKING:  # Help needs none of them.
+    from collectors.traces.perfetto import TraceSpan
+    from collectors.traces.spans import Timeline
+    from collectors.traces.table import Table
+
+Side: TypeAlias = "Sequence[Timeline]"
 """The traces of the ranks of one run."""
 
 

@@ -17,7 +17,8 @@ from bench.notices import say
 class Progress:
     """One bar for each case, over all its trials and steps. Used in a `with`.
 
-    is_drawn: on a terminal; else a line at the beginning of each trial. clock_s: never set back.
+    is_drawn: on a terminal; else a line at the beginning of each trial. is_long: another one when it has measured all
+    its steps. clock_s: never set back.
     """
 
     def __init__(
@@ -25,13 +26,15 @@ class Progress:
         cases: Sequence[Case],
         *,
         is_drawn: bool | None = None,
+        is_long: bool = False,
         tell: Callable[[str], None] = say,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_drawn = sys.stderr is not None and sys.stderr.isatty() if is_drawn is None else is_drawn
+        self._is_long = is_long
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
-        self._told: set[tuple[str, int]] = set()  # Trials, by the key of their case.
+        self._told: set[tuple[str, int, str]] = set()  # Of trials, by the key of their case, what was said of them.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -64,15 +67,19 @@ class Progress:
 
         Steps beyond those of the case are looks beside the measured ones.
         """
-        if not self._is_drawn and (case.key(), trial) not in self._told:
-            self._told.add((case.key(), trial))
-            begun_s = self._clock_s() - self._begun_s
-            self._tell(
-                f"{case.strategy} on {case.ranks}: trial {trial + 1} of {case.trials} begins after {begun_s:.0f} s"
-            )
+        self._say_once(case, trial, "begins")
+        if self._is_long and steps >= case.positions():
+            self._say_once(case, trial, "has measured all its steps")
         word = "step" if case.model is not None else "measurement"
         is_beside = steps > case.positions()
         done = trial * case.positions() + min(steps, case.positions())
         now = "traced and memory steps" if is_beside else f"{word} {steps} of {case.positions()}"
         place = f"trial {trial + 1} of {case.trials}, {now}"
         self.bars.update(self._tasks[case.key()], completed=done, place=place)
+
+    def _say_once(self, case: Case, trial: int, what: str) -> None:
+        if self._is_drawn or (case.key(), trial, what) in self._told:
+            return
+        self._told.add((case.key(), trial, what))
+        begun_s = self._clock_s() - self._begun_s
+        self._tell(f"{case.strategy} on {case.ranks}: trial {trial + 1} of {case.trials} {what} after {begun_s:.0f} s")

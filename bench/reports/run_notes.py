@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from bench.judgement.estimate import Estimate, Ratio
 from bench.purpose import why_ad_hoc
 from bench.reports.figures import little, percent
 from bench.summary import Summary
@@ -37,9 +38,8 @@ def all_notes(summary: Summary) -> list[str]:
 
 def little_notes(summaries: Sequence[Summary]) -> list[str]:
     """Why figures of two trials stand without an interval, once; nothing where all of them tell enough."""
-    return little(
-        one for summary in summaries for one in (*summary.estimates, *(found.ratio for found in summary.scaling))
-    )
+    figures: list[Estimate | Ratio] = [one for summary in summaries for one in summary.estimates]
+    return little([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:

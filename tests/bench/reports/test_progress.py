@@ -27,6 +27,18 @@ def test_without_a_terminal_each_trial_is_a_line_with_the_time() -> None:
     assert said == ["ddp on 2: trial 1 of 2 begins after 10 s", "ddp on 2: trial 2 of 2 begins after 20 s"]
 
 
+def test_who_wants_to_hear_more_is_told_when_a_trial_has_measured_its_steps() -> None:
+    said: list[str] = []
+    case = small_case(trials=1)
+    with Progress([case], is_drawn=False, is_long=True, tell=said.append, clock_s=FakeClock()) as progress:
+        for steps in range(case.positions() + 3):
+            progress.update(case, 0, steps)
+    assert said == [
+        "ddp on 2: trial 1 of 1 begins after 10 s",
+        "ddp on 2: trial 1 of 1 has measured all its steps after 20 s",
+    ]
+
+
 def test_steps_beside_the_measured_ones_are_not_counted_beyond_them() -> None:
     case = small_case(trials=2)
     progress = Progress([case], is_drawn=True)

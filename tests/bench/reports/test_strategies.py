@@ -72,6 +72,7 @@ def test_the_example_of_a_strategy_is_no_misuse(card: Card) -> None:
         trace_steps=0,
         seed=0,
         options=options,
+        cores=2,
         gpus=Gpus(),
         torch=TorchBuild(version="2.13.0"),
     )
