@@ -108,7 +108,8 @@ def refuse_training_words(card: Card, words: Sequence[str]) -> None:
     if card.kind == "probe" and words:
         said = ", ".join(f"--{word}" for word in words)
         raise Misuse(
-            f"{card.name} is a probe and trains no model: {said} cannot be set; `observatory list` shows what it takes"
+            f"{card.name} is a probe and trains no model: {said} cannot be set; `observatory list {card.name}` shows"
+            " what it takes"
         )
 
 

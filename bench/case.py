@@ -85,10 +85,10 @@ def known_options(strategy: str) -> tuple[Option, ...]:
     return next((card.options for card in CARDS if card.name == strategy), ())
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Iterable[str], card: str = "") -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     offer = f'; did you mean "{close[0]}"?' if close else ""
-    return f"{offer} (`observatory list` shows all)"
+    return f"{offer} (`{' '.join(['observatory list', *card.split()])}` shows all)"
 
 
 def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
@@ -106,7 +106,7 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
         if name not in known:
             takers = [other.name for other in CARDS if name in {option.name for option in other.options}]
             whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
-            offer = " (`observatory list` shows all)" if takers else _nearest(name, known)
+            offer = f" (`observatory list {card.name}` shows all)" if takers else _nearest(name, known, card.name)
             raise Misuse(f'{card.name} has no option "{name}"{whose}{offer}')
         if name in values:
             raise Misuse(f"option {name} is given twice; give it once")

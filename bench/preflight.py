@@ -121,9 +121,10 @@ def check_memory(
 
 def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
     """Refuse the first need that is too large, so that those which are told last need no sense where it is."""
+    smaller = f"smaller sizes (`observatory list {case.strategy}` shows the options)"
     for need in needs:
         if need.size_bytes > there_bytes:
-            how = "smaller sizes (`observatory list` shows the options)" if case.model is None else "a smaller shape"
+            how = smaller if case.model is None else "a smaller shape"
             raise Misuse(
                 f"{case.strategy}: {need.what} and {whose} {_gigabytes(there_bytes)}; take {how}, or fewer ranks here"
             )

@@ -14,6 +14,7 @@ from bench.environment import redact
 from bench.planning import Plan, Words
 from bench.preflight import least_bytes
 from bench.refusals import written
+from bench.reports.cells import readable
 from bench.reports.console import open_console, print_figures, print_words
 from bench.reports.formats import print_csv, print_json
 from workloads.laws.terms import NotCovered
@@ -108,12 +109,12 @@ def _position(axes: dict[str, int], rank: int) -> str:
 
 def _print_ranks(case: Case, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    columns = ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "at least")
+    columns = ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "needs at least")
     for column in columns:
         table.add_column(column, justify="left" if column == "mesh" else "right")
     rows = _ranks(case)
     for row in rows[:RANKS_SHOWN]:
-        sizes = [_mib(row[name]) for name in ("parameters", "gradients", "optimizer", "at_least")]
+        sizes = [_bytes(row[name]) for name in ("parameters", "gradients", "optimizer", "at_least")]
         sequences = "-" if row["sequences"] is None else str(row["sequences"])
         table.add_row(str(row["rank"]), str(row["mesh"]), sequences, *sizes)
     print_figures(console, table)
@@ -121,8 +122,8 @@ def _print_ranks(case: Case, console: Console) -> None:
         print_words(console, f"{len(rows) - RANKS_SHOWN} more ranks; --format json has all")
 
 
-def _mib(size: object) -> str:
-    return f"{size / 2**20:,.2f} MiB" if isinstance(size, int) else "-"
+def _bytes(size: object) -> str:
+    return readable(size, "bytes") if isinstance(size, int) else "-"
 
 
 def _step_lines(case: Case) -> Sequence[str]:
@@ -130,11 +131,13 @@ def _step_lines(case: Case) -> Sequence[str]:
     if case.model is None:
         return [f"{card.measurements(case)} measurements a trial"]
     peak = card.peak(case)
-    told = f"is absent: {peak.reason}" if isinstance(peak, NotCovered) else f"{_mib(peak.total_bytes)} of live tensors"
+    told = (
+        f"is absent: {peak.reason}" if isinstance(peak, NotCovered) else f"{_bytes(peak.total_bytes)} of live tensors"
+    )
     lines = [f"peak of a step on the rank that holds most: {told}"]
     lines += [
-        f"a step's {transfer.collective} over {transfer.axis}: {_mib(transfer.payload_bytes)}, {transfer.calls} call(s)"
-        for transfer in card.transfers(case)
+        f"a step's {one.collective} over {one.axis}: {_bytes(one.payload_bytes)}, {one.calls} call(s)"
+        for one in card.transfers(case)
     ]
     return lines
 

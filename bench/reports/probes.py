@@ -42,7 +42,7 @@ _ABSENT_ON_A_CPU = (
 def print_probe(summary: Summary, console: Console, *, most_rows: int | None = None) -> None:
     """Print what the run's probe measured, beside what the laws expect, and what its columns mean.
 
-    most_rows: of a table; of a longer one the smallest and the largest size of each thing stand, or the largest alone.
+    most_rows: of a table; of a longer one some sizes of each thing stand, the smallest and the largest among them.
     """
     tables: tuple[tuple[Table, Sequence[str]], ...] = (
         (_collectives(summary), _without_bus(summary)),
@@ -53,7 +53,7 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
     )
     for table, notes in tables:
         if table.row_count:
-            shown = table if most_rows is None else ends_of(table, most_rows)
+            shown = table if most_rows is None else thinned(table, most_rows)
             print_figures(console, shown)
             if shown.row_count < table.row_count:
                 hidden = table.row_count - shown.row_count
@@ -66,22 +66,31 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
         console.print()
 
 
-def ends_of(table: Table, most_rows: int) -> Table:
-    """The table itself where it is short; else its first and last row of each thing that its first column names."""
+def thinned(table: Table, most_rows: int) -> Table:
+    """The table itself where it is short; else of each thing that its first column names as many rows as fit.
+
+    They lie evenly between its first and its last row; where there is room for one only, it is the last.
+    """
     names, *others = ([str(cell) for cell in column.cells] for column in table.columns)
-    first = {name: names.index(name) for name in names}
-    last = {name: place for place, name in enumerate(names)}
     if len(names) <= most_rows:
         return table
-    places = sorted({*first.values(), *last.values()})
-    if len(places) > most_rows:
-        places = sorted(last.values())[:most_rows]
+    of_name = {name: [place for place, other in enumerate(names) if other == name] for name in names}
+    each = max(1, most_rows // len(of_name))
+    places = [place for found in of_name.values() for place in _evenly(found, each)][:most_rows]
     short = Table(box=None, pad_edge=False)
     for column in table.columns:
         short.add_column(column.header, justify=column.justify, overflow=column.overflow)
     for place in places:
         short.add_row(names[place], *(cells[place] for cells in others))
     return short
+
+
+def _evenly(places: Sequence[int], count: int) -> list[int]:
+    if len(places) <= count:
+        return list(places)
+    if count == 1:
+        return [places[-1]]
+    return [places[round(number * (len(places) - 1) / (count - 1))] for number in range(count)]
 
 
 def microseconds(estimate: Estimate | None) -> str:

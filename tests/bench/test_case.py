@@ -32,7 +32,7 @@ def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
     ("texts", "message"),
     [
         (["overlap"], 'option "overlap" has no value; write overlap=VALUE'),
-        (["overlpa=true"], 'ddp has no option "overlpa"; did you mean "overlap"? (`observatory list` shows all)'),
+        (["overlpa=true"], 'ddp has no option "overlpa"; did you mean "overlap"? (`observatory list ddp` shows all)'),
         (["overlap=maybe"], 'ddp: option overlap is "maybe"; it may be true or false'),
         (["clip=1", "clip=2"], "option clip is given twice; give it once"),
     ],

@@ -90,6 +90,18 @@ def test_misuse_is_one_line_and_code_2(arguments: str, line: str, tmp_path: Path
     assert ended.stdout == ""
 
 
+def test_help_of_run_loads_nothing_that_measures_or_keeps(tmp_path: Path) -> None:
+    heavy = ("torch", "numpy", "scipy", "sqlalchemy", "rich.console", "workloads.roster", "bench.controller")
+    code = (
+        "import sys; from bench.cli import run; run(['run', '--help']);"
+        f" print(*(name for name in {heavy} if name in sys.modules), file=sys.stderr)"
+    )
+    environment = {"XDG_DATA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stderr.strip()) == (0, "")
+    assert "\nWhat runs:\n" in ended.stdout
+
+
 def test_help_lists_each_command_with_its_own_first_line() -> None:
     context = click.Context(cli.observatory)
     for name, line in cli.COMMANDS.items():

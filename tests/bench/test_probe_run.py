@@ -68,7 +68,7 @@ def test_algorithms_count_what_their_law_expects(home: Path, capsys: pytest.Capt
         (
             "run collectives --shape 1b --batch 4",
             "observatory: collectives is a probe and trains no model: --shape, --batch cannot be set;"
-            " `observatory list` shows what it takes",
+            " `observatory list collectives` shows what it takes",
         ),
         ("run matmul --with-baseline weak", "matmul is a probe and trains no model: --with-baseline cannot be set"),
         ("run all_reduce --ranks 3 --option algorithms=recursive_doubling", "needs a power of two of ranks"),

@@ -169,17 +169,26 @@ def test_runs_stand_below_each_other_where_a_terminal_is_too_narrow(width: int) 
     assert len(rows) > 1
 
 
-def test_of_a_long_sweep_both_ends_are_shown_and_the_rest_is_counted() -> None:
+@pytest.mark.parametrize(("names", "each"), [(2, 7), (5, 3), (9, 1)])
+def test_of_a_long_sweep_some_sizes_are_shown_with_both_ends_and_the_rest_is_counted(names: int, each: int) -> None:
+    collectives = [f"all_{letter}" for letter in "abcdefghi"[:names]]
+    powers = range(10, 20)
     sweep = [
         estimate(ceilings.RUN_COLLECTIVE_SECONDS, _times(), collective=name, algorithm="library", size=str(2**power))
-        for name in ("all_gather", "all_reduce")
-        for power in range(10, 20)
+        for name in collectives
+        for power in powers
     ]
     text = io.StringIO()
     run = probe("run-a", "collectives", *sweep)
     print_summaries([run], "table", Console(file=text, width=100))
     rows = [line.split()[:2] for line in text.getvalue().splitlines() if line.startswith("all_")]
-    assert rows == [[name, size] for name in ("all_gather", "all_reduce") for size in ("1024", "524288")]
-    assert "16 more sizes: `observatory show run-a --details`" in text.getvalue()
+    assert len(rows) == names * each
+    for name in collectives:
+        sizes = [int(size) for of, size in rows if of == name]
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == 2**19
+        assert each == 1 or sizes[0] == 2**10
+    hidden = 10 * names - len(rows)
+    assert f"{hidden} more sizes: `observatory show run-a --details`" in text.getvalue()
     print_summaries([run], "table", Console(file=text, width=100), has_details=True)
-    assert " 2048 " in text.getvalue()
+    assert len([line for line in text.getvalue().splitlines() if line.startswith("all_")]) == len(rows) + 10 * names

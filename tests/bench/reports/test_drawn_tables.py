@@ -61,7 +61,7 @@ def test_a_long_sentence_is_broken_between_words_by_a_terminal_alone(is_terminal
 def test_what_is_said_of_each_rank_is_said_once() -> None:
     notes = ("rank 0: no events", "rank 2: no events", "rank 1: other", "no events")
     table = Table(name="a", title="A", columns=(Column(name="name"),), rows=(), notes=notes)
-    assert _drawn(table)[1:] == ["ranks 0, 2: no events", "rank 1: other"]
+    assert _drawn(table)[1:] == ["ranks 0, 2: no events", "rank 1: other", "no events"]
 
 
 def test_a_pipe_gets_a_row_in_one_line() -> None:
