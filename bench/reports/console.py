@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -49,11 +49,44 @@ def open_console(file: TextIO | None = None) -> Console:
     return PlainConsole(file, width=None if is_terminal else PIPED_WIDTH)
 
 
-def print_figures(console: Console, table: Table) -> None:
-    """Print a table of figures: one line a row, however long, except where a terminal's edge folds its cells."""
+def print_figures(console: Console, table: Table, *, keys: int = 0) -> None:
+    """Print a table of figures: one line a row, however long, except on a terminal that is narrower.
+
+    keys: so many first columns say what a row is of. On a narrow terminal the others continue below, after these again;
+    without them, and where one column alone is too wide, cells are folded.
+    """
     if not console.is_terminal:
         table.width = widest(console, table)
-    console.print(table, crop=False)
+    parts = [table]
+    if console.is_terminal and keys and widest(console, table) > console.width:
+        parts = list(_parts(console, table, keys))
+    for number, part in enumerate(parts):
+        if number:
+            console.print()
+        console.print(part, crop=False)
+
+
+def _parts(console: Console, table: Table, keys: int) -> Iterator[Table]:
+    """The table's columns in as many tables as fit, each with the keys."""
+    places = list(range(keys))
+    for place in range(keys, len(table.columns)):
+        if len(places) > keys and widest(console, part_of(table, [*places, place])) > console.width:
+            yield part_of(table, places)
+            places = list(range(keys))
+        places.append(place)
+    yield part_of(table, places)
+
+
+def part_of(table: Table, columns: Sequence[int], rows: Sequence[int] | None = None) -> Table:
+    """Some columns of the table, and some rows, or all."""
+    part = Table(box=None, pad_edge=False)
+    for place in columns:
+        column = table.columns[place]
+        part.add_column(column.header, justify=column.justify, overflow=column.overflow, no_wrap=column.no_wrap)
+    cells = [list(table.columns[place].cells) for place in columns]
+    for row in range(table.row_count) if rows is None else rows:
+        part.add_row(*(of_column[row] for of_column in cells))
+    return part
 
 
 def widest(console: Console, table: Table) -> int:

@@ -30,7 +30,7 @@ def print_curve(points: Sequence[Point], console: Console | None = None) -> None
         cells = [str(summary.case.ranks), headline(summary), *([efficiency] if is_training else [])]
         table.add_row(*cells, summary.outcome.replace("_", " "))
     console.print()
-    print_figures(console, table)
+    print_figures(console, table, keys=1)
     if first.case.model is None:
         return
     print_words(

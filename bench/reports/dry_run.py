@@ -117,7 +117,7 @@ def _print_ranks(case: Case, console: Console) -> None:
         sizes = [_bytes(row[name]) for name in ("parameters", "gradients", "optimizer", "at_least")]
         sequences = "-" if row["sequences"] is None else str(row["sequences"])
         table.add_row(str(row["rank"]), str(row["mesh"]), sequences, *sizes)
-    print_figures(console, table)
+    print_figures(console, table, keys=2)
     if len(rows) > RANKS_SHOWN:
         print_words(console, f"{len(rows) - RANKS_SHOWN} more ranks; --format json has all")
 

@@ -50,7 +50,7 @@ def print_beside(
         print_csv(rows, COLUMNS)
         return
     console = console or open_console()
-    print_figures(console, _table(imported, summary, rows))
+    print_figures(console, _table(imported, summary, rows), keys=1)
     console.print()
     for line in _below(imported, summary):
         console.print(Text(line), soft_wrap=True)

@@ -29,7 +29,7 @@ def print_pipeline(summary: Summary, console: Console) -> None:
     for table in (_bubble(summary), _stages(summary)):
         if table.row_count:
             console.print()
-            print_figures(console, table)
+            print_figures(console, table, keys=1)
 
 
 def _bubble(summary: Summary) -> Table:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from bench.judgement.estimate import Estimate
 from bench.judgement.expected_collectives import LIBRARY
 from bench.judgement.gpu_clocks import clock_and_power
-from bench.reports.console import print_figures, print_words
+from bench.reports.console import part_of, print_figures, print_words
 from bench.reports.digits import with_interval
 from bench.reports.figures import figure, tells_little
 from bench.summary import Summary
@@ -44,25 +43,25 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
 
     most_rows: of a table; of a longer one some sizes of each thing stand, the smallest and the largest among them.
     """
-    tables: tuple[tuple[Table, Sequence[str]], ...] = (
-        (_collectives(summary), _without_bus(summary)),
-        (_algorithms(summary), (*COUNTS, *_without_bus(summary))),
-        (_orders(summary), ()),
-        (_links(summary), ()),
-        (_rates(summary), ()),
+    tables: tuple[tuple[Table, int, Sequence[str]], ...] = (
+        (_collectives(summary), 2, _without_bus(summary)),
+        (_algorithms(summary), 2, (*COUNTS, *_without_bus(summary))),
+        (_orders(summary), 1, ()),
+        (_links(summary), 1, ()),
+        (_rates(summary), 2, ()),
     )
-    for table, notes in tables:
+    for table, keys, notes in tables:
         if table.row_count:
             shown = table if most_rows is None else thinned(table, most_rows)
-            print_figures(console, shown)
+            print_figures(console, shown, keys=keys)
             if shown.row_count < table.row_count:
                 hidden = table.row_count - shown.row_count
                 print_words(console, f"{hidden} more sizes: `observatory show {summary.run} --details`")
             for note in notes:
-                console.print(Text(note), soft_wrap=True)
+                print_words(console, note)
             console.print()
     if any(_by_place(summary, metric) for metric in _ABSENT_ON_A_CPU):
-        console.print(Text(WITH_HOST), soft_wrap=True)
+        print_words(console, WITH_HOST)
         console.print()
 
 
@@ -71,18 +70,13 @@ def thinned(table: Table, most_rows: int) -> Table:
 
     They lie evenly between its first and its last row; where there is room for one only, it is the last.
     """
-    names, *others = ([str(cell) for cell in column.cells] for column in table.columns)
+    names = [str(cell) for cell in table.columns[0].cells]
     if len(names) <= most_rows:
         return table
     of_name = {name: [place for place, other in enumerate(names) if other == name] for name in names}
     each = max(1, most_rows // len(of_name))
     places = [place for found in of_name.values() for place in _evenly(found, each)][:most_rows]
-    short = Table(box=None, pad_edge=False)
-    for column in table.columns:
-        short.add_column(column.header, justify=column.justify, overflow=column.overflow)
-    for place in places:
-        short.add_row(names[place], *(cells[place] for cells in others))
-    return short
+    return part_of(table, range(len(table.columns)), places)
 
 
 def _evenly(places: Sequence[int], count: int) -> list[int]:

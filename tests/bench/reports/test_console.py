@@ -29,6 +29,21 @@ def test_a_pipe_gets_a_row_in_one_line_however_long() -> None:
     assert line.split() == " ".join(WORDS).split()
 
 
+def test_on_a_narrow_terminal_columns_continue_below_their_keys_and_no_word_is_cut() -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("algorithm", "time", "busbw"):
+        table.add_column(name, overflow="fold")
+    rows = [("recursive", "123 [100, 150]", "456 [400, 500]"), ("ring", "7 [6, 8]", "9 [8, 10]")]
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    print_figures(Console(file=text, width=26, force_terminal=True, color_system=None), table, keys=1)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert all(len(line) <= 26 for line in lines)
+    for algorithm, *figures in rows:
+        assert [line.removeprefix(algorithm).strip() for line in lines if line.startswith(f"{algorithm} ")] == figures
+
+
 def test_a_terminal_gets_lines_that_fit_and_every_digit() -> None:
     lines = _printed(is_terminal=True).splitlines()
     assert len(lines) > 1
