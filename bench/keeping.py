@@ -58,18 +58,26 @@ def keep(summaries: Sequence[Summary], machine: Machine, history: History, told:
     return Kept(summaries=tuple(kept), failures=tuple(failures))
 
 
-def check_baseline(case: Case, machine: Machine, told: Summary) -> None:
-    """Refuse a baseline, before anything is measured, that no efficiency could be read against.
+def check_baseline(case: Case, told: Summary) -> None:
+    """Refuse a baseline, before anything is started, that no efficiency could be read against.
 
     Raises:
-        Misuse: it has no complete trial, ran on other hardware, or is of another workload.
+        Misuse: it has no complete trial, or is of another workload.
     """
     if not told.trials_done:
         raise Misuse(f"baseline {told.run} has no complete trial ({told.outcome}); choose one that is done")
+    scaling_between(case, told.case)
+
+
+def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
+    """Refuse a baseline of another machine, as soon as ranks have told which this one is.
+
+    Raises:
+        Misuse: it ran on other hardware.
+    """
     hardware = machine.hardware(case.device)
     if told.hardware != hardware:
         raise Misuse(f"baseline {told.run} ran on {told.hardware}; this is {hardware}; choose one of this hardware")
-    scaling_between(case, told.case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from bench.device_checks import TorchBuild, torch_build, why_no_gpu
 from bench.errors import Misuse
 from bench.faults import Fault, parse_fault
 from bench.gpus import Gpus, read_gpus, read_memory
+from bench.keeping import check_baseline
 from bench.looks import Looks, check_looks
 from bench.notices import say
 from bench.preflight import available_bytes, check_memory, check_processes
@@ -156,7 +157,9 @@ def plan(words: Words) -> Plan:
     elif words.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
     looks = check_looks(Looks(trace_every=words.trace_every, memory_snapshot=words.memory_snapshot), case)
-    told = None if words.baseline_run is None else find_run(words.baseline_run, words.store_url)
+    told = None if words.baseline_run is None else find_run(words.baseline_run, words.store_url, is_glance=words.is_dry)
+    if told is not None:
+        check_baseline(case, told)
     check_place(words.runs_folder)
     return Plan(
         cases=tuple(planned),

@@ -17,7 +17,7 @@ from bench.device_checks import check_torch
 from bench.engines.roster import ENGINES
 from bench.judgement.ceiling import Ceiling, find_ceiling
 from bench.judgement.convergence import Verdict
-from bench.keeping import Kept, adopt, check_baseline, keep
+from bench.keeping import Kept, adopt, check_hardware, keep
 from bench.machine import Machine
 from bench.notices import say
 from bench.planning import Plan, Words, plan
@@ -85,7 +85,7 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
             machine = engine.machine()
             check_torch(case, machine)
             if planned.told is not None:
-                check_baseline(case, machine, planned.told)
+                check_hardware(case, machine, planned.told)
             conduct = replace(conduct, ceiling_of=lambda case: _ceiling(history, case, machine))
             measured = measure(
                 cases, engine=engine, machine=machine, folder=words.runs_folder, conduct=conduct, watch=bars.update

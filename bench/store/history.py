@@ -147,15 +147,15 @@ class History:
         return tuple(decode(row.summary_json.encode(), f"run {row.id} in store {shown(self._url)}") for row in rows)
 
 
-def find_run(prefix: str, url: str | None) -> Summary:
-    """The run that `History.find` finds in this store. url: see `History`.
+def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summary:
+    """The run that `History.find` finds in this store. url, is_glance: see `History`.
 
     Raises:
         Misuse: no run or several begin so, or there is no history yet.
         InfrastructureFailed: the store cannot be read.
     """
     try:
-        with History(url, writable=False) as history:
+        with History(url, writable=False, is_glance=is_glance) as history:
             return history.find(prefix)
     except NoStoreYet:
         raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None

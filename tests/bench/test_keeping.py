@@ -9,7 +9,7 @@ import pytest
 
 from bench import run as runs
 from bench.errors import InfrastructureFailed, Misuse
-from bench.keeping import adopt, check_baseline, keep
+from bench.keeping import adopt, check_baseline, check_hardware, keep
 from bench.purpose import Purpose
 from bench.run import begin, load, summarise
 from bench.store.history import History
@@ -231,11 +231,12 @@ def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp
     engine = FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}, {("single", 0): CAUSE})
     (failed,) = measure_fake(tmp_path, engine, SINGLE).summaries
     with pytest.raises(Misuse, match="has no complete trial"):
-        check_baseline(DDP, make_machine(), failed)
+        check_baseline(DDP, failed)
     (good,) = measure_fake(tmp_path, FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}), SINGLE).summaries
-    check_baseline(DDP, make_machine(), good)
+    check_baseline(DDP, good)
+    check_hardware(DDP, make_machine(), good)
     with pytest.raises(Misuse, match="choose one of this hardware"):
-        check_baseline(DDP, replace(make_machine(), cpu="another CPU"), good)
+        check_hardware(DDP, replace(make_machine(), cpu="another CPU"), good)
 
 
 def test_a_run_is_kept_although_its_efficiency_cannot_be_looked_up(tmp_path: Path) -> None:

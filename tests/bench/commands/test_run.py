@@ -70,6 +70,27 @@ def test_a_dry_run_refuses_what_a_run_would(home: Path, capsys: pytest.CaptureFi
     assert "batch 8 cannot be shared equally by 3 data ranks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [("nobody", 'run "nobody" is unknown'), ("run-a", "baseline (ddp, ranks 2) has not fewer ranks than the run")],
+)
+def test_a_dry_run_refuses_a_baseline_that_is_none(
+    run: str, line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = f"sqlite:///{home / 'history.sqlite'}"
+    with History(store) as history:
+        history.add(make_summary("run-a"), make_machine())
+    assert cli.run([*DRY, "ddp", "--ranks", "2", "--baseline", run, "--store", store]) == cli.MISUSE
+    assert line in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_check_tells_of_all_that_it_compares(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*DRY, "ddp", "--ranks", "2", "--check-convergence", "--format", "json"]) == cli.FINE
+    found = json.loads(capsys.readouterr().out)
+    assert [document["case"]["strategy"] for document in found] == ["single", "single", "ddp"]
+    assert list(home.iterdir()) == []
+
+
 def test_a_dry_run_shows_no_password(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
