@@ -22,7 +22,7 @@ from bench.notices import say
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
 
 _COMPLETES = "_OBSERVATORY_COMPLETE"
-"""Set by the shell that wants a word completed; see `bench.shells`."""
+"""Set by the shell that wants a word completed; see `bench.completion`."""
 
 COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
@@ -108,7 +108,7 @@ def run(arguments: Sequence[str]) -> int:
     is_completion = _COMPLETES in os.environ
     try:
         if is_completion:
-            importlib.import_module("bench.shells").register()
+            importlib.import_module("bench.completion").register()
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from bench.shells import SHELLS, script
+from bench.completion import SHELLS, script
 
 
 @click.command(name="completion")

@@ -27,7 +27,7 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
         raise Misuse(f"--options lists those of all strategies; `observatory list {strategy}` has its own")
     cards = CARDS if strategy is None else (find_card(strategy),)
     if format_name == "json":
-        from bench.reports.card_fields import card_fields
+        from bench.reports.strategies import card_fields
 
         print_json([card_fields(card, is_whole=strategy is not None) for card in cards])
     elif format_name == "csv":

@@ -1,4 +1,4 @@
-"""The strategies, all options with who takes them, or one strategy whole."""
+"""The strategies, all options with who takes them, or one strategy whole: for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -74,6 +74,24 @@ def print_strategy(card: Card, console: Console | None = None) -> None:
             console.print(Padding(Text(f"- {reason}"), (0, 0, 0, 2)))
     console.print()
     print_words(console, f"example: {example(card)}")
+
+
+def card_fields(card: Card, *, is_whole: bool) -> dict[str, object]:
+    """The card's facts. is_whole: with its refusals, which take a while to find, and an example."""
+    return {
+        "name": card.name,
+        "kind": card.kind,
+        "summary": card.summary,
+        "version": card.version,
+        "cuda_version": card.version_on("cuda"),
+        "needs": card.needs.text(),
+        "parity": card.parity.kind,
+        "options": [
+            {"name": option.name, "default": option.default, "allowed": option.allowed, "help": option.help}
+            for option in card.options
+        ],
+        **({"refusals": tried_refusals(card), "example": example(card)} if is_whole else {}),
+    }
 
 
 def _with_default(option: Option) -> str:

@@ -13,8 +13,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from bench import cli
+from bench.completion import PROGRAM, SHELLS, VARIABLE
 from bench.places import STORE_VARIABLE
-from bench.shells import PROGRAM, SHELLS, VARIABLE
 from bench.store.history import History
 from tests.bench.examples import make_machine, make_summary
 from workloads.roster import CARDS, card_of
