@@ -111,3 +111,15 @@ def test_bash_completes_names_and_values_without_torch_and_writes_nothing(tmp_pa
     ended = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, timeout=120, env=environment)
     assert ended.stdout.splitlines() == ["zero_bubble", "compress_rank=", "true false", "true"], ended.stderr
     assert not (tmp_path / "home").exists()
+
+
+def test_a_mistake_of_ours_while_a_word_is_completed_writes_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "bash_complete")
+    monkeypatch.delenv("COMP_WORDS", raising=False)  # No shell asks like this.
+    assert cli.run([]) == cli.OUR_BUG
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert list(tmp_path.iterdir()) == []
