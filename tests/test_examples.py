@@ -47,8 +47,10 @@ def test_readme_and_every_help_have_examples() -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's home, empty at first."""
-    return tmp_path_factory.mktemp("home")
+    """A user's home, in which nothing was measured yet."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "parallel-observatory" / "runs").mkdir(parents=True)
+    return home
 
 
 @pytest.fixture(scope="module")

@@ -169,6 +169,7 @@ def test_no_panel_is_empty(name: str, watched: Watched) -> None:
     assert all(series["value"][1] not in {"NaN", "+Inf", "-Inf"} for series in watched.hot[name])
 
 
+@pytest.mark.alone
 def test_a_gpu_that_is_too_hot_is_shown_to_be_held_back_with_its_rank(watched: Watched) -> None:
     ((labels, ratio),) = _values(watched, GPU_CLOCK_HELD_SECONDS, gpu=HOT_GPU, reason="software_thermal")
     assert labels["work"] == f"8f2c rank {HOT_GPU}"
