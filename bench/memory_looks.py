@@ -19,7 +19,7 @@ from collectors.memory_timeline import States, mark_phase, record_curve
 from collectors.metric import Sample
 from collectors.stage_memory import StageMemory
 from collectors.state_bytes import state_bytes
-from workloads.workload import HoldsTensors, RunsStages, Workload
+from workloads.workload import HoldsTensors, ReceivesMessages, RunsStages, Workload
 
 
 class MemoryLooks:
@@ -60,7 +60,12 @@ class MemoryLooks:
         stages = _Stages(self._workload)
         try:
             live = live_tensor_bytes(
-                self._run_step, self._workload.model, self._workload.optimizer, on_tracking=stages.follow
+                self._run_step,
+                self._workload.model,
+                self._workload.optimizer,
+                held=self._workload.held_tensors() if isinstance(self._workload, HoldsTensors) else {},
+                buffers=self._workload.receive_buffers() if isinstance(self._workload, ReceivesMessages) else (),
+                on_tracking=stages.follow,
             )
         except CannotTrack as error:
             self._note(f"live tensor bytes are absent: {error}")

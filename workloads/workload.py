@@ -76,6 +76,14 @@ class RunsStages(Protocol):
 
 
 @runtime_checkable
+class ReceivesMessages(Protocol):
+    """A workload that keeps tensors for messages to come in, from step to step."""
+
+    def receive_buffers(self) -> Sequence[Tensor]:
+        """All of this rank's, as far as they are made by now."""
+
+
+@runtime_checkable
 class KnowsNotes(Protocol):
     """A workload that knows what its card cannot, because only the run finds it out."""
 

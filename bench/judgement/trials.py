@@ -43,6 +43,7 @@ class Trial:
     is the host's.
     peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
     activation_bytes: those alive at the peak of live tensors, the most of any rank; None where nobody tracked them.
+    other_bytes: of what lived there before the step and is no state, as above.
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
     loss: mean over ranks of the last measured step's; None where a rank that computes one has none there that is
     finite.
@@ -60,6 +61,7 @@ class Trial:
     peak_bytes: dict[str, float]
     state_bytes: dict[str, float]
     activation_bytes: float | None
+    other_bytes: float | None = None
     stage_activation_bytes: dict[int, float]
     loss: float | None
     observer_ratio: float
@@ -105,6 +107,7 @@ def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
         },
         state_bytes={part: most for (part,), most in by_labels(parts, "memory", STATE_BYTES, max).items()},
         activation_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
+        other_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("other",)),
         stage_activation_bytes={
             int(stage): most for (stage,), most in by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
         },

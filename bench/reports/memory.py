@@ -6,7 +6,10 @@ from bench.reports.figures import figure
 from bench.summary import Summary
 from collectors.catalogue.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
 
-MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "total")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "unexplained", "total")
+NOTHING = "-"
+RARE_PARTS = ("other", "unexplained")
+"""Their rows are left out where no run has any: tensors that outlive a step, and those of them that no law knows."""
 
 
 def memory_cell(summary: Summary, part: str) -> str:
@@ -28,4 +31,4 @@ def memory_cell(summary: Summary, part: str) -> str:
         words.append(f"law {accounts['implementation']}")
     if "paper" in accounts:
         words.append(f"paper {accounts['paper']}")
-    return ", ".join(words) or "-"
+    return ", ".join(words) or NOTHING

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.judgement.estimate import Estimate
 from bench.judgement.scaling import ScalingEfficiency
 from bench.reports.figures import figure, percent
-from bench.reports.memory import MEMORY_PARTS, memory_cell
+from bench.reports.memory import MEMORY_PARTS, NOTHING, RARE_PARTS, memory_cell
 from bench.summary import Summary
 from collectors.catalogue import joined_ranks, pipeline, results
 from collectors.metric import Metric
@@ -62,14 +62,7 @@ def all_rows(summaries: Sequence[Summary]) -> list[Row]:
     rows = list(_settings(summaries))
     for title, metric in _METRICS:
         if metric is results.RUN_LOSS:
-            rows += [
-                Row(
-                    title=f"memory: {part}",
-                    kind=_MEMORY_LAW,
-                    cells=tuple(memory_cell(summary, part) for summary in summaries),
-                )
-                for part in MEMORY_PARTS
-            ]
+            rows += _memory(summaries)
         rows += _of_metric(summaries, title, metric)
         if metric is results.RUN_STEP_SECONDS:
             rows.append(
@@ -138,6 +131,14 @@ def _efficiencies(summaries: Sequence[Summary]) -> Iterator[Row]:
         by_run = ([found for found in summary.scaling if found.scaling == scaling] for summary in summaries)
         cells = tuple(efficiency_words(found[0]) if found else "-" for found in by_run)
         yield Row(title=f"{scaling} scaling efficiency", kind=_EFFICIENCY, cells=cells)
+
+
+def _memory(summaries: Sequence[Summary]) -> Iterator[Row]:
+    """Each part of the memory, beside its law."""
+    for part in MEMORY_PARTS:
+        cells = tuple(memory_cell(summary, part) for summary in summaries)
+        if part not in RARE_PARTS or any(cell != NOTHING for cell in cells):
+            yield Row(title=f"memory: {part}", kind=_MEMORY_LAW, cells=cells)
 
 
 def _batch(summary: Summary) -> str:

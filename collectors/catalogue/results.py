@@ -95,8 +95,9 @@ RUN_MEMORY_ACCOUNT_BYTES = Metric(
     unit="bytes",
     scope="run",
     labels=("part", "account"),
-    help="Bytes of a part of training's memory (parameters, gradients, optimizer, activations, total): measured (the"
-    " most of any rank), or expected by this implementation's account or the paper's.",
+    help="Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a"
+    " step, unexplained of it, total): measured (the most of any rank), or expected by this implementation's account or"
+    " the paper's.",
 )
 RUN_MEMORY_PREDICTED_RATIO = Metric(
     name="observatory_run_memory_predicted_ratio",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from collectors.catalogue.memory import LIVE_TENSOR_BYTES
-from collectors.live_tensors import CannotTrack, live_tensor_bytes
+from collectors.live_tensors import CannotTrack, live_tensor_bytes, living_tensors
 from collectors.metric import Sample
 from tests.ranks import OnRanks
+from tests.workloads.live_peaks import peak_by_category
 from tests.workloads.setups import SmallSetup, small_setup
 from tests.workloads.training_runs import make_ready
-from workloads.cards.card import OptionValue
+from workloads.cards.card import OptionValue, Precision
+from workloads.laws.live_tensors import Prediction
+from workloads.roster import card_of
 
 
 def by_category(samples: list[Sample]) -> dict[str, int]:
@@ -31,6 +36,7 @@ class Scratching(nn.Linear):
 
 
 def test_live_tensors_of_a_hand_counted_step() -> None:
+    before = list(living_tensors())  # Of other tests.
     model = Scratching(100, 50, bias=False)
     optimizer = AdamW(model.parameters(), fused=True)
     x_bd = torch.randn(30, 100)
@@ -41,17 +47,47 @@ def test_live_tensors_of_a_hand_counted_step() -> None:
         optimizer.step()
 
     step()
-    weight_bytes, out_bytes = 4 * 100 * 50, 4 * 30 * 50
-    assert by_category(live_tensor_bytes(step, model, optimizer)) == {
+    weight_bytes, out_bytes, in_bytes = 4 * 100 * 50, 4 * 30 * 50, 4 * 30 * 100
+    assert by_category(live_tensor_bytes(step, model, optimizer, buffers=before)) == {
         "parameters": weight_bytes,
         "buffers": 0,
         "gradients": 0,
         "activations": 1_000_000 + 2 * out_bytes,
         "temporary": 0,
         "optimizer": 2 * weight_bytes + 4,
-        "other": 0,
-        "total": 3 * weight_bytes + 4 + 1_000_000 + 2 * out_bytes,
+        "other": in_bytes,
+        "total": 3 * weight_bytes + 4 + 1_000_000 + 2 * out_bytes + in_bytes,
     }
+
+
+def test_what_outlives_steps_counts_for_as_long_as_it_lives_and_message_buffers_from_their_first_use_on() -> None:
+    before = list(living_tensors())  # Of other tests.
+    model = nn.Linear(100, 50, bias=False)
+    optimizer = AdamW(model.parameters(), fused=True)
+    buffer = torch.zeros(10, 100)
+    kept = {"leak": torch.zeros(1000), "last": torch.zeros(2000)}
+
+    def step() -> None:
+        kept.pop("last")
+        optimizer.zero_grad()
+        model(buffer).sum().backward()
+        optimizer.step()
+
+    live = by_category(live_tensor_bytes(step, model, optimizer, buffers=[*before, buffer]))
+    assert live["other"] == 4 * 1000
+
+
+def test_states_that_model_and_optimizer_do_not_lead_to_count_as_what_they_are() -> None:
+    before = list(living_tensors())  # Of other tests.
+    model = nn.Linear(100, 50, bias=False)
+    optimizer = AdamW(model.parameters(), fused=True)
+    copy = torch.zeros(50, 100)
+
+    def step() -> None:
+        copy.add_(model.weight.detach())
+
+    live = by_category(live_tensor_bytes(step, model, optimizer, held={"optimizer": [copy]}, buffers=before))
+    assert (live["parameters"], live["optimizer"], live["other"]) == (4 * 100 * 50, 4 * 100 * 50, 0)
 
 
 def track(setup: SmallSetup) -> dict[str, int]:
@@ -88,7 +124,48 @@ def test_live_tensors_of_real_strategies(
         assert live["parameters"] == weights_bytes
         assert live["optimizer"] == 2 * weights_bytes + 4 * setup.shape.parameter_tensors()
         assert live["activations"] > 0
+        assert live["other"] == 0
         assert live["total"] == sum(value for category, value in live.items() if category != "total")
+
+
+def track_leaking(setup: SmallSetup) -> tuple[dict[str, int], int]:
+    """The live bytes of a tracked step of a rank that has kept a copy of all gradients, and the copy's."""
+    ready = make_ready(setup)
+    ready.step()
+    leaked = [gradient.clone() for gradient in ready.workload.full_gradients().values()]
+    live = by_category(live_tensor_bytes(ready.step, ready.workload.model, ready.workload.optimizer))
+    return live, sum(gradient.nbytes for gradient in leaked)
+
+
+def test_a_leaked_copy_of_all_gradients_is_told_with_its_bytes(on_ranks: OnRanks) -> None:
+    setup = small_setup("ddp", ranks=2)
+    for live, leaked_bytes in on_ranks(2, track_leaking, setup):
+        assert live["other"] == leaked_bytes == 4 * setup.shape.parameters()
+
+
+COMPRESSED: tuple[dict[str, OptionValue], ...] = (
+    {"compress": "topk", "density": 0.1, "bucket_mb": 0.1},
+    {"compress": "powersgd", "compress_rank": 3, "bucket_mb": 0.1},
+    {"compress": "bf16"},
+)
+
+
+def track_each(setups: list[SmallSetup]) -> list[dict[str, int]]:
+    return [peak_by_category(setup) for setup in setups]
+
+
+def test_what_compression_remembers_is_its_law_to_the_byte(on_ranks: OnRanks) -> None:
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+    setups = [
+        small_setup("ddp", ranks=2, precision=precision, options=options)
+        for options, precision in product(COMPRESSED, precisions)
+    ]
+    for of_rank in on_ranks(2, track_each, setups):
+        for setup, live in zip(setups, of_rank, strict=True):
+            law = card_of("ddp").peak(setup)
+            assert isinstance(law, Prediction)
+            assert live["other"] == law.other_bytes, setup
+            assert live["total"] == pytest.approx(law.total_bytes, rel=0.01), setup
 
 
 def test_checkpointing_lowers_the_live_peak(on_ranks: OnRanks) -> None:

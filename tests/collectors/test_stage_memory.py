@@ -22,7 +22,7 @@ from workloads.laws.pipeline import Pipeline
 from workloads.laws.schedules import Action, ActionKind
 from workloads.laws.stages import activations_by_stage
 from workloads.roster import card_of
-from workloads.workload import RunsStages
+from workloads.workload import ReceivesMessages, RunsStages
 
 
 class FakeMemory:
@@ -116,8 +116,13 @@ def held_by_stages(setup: SmallSetup) -> dict[int, float]:
         followed.append(stages)
         workload.mark_actions(stages.mark)
 
+    assert isinstance(workload, ReceivesMessages)
     live_tensor_bytes(
-        ready.step, workload.model, workload.optimizer, on_tracking=lambda held_bytes: follow(StageMemory(held_bytes))
+        ready.step,
+        workload.model,
+        workload.optimizer,
+        buffers=workload.receive_buffers(),
+        on_tracking=lambda held_bytes: follow(StageMemory(held_bytes)),
     )
     dist.barrier()
     return {int(sample.labels["stage"]): sample.value for sample in followed[0].samples()}

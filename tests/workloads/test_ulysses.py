@@ -91,6 +91,7 @@ def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
             assert isinstance(prediction, Prediction), prediction
             assert prediction.buffers_bytes == live["buffers"], setup
             assert prediction.activations_bytes == pytest.approx(live["activations"], rel=1e-3), setup
+            assert prediction.other_bytes == live["other"], setup
             assert prediction.total_bytes == pytest.approx(live["total"], rel=1e-3), setup
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workloads.cards.card import Card, Needs, Option, Parity, Setup
 from workloads.cards.replica_options import BUCKET_MB, bucket_refusals, buckets
 from workloads.cards.training_options import TRAINING_OPTIONS, microbatch, peak_not_covered, training_refusals
 from workloads.laws.compression import (
     INDEXED_ELEMENTS,
+    error_feedback_bytes,
     largest_rank,
     largest_weight,
     powersgd_bytes,
@@ -160,16 +162,29 @@ def _paper_states(setup: Setup) -> States:
 def _peak(setup: Setup) -> Prediction | NotCovered:
     if (reason := peak_not_covered(setup)) is not None:
         return reason
-    if setup.options["compress"] != "none":
-        return NotCovered(reason="compression holds tensors of its own")
     states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
+    if setup.options["compress"] != "none" and not is_overlapped:
+        return NotCovered(reason="compression after backward makes tensors of its own on its way")
     grow = bucketed_gradients if is_overlapped else fresh_gradients
-    return step_peak(
+    peak = step_peak(
         microbatch(setup, setup.ranks),
         states=states,
         backwards=grow(states.gradients_bytes, int(setup.options["accumulate"])),
         averaged_bytes=0 if is_overlapped else states.gradients_bytes,
     )
+    return replace(peak, other_bytes=_remembered_bytes(setup))
+
+
+def _remembered_bytes(setup: Setup) -> int:
+    """What a scheme keeps from step to step: what it left out, and PowerSGD the right factors that it goes on from.
+
+    What its thread makes on the way is seen by nobody, and is gone after the step.
+    """
+    compress = setup.options["compress"]
+    errors_bytes = error_feedback_bytes(setup.shape) if compress in WITH_MEMORY else 0
+    if compress != "powersgd":
+        return errors_bytes
+    return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
 
 
 CARD = Card(

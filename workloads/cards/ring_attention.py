@@ -99,7 +99,7 @@ def _layout(setup: Setup) -> Layout:
 def _peak(setup: Setup) -> Prediction | NotCovered:
     if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
         return NotCovered(reason="selective checkpointing keeps attention's output for the keys of each rank")
-    return sequence_peak(setup)
+    return sequence_peak(setup, is_zigzag=_layout(setup) == "zigzag")
 
 
 def _notes(setup: Setup) -> list[str]:

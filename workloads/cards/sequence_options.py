@@ -7,7 +7,7 @@ from dataclasses import replace
 from workloads.cards.card import Option, Setup
 from workloads.cards.replica_options import BUCKET_MB, bucket_refusals, buckets
 from workloads.cards.training_options import TRAINING_OPTIONS, microbatch, parts, peak_not_covered, training_refusals
-from workloads.laws.activations import INDEX_BYTES, Microbatch, paper_activation_bytes
+from workloads.laws.activations import FULL_BYTES, INDEX_BYTES, Microbatch, paper_activation_bytes
 from workloads.laws.live_tensors import Prediction, bucketed_gradients, step_peak
 from workloads.laws.memory import paper_states
 from workloads.laws.terms import NotCovered, States, Transfer, replicated_states
@@ -40,9 +40,10 @@ def own_microbatch(setup: Setup) -> Microbatch:
     return replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
 
 
-def sequence_peak(setup: Setup) -> Prediction | NotCovered:
+def sequence_peak(setup: Setup, *, is_zigzag: bool = False) -> Prediction | NotCovered:
     """As of a rank that trains on so short sequences alone, but for the tokens: it is handed all of them.
 
+    The replica keeps the tables of all positions, though the model has only its own by then.
     Attention keeps as much, wherever it is computed: what an exchange holds is gone when the MLP has the peak.
     """
     if (reason := peak_not_covered(setup)) is not None:
@@ -54,7 +55,14 @@ def sequence_peak(setup: Setup) -> Prediction | NotCovered:
     more_bytes = (
         parts(setup) * (whole.tokens_bytes - own.tokens_bytes) + INDEX_BYTES * own.sequences * own.shape.sequence
     )
-    return replace(peak, activations_bytes=peak.activations_bytes + more_bytes)
+    # Plain positions are a view of all; those of a zigzag are put together.
+    positions = own.shape.sequence if is_zigzag else whole.shape.sequence
+    tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
+    return replace(
+        peak,
+        activations_bytes=peak.activations_bytes + more_bytes,
+        other_bytes=tables_bytes + INDEX_BYTES * positions,
+    )
 
 
 def gradient_average(setup: Setup) -> tuple[Transfer, ...]:

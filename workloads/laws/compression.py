@@ -38,6 +38,11 @@ def vectors(shape: Shape) -> tuple[int, ...]:
     return tuple(weight[0] for weight in model_weights(shape) if len(weight) == 1)
 
 
+def error_feedback_bytes(shape: Shape) -> int:
+    """What was left out of all gradients, which stays until it is sent."""
+    return VALUE_BYTES * shape.parameters()
+
+
 def rounded_bytes(shape: Shape) -> int:
     """All gradients in half precision."""
     return HALF_BYTES * shape.parameters()

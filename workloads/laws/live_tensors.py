@@ -23,6 +23,7 @@ class Prediction:
     activations_bytes: what forward made, or ran again, or the step holds beside it: tokens, logits, and the copy of the
     gradients that is averaged at once.
     temporary_bytes: what backward made and still needs: gradients of activations, and of the weight it is at.
+    other_bytes: what outlives the step and is no state: what compression left out of gradients, and goes on from.
     Left out are scalars, and what is no tensor: the loader, libraries, the allocator's own.
     """
 
@@ -32,12 +33,13 @@ class Prediction:
     optimizer_bytes: int
     activations_bytes: int
     temporary_bytes: int
+    other_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All that lives."""
         states_bytes = self.parameters_bytes + self.buffers_bytes + self.gradients_bytes + self.optimizer_bytes
-        return states_bytes + self.activations_bytes + self.temporary_bytes
+        return states_bytes + self.activations_bytes + self.temporary_bytes + self.other_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,17 @@ class PipelineTrainer(Trainer):
         """See `CountsPayload`."""
         return {"send": sum(stage.sent_bytes for stage in self._stages)}
 
+    def receive_buffers(self) -> Sequence[Tensor]:
+        """See `ReceivesMessages`."""
+        infos = [
+            info
+            for stage in self._stages
+            for of_microbatch in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+            for info in of_microbatch
+        ]
+        # An input of the whole model has none, nor has a gradient that nobody sends.
+        return [info.buffer for info in infos if getattr(info, "buffer", None) is not None]
+
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks call it."""
         held: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -31,6 +31,7 @@ class FakeTrial:
         default_factory=lambda: {"parameters": 400.0, "gradients": 400.0, "optimizer": 804.0}
     )
     activation_bytes: float | None = 5000.0
+    other_bytes: float | None = 0.0
     peak_bytes: dict[str, float] = field(default_factory=lambda: {"live_tensors": 6300.0, "resident": 9e9})
 
 
@@ -130,3 +131,30 @@ def test_a_part_of_no_bytes_is_left_out_of_its_account(account: str) -> None:
     estimates, _ = judge(states=none, paper=none)
     assert "gradients" not in accounts(estimates, account)
     assert "gradients" not in ratios(estimates)
+
+
+def test_what_outlives_a_step_stands_beside_its_law() -> None:
+    estimates, _ = judge(FakeTrial(other_bytes=400.0), peak=replace(PEAK, other_bytes=400))
+    assert accounts(estimates, "measured")["other"] == accounts(estimates, "implementation")["other"] == 400
+    assert ratios(estimates)["other"] == 1.0
+    assert "unexplained" not in accounts(estimates, "measured")
+
+
+def test_what_no_law_explains_is_a_part_of_its_own() -> None:
+    estimates, _ = judge(
+        FakeTrial(other_bytes=700.0), FakeTrial(other_bytes=720.0), peak=replace(PEAK, other_bytes=400)
+    )
+    assert accounts(estimates, "measured")["unexplained"] == pytest.approx(310.0)
+    estimates, _ = judge(FakeTrial(other_bytes=300.0))
+    assert (accounts(estimates, "measured")["other"], accounts(estimates, "measured")["unexplained"]) == (300.0, 300.0)
+
+
+def test_what_outlives_a_step_is_not_unexplained_where_no_law_covers_it() -> None:
+    estimates, _ = judge(FakeTrial(other_bytes=300.0), peak=NotCovered(reason="nobody knows"))
+    assert "unexplained" not in accounts(estimates, "measured")
+    assert accounts(estimates, "measured")["other"] == 300.0
+
+
+def test_nothing_that_outlives_a_step_is_no_part() -> None:
+    estimates, _ = judge(FakeTrial())
+    assert not {"other", "unexplained"} & {found.labels.get("part") for found in estimates}

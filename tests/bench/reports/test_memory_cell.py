@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.judgement.estimate import estimate
 from bench.reports.memory import memory_cell
+from bench.reports.terminal import print_summaries
 from collectors.catalogue.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
 from tests.bench.examples import make_summary
 
@@ -22,3 +25,13 @@ def test_a_law_that_is_off_by_next_to_nothing_is_off_by_plus_0() -> None:
 
 def test_a_law_that_is_too_low_keeps_its_sign() -> None:
     assert _cell(0.95) == "3.50 MiB, law -5.0 %"
+
+
+@pytest.mark.parametrize("parts", [(), ("other",), ("other", "unexplained")], ids=len)
+def test_rows_of_what_outlives_a_step_are_there_where_a_run_has_any(
+    parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tuple(estimate(RUN_MEMORY_ACCOUNT_BYTES, [2**20], account="measured", part=part) for part in parts)
+    print_summaries([make_summary(estimates=found)], "table")
+    rows = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")]
+    assert [row for row in rows if row in ("other", "unexplained")] == list(parts)
