@@ -101,11 +101,10 @@ def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered
     if isinstance(activations, NotCovered):
         yield f"expected activations of stages are absent: {activations.reason}"
     steps = [step for trial in trials for step in trial.timed_steps]
-    if not all(step.has_messages for step in steps):
-        yield (
-            "waits for messages and for a core are absent from the bubble's parts, and are in unexplained: they are"
-            " timed on a CPU only"
-        )
+    if not all(step.has_messages and step.is_one_clock for step in steps):
+        is_told = all(step.has_messages for step in steps)
+        why = "ranks read several clocks" if is_told else "the ranks' logs do not tell them, as on a GPU"
+        yield f"waits for messages and for a core are absent from the bubble's parts, and are in unexplained: {why}"
     elif not all(step.has_core_waits for step in steps):
         yield (
             "waiting for a core is absent from the bubble's parts, and is in unexplained: this system has no"
