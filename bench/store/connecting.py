@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
 
     Raises:
         NoStoreYet: it is to be read, and nobody has made it.
-        InfrastructureFailed: the folder or the driver is missing.
+        InfrastructureFailed: the folder or the driver is missing, or the URL asks for what cannot be.
     """
     try:
         if url.get_backend_name() == "sqlite":
@@ -75,6 +76,8 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
             f"store {shown(url)}: its driver {url.get_driver_name()} is not installed;"
             " pip install 'parallel-observatory[postgres]', and write the URL as postgresql://"
         ) from None
+    except ValueError as error:
+        raise InfrastructureFailed(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
@@ -92,7 +95,7 @@ def saying(url: URL) -> Iterator[None]:
     except (exc.IntegrityError, exc.DataError):
         raise  # A mistake of ours, not of the store.
     except exc.DBAPIError as error:
-        reason = " ".join(str(error.orig).split())
+        reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
         if url.password:
             reason = reason.replace(str(url.password), "***")
         raise InfrastructureFailed(f"store {shown(url)}: {reason}; {_advice(url, reason)}") from None
