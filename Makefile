@@ -21,10 +21,12 @@ test: servers $(VENV)/.installed-dev check
 
 test-all: test test-rest
 
-# Those that measure run alone, one after another.
+# Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
 test-rest: servers $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
+		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
+	$(BIN)/python -m pytest -m alone \
+		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)
