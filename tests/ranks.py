@@ -27,7 +27,7 @@ import workloads
 
 Result = TypeVar("Result")
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 def preloaded() -> list[str]:

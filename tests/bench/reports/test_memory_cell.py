@@ -32,6 +32,6 @@ def test_rows_of_what_outlives_a_step_are_there_where_a_run_has_any(
     parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tuple(estimate(RUN_MEMORY_ACCOUNT_BYTES, [2**20], account="measured", part=part) for part in parts)
-    print_summaries([make_summary(estimates=found)], "table")
+    print_summaries([make_summary(estimates=found)], "table", has_details=True)
     rows = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")]
     assert [row for row in rows if row in ("other", "unexplained")] == list(parts)
