@@ -11,6 +11,8 @@ _HERE = "and this machine has available"
 _WHOLE = "it may be a whole number of at least"
 _SHAPES = "it may be tiny, 125m, 1b, 8b, 70b"
 _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
+_NO_LIST = "is not a valid integer, and no list of such as 1,2,4"
+_NOT_IN_A_CURVE = "cannot be set with it; take one number of ranks"
 
 LINES = (
     # what
@@ -41,6 +43,24 @@ LINES = (
     Line("run ring_attention --ranks 3", 2, "sequence 128 cannot be cut into 6 equal chunks"),
     Line("run ulysses --ranks 3 --batch 3", 2, "sequence 128 cannot be cut into 3 equal chunks"),
     Line("run copies --ranks 4096", 2, _HERE),
+    # on several numbers of ranks, as a curve
+    Line("run ddp --ranks 1,", 2, f"'1,' {_NO_LIST}"),
+    Line("run ddp --ranks ,2", 2, f"',2' {_NO_LIST}"),
+    Line("run ddp --ranks 1,x", 2, f"'1,x' {_NO_LIST}"),
+    Line("run ddp --ranks 1,2.5", 2, f"'1,2.5' {_NO_LIST}"),
+    Line("run ddp --ranks '1;2'", 2, f"'1;2' {_NO_LIST}"),
+    Line("run ddp --ranks \x1b[31m,2", 2, f"'\\x1b[31m,2' {_NO_LIST}"),
+    Line("run ddp --ranks 1,1", 2, "'1,1' is no list of different numbers of ranks, such as 1,2,4"),
+    Line("run ddp --ranks 0,1", 2, "'0,1' is no list of different numbers of ranks"),
+    Line("run ddp --ranks 1,-2", 2, "'1,-2' is no list of different numbers of ranks"),
+    Line("run ddp --ranks 1,3", 2, "--ranks 3: ddp: batch 8 cannot be shared equally by 3 data ranks"),
+    Line(f"run ddp --ranks 1,{HUGE}", 2, f"--ranks {HUGE}: ranks is {HUGE}; it must be 4096 or less"),
+    Line("run parameter_server --ranks 1,2", 2, "--ranks 1: parameter_server: ranks is 1; it needs 2 or more ranks"),
+    Line("run ddp --ranks 1,2 --with-baseline weak", 2, f"--with-baseline {_NOT_IN_A_CURVE}"),
+    Line("run ddp --ranks 1,2 --baseline nothing", 2, f"--baseline {_NOT_IN_A_CURVE}"),
+    Line("run ddp --ranks 1,2 --check-convergence", 2, f"--check-convergence {_NOT_IN_A_CURVE}"),
+    Line("run gpipe --ranks 2,4 --timeline", 2, f"--timeline {_NOT_IN_A_CURVE}"),
+    Line("run ddp --ranks 1,2 --inject kill@2:1", 2, "is for rank 2; ranks are 0 to 1"),
     # of which model
     Line("run single --shape huge", 2, f'shape "huge" is unknown; {_SHAPES}'),
     Line("run single --shape ''", 2, f'shape "" is unknown; {_SHAPES}'),
@@ -145,6 +165,29 @@ LINES = (
     Line("run ddp --inject-cause learning_rate", 2, "--inject-cause is for a check; add --check-convergence"),
     Line("run ddp --timeline", 2, "--timeline draws pipeline stages, and ddp has none"),
     Line("run gpipe --timeline --trace-steps 0", 2, "take --trace-steps 1 or more"),
+    # without a start
+    Line("run dpp --dry-run", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
+    Line("run ddp --dry-run=yes", 2, "Option '--dry-run' does not take a value"),
+    Line("run ddp --dry-run --ranks 3", 2, "batch 8 cannot be shared equally by 3 data ranks"),
+    Line("run ddp --dry-run --batch 1000000000", 2, _HERE),
+    Line("run ddp --dry-run --threads 100000", 2, "core(s) that can be used; take --threads"),
+    Line("run ddp --dry-run --option workers=10000000", 2, "with 10000000 worker(s) each take"),
+    Line("run ddp --dry-run --baseline nothing", 2, f'run "nothing" {_NO_RUN}'),
+    Line("run ddp --dry-run --inject-cause learning_rate", 2, "add --check-convergence"),
+    Line("run ddp --dry-run --note x --nightly", 2, "leave one of them out"),
+    Line("run ddp --dry-run --store notaurl", 4, "the store's URL cannot be read"),
+    Line("run ddp --dry-run --runs garbage.json/x", 4, "no run can be written in garbage.json/x: Not a directory"),
+    Line("run ddp --dry-run --format xml", 2, "'xml' is not one of"),
+    # what is said of it
+    Line("run ddp --note ''", 2, "note is empty; say what the run is for, or leave --note out"),
+    Line("run ddp --note \x1b[31m", 2, "note has a letter that cannot be printed"),
+    Line("run ddp --nightly --note x", 2, "leave one of them out"),
+    Line("run ddp -q -v", 2, "--quiet and --verbose cannot be together; take one of them"),
+    Line("run ddp --quiet --verbose --dry-run", 2, "--quiet and --verbose cannot be together"),
+    Line("run ddp -q --option x=1", 2, 'ddp has no option "x"'),
+    Line("run ddp -v --ranks 0", 2, "ranks is 0; it must be 1 or more"),
+    Line("run ddp -x", 2, "No such option '-x'"),
+    Line("run ddp --detail", 2, "'--details'"),
     # where to
     Line("run single --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("run single --runs ''", 2, "it is empty; name a folder"),

@@ -1,4 +1,4 @@
-"""Hostile command lines of `observatory show` and `observatory list`, and of no command at all."""
+"""Hostile command lines of `observatory show`, `list` and `completion`, and of no command at all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,28 @@ LINES = (
     Line("\x1b[31mrun", 2, "\\x1b[31mrun"),
     Line("--bogus", 2, "No such option '--bogus'"),
     # list
-    Line("list x", 2, "unexpected extra argument (x)"),
+    Line("list dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
+    Line("list DDP", 2, 'strategy "DDP" is unknown (`observatory list` shows all)'),
+    Line("list ''", 2, 'strategy "" is unknown'),
+    Line("list \x1b[31mddp", 2, 'strategy "\\x1b[31mddp" is unknown'),
+    Line(f"list {BYTES}", 2, 'strategy "\\udcff" is unknown'),
+    Line("list ddp fsdp", 2, "unexpected extra argument (fsdp)"),
+    Line("list ddp --options", 2, "--options lists those of all strategies; `observatory list ddp` has its own"),
+    Line("list --options=1", 2, "Option '--options' does not take a value"),
+    Line("list ddp --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
     Line("list --format", 2, "requires an argument"),
     Line("list --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
     Line("list --format ''", 2, "'' is not one of"),
     Line("list --format \x1b[31m", 2, "'\\x1b[31m' is not one of"),
     Line("list --strategy ddp", 2, "No such option '--strategy'"),
+    # completion
+    Line("completion", 2, "Choose from: bash, zsh, fish"),
+    Line("completion ''", 2, "'' is not one of 'bash', 'zsh', 'fish'"),
+    Line("completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+    Line("completion BASH", 2, "'BASH' is not one of"),
+    Line("completion \x1b[31mbash", 2, "'\\x1b[31mbash' is not one of"),
+    Line("completion bash zsh", 2, "unexpected extra argument (zsh)"),
+    Line("completion bash --format json", 2, "No such option '--format'"),
     # show: how many, of what
     Line("show --limit 99999999999999999999", 2, _RANGE),
     Line("show --limit 0", 2, _RANGE),
@@ -56,6 +72,14 @@ LINES = (
     Line("show strange-run", 2, "strange-run/case.json cannot be read: Expected `str`, got `int`"),
     Line("show newer-run", 2, "schema version 99 is newer than 1"),
     Line("show deep-run", 2, "deep-run/case.json cannot be read"),
+    Line("show --details", 2, "--details is of one run; `observatory show RUN --details`"),
+    Line("show --details --strategy ddp", 2, "--details is of one run"),
+    Line("show x --details --timeline", 2, "--details is of one run"),
+    Line("show x --details --export new", 2, "--details is of one run"),
+    Line("show --import nccl.json --details", 2, "--details is of one run"),
+    Line("show x --details", 2, f'run "x" {_NO_RUN}'),
+    Line("show folder --details", 2, "folder holds no run: case.json is missing"),
+    Line("show -v", 2, "No such option '-v'"),
     # show: where from
     Line("show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("show --runs ''", 2, "it is empty; name a folder"),
