@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.curve import curve_of
 from bench.judgement.estimate import Estimate, estimate, estimate_share
 from bench.purpose import ONE_RUN
+from bench.reports.curve import print_curve
 from bench.reports.figures import TELLS_LITTLE
 from bench.reports.run_notes import MOST_NOTES, all_notes, first_notes
 from bench.reports.run_rows import MOST_ROWS, all_rows, first_rows
-from bench.reports.terminal import print_summaries
+from bench.reports.terminal import print_history, print_summaries, print_whole
 from bench.summary import Summary
 from collectors.catalogue import ceilings, joined_ranks, results
 from tests.bench.doctor.runs import probe
@@ -192,3 +194,19 @@ def test_of_a_long_sweep_some_sizes_are_shown_with_both_ends_and_the_rest_is_cou
     assert f"{hidden} more sizes: `observatory show run-a --details`" in text.getvalue()
     print_summaries([run], "table", Console(file=text, width=100), has_details=True)
     assert len([line for line in text.getvalue().splitlines() if line.startswith("all_")]) == len(rows) + 10 * names
+
+
+def test_names_stand_in_the_first_view_the_list_and_a_curve_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    run = replace(
+        make_summary("[red]run", notes=("[/nothing] was held back by \x1b[31mnobody",), scaling=()),
+        hardware="[bold]CPU :smile:",
+    )
+    print_whole(run, "table")
+    print_history([run], "table")
+    print_curve(curve_of([run, run]))
+    said = capsys.readouterr().out
+    assert "run  [red]run: done" in said
+    assert "[/nothing] was held back by ?[31mnobody" in said
+    assert "on [bold]CPU :smile:; torch" in said
+    assert said.count("[red]run") == 3
+    assert "\x1b" not in said
