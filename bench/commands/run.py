@@ -8,7 +8,6 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from bench.case import SEED, USUAL
 from bench.completion import complete_option, complete_run, complete_strategy
 from bench.grouped_help import GroupedCommand
 from bench.places import RUNS, STORE, NamedText
@@ -21,6 +20,9 @@ ENGINE_NAMES = ("local",)
 """Of `bench.engines.roster`, which help does not load."""
 PORT = 9464
 """Of `bench.serving`, which help does not load."""
+USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
+SEED = 0
+"""Of `bench.case`, which loads every strategy's card, as help does not."""
 
 GROUPS = {
     "What runs": (

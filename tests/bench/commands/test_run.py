@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench import cli
-from bench.commands.run import ENGINE_NAMES, GROUPS, PORT, command
+from bench import case, cli
+from bench.commands.run import ENGINE_NAMES, GROUPS, PORT, SEED, USUAL, command
 from bench.engines.roster import ENGINES
 from bench.places import RUNS_VARIABLE, STORE_VARIABLE
 from bench.serving import PORT as SERVED_PORT
@@ -40,6 +40,7 @@ def test_each_option_stands_in_one_group_of_the_help() -> None:
 def test_what_help_does_not_load_is_as_it_is_told() -> None:
     assert list(ENGINES) == list(ENGINE_NAMES)
     assert PORT == SERVED_PORT
+    assert (USUAL, SEED) == (case.USUAL, case.SEED)
 
 
 @pytest.mark.parametrize("strategy", [card.name for card in CARDS])
