@@ -73,9 +73,13 @@ def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
 def _examples() -> list[object]:
     """All of them; those that start ranks take seconds each."""
     return [
-        pytest.param(example, marks=pytest.mark.slow if example.startswith("observatory run ") else ())
+        pytest.param(example, marks=pytest.mark.slow if _starts_ranks(example) else ())
         for example in sorted({*_in_readme(), *_in_help()})
     ]
+
+
+def _starts_ranks(example: str) -> bool:
+    return example.startswith("observatory run ") and "--dry-run" not in example
 
 
 @pytest.mark.parametrize("example", _examples())
