@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bench import cli
 from bench.judgement.against_history import against_history
 from bench.judgement.estimate import estimate
 from bench.newest_results import NewestResults
+from bench.purpose import Purpose
 from bench.stage_trace import FILE
 from bench.store.history import History
 from collectors.catalogue import ceilings
@@ -106,7 +108,8 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
     engine = FakeEngine(make_machine(), {"gpipe": [[[0.1, 0.1, 0.1]] * 2]})
     (summary,) = measure_fake(tmp_path, engine, PIPELINE).summaries
     with History(url) as history:
-        history.add(against_history(summary, history), make_machine())
+        kept = replace(against_history(summary, history), purpose=Purpose(origin="nightly"))
+        history.add(kept, make_machine())
     newest = NewestResults(url, on_notice=pytest.fail)
     newest.ask()
     body, _ = Exporter(METRICS, [newest.samples], on_notice=pytest.fail).render("")
