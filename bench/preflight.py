@@ -77,8 +77,9 @@ def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
     if case.device == "cpu" and threads > cores:
         who = f"{case.ranks} ranks" + (f" of {case.threads} threads" if case.threads > 1 else "")
         notices.append(f"{who} share {cores} core(s) and wait for each other there: no speed of as many cores")
-    if workers > cores:
-        notices.append(f"option workers is {workers}, beyond {cores} core(s): they hold each other and the ranks up")
+    if workers > 1 and case.ranks * workers > cores:
+        who = f"{case.ranks} rank(s) with {workers} worker(s) each"
+        notices.append(f"{who} load batches on {cores} core(s): they hold each other and the ranks up")
     return notices
 
 

@@ -8,7 +8,7 @@ from bench.machine import Machine
 from bench.summary import Summary
 
 OLDEST_DAYS = 14
-"""How much older than the run a baseline may be: machines and their settings change."""
+"""How far from the run in time a baseline may be: machines and their settings change."""
 ENOUGH_TRIALS = 3
 """So many do, also for a run that has more."""
 
@@ -33,12 +33,15 @@ def _differences(run: Summary, machine: Machine, baseline: Summary, its_machine:
     pairs = (
         ("torch", baseline.torch_version, run.torch_version),
         ("commit", _short(baseline.commit), _short(run.commit)),
+        ("parallel-observatory", its_machine.own_version, machine.own_version),
         ("driver", its_machine.driver_version, machine.driver_version),
     )
     for name, its, ours in pairs:
         if its != ours:
             yield f"{name} {its or 'unknown'}, the run {ours or 'unknown'}"
-    age_days = (run.started_ns - baseline.started_ns) / 86_400e9
+    if its_machine.is_dirty or machine.is_dirty:
+        yield "a source tree with changes that no commit tells"
+    age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9
     if age_days > OLDEST_DAYS:
         yield f"an age of {age_days:.0f} days, of which {OLDEST_DAYS} are allowed"
 

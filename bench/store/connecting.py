@@ -50,6 +50,10 @@ def parse_url(text: str) -> URL:
         raise InfrastructureFailed(
             f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql"
         )
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InfrastructureFailed(
+            f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
+        )
     return url
 
 
@@ -148,6 +152,8 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
             )
         if path.is_dir():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is a device and no file; choose another --store")
         if not writable and not path.exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
     except OSError as error:

@@ -65,6 +65,7 @@ def test_a_baseline_beside_the_run_has_no_other_added_from_the_history(tmp_path:
         ({"torch_version": "2.11.0"}, "torch 2.11.0, the run"),
         ({"commit": "0123456789abcdef"}, "commit 0123456789ab, the run"),
         ({"started_ns": 0}, "days, of which 14 are allowed"),
+        ({"started_ns": 4 * 10**18}, "days, of which 14 are allowed"),
     ],
 )
 def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
@@ -83,13 +84,23 @@ def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
     assert [(found.is_beside, found.baseline) for found in told.scaling] == [(False, "told")]
 
 
-def test_another_driver_makes_no_baseline(tmp_path: Path, history: History) -> None:
-    older = replace(make_machine(), driver_version="535.104.05")
+@pytest.mark.parametrize(
+    ("of_machine", "why"),
+    [
+        ({"driver_version": "535.104.05"}, "driver 535.104.05, the run"),
+        ({"own_version": "0.0.9"}, "parallel-observatory 0.0.9, the run"),
+        ({"is_dirty": True}, "a source tree with changes that no commit tells"),
+    ],
+)
+def test_another_driver_or_code_makes_no_baseline(
+    of_machine: dict[str, object], why: str, tmp_path: Path, history: History
+) -> None:
+    older = replace(make_machine(), **of_machine)  # type: ignore[arg-type]
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     keep(measure_fake(tmp_path, engine, SINGLE).summaries, older, history, told=None)
     (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
     assert ddp.scaling == ()
-    assert any("driver 535.104.05, the run" in note for note in ddp.notes)
+    assert any(why in note for note in ddp.notes)
 
 
 def test_an_older_baseline_that_fits_is_taken_before_a_newer_that_does_not(tmp_path: Path, history: History) -> None:

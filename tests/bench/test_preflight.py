@@ -66,9 +66,10 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
     [
         (2, 1, 1, []),
         (1, 2, 2, []),
+        (2, 1, 2, ["2 rank(s) with 2 worker(s) each load batches on 2 core(s)"]),
         (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other there"]),
         (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
-        (2, 1, 3, ["option workers is 3, beyond 2 core(s)"]),
+        (2, 1, 3, ["2 rank(s) with 3 worker(s) each load batches on 2 core(s)"]),
     ],
 )
 def test_what_is_crowded_is_told_and_runs(ranks: int, threads: int, workers: int, told: list[str]) -> None:

@@ -90,6 +90,12 @@ def test_states_that_model_and_optimizer_do_not_lead_to_count_as_what_they_are()
     assert (live["parameters"], live["optimizer"], live["other"]) == (4 * 100 * 50, 4 * 100 * 50, 0)
 
 
+@pytest.fixture(scope="module")
+def on_ranks(on_fresh_ranks: OnRanks) -> OnRanks:
+    """What an earlier call left behind would be a leak here."""
+    return on_fresh_ranks
+
+
 def track(setup: SmallSetup) -> dict[str, int]:
     """The live bytes of a tracked step; the steps around it must not notice."""
     ready = make_ready(setup)
