@@ -41,14 +41,16 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
 H200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=150_754_820_096)
 NODE = replace(make_machine(), gpus=(H200, replace(H200, index=1, uuid="GPU-1")), driver_version="570.0")
-DDP = small_case("ddp", ranks=2, trials=2, device="cuda", backend="nccl", trace_steps=8)
-LATE = ([(1, 300_000)] * 8, [(1, 320_000)] * 7 + [(0, 30_000)])
+TRIALS = 7
+"""In which one of two ranks can be told to be late, and not unlucky."""
+DDP = small_case("ddp", ranks=2, trials=TRIALS, device="cuda", backend="nccl", trace_steps=8)
+LATE = [[(1, 300_000 + 10_000 * trial)] * 7 + [(trial % 2, 30_000)] for trial in range(TRIALS)]
 """By trial the rank, and by how many nanoseconds, in each traced step."""
 
 SINGLE = small_case("single", ranks=1, trials=2, device="cuda", backend="nccl", model=replace(SMALL, batch=2))
 PIPELINE = small_case("gpipe", ranks=2, trials=2, device="cuda", backend="nccl")
 STEPS_S = {
-    "ddp": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
+    "ddp": [[[0.20 + 0.01 * (trial % 3), 0.21]] * 2 for trial in range(TRIALS)],
     "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
     "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
 }

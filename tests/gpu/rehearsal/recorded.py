@@ -253,7 +253,7 @@ def _case_of(said: Mapping[str, Any]) -> Case:
         Case(
             strategy=card.name,
             version=card.version,
-            ranks=said["ranks"] or card.needs.minimum_ranks,
+            ranks=(said["ranks"] or (card.needs.minimum_ranks,))[0],
             model=None if card.kind == "probe" else replace(PRESETS[said["shape_name"]], **dimensions),
             device=said["device"],
             backend=said["backend"] or ("nccl" if said["device"] == "cuda" else "gloo"),
