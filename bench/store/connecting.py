@@ -123,10 +123,12 @@ def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
         _check_file(url, path, writable)
         if not writable:
             url = url.set(database=path.absolute().as_uri()).update_query_dict(
-                {"uri": "true", "mode": "ro"} | ({"immutable": "1"} if _is_frozen(path, is_glance) else {})
+                {"uri": "true"} | ({"mode": "ro", "immutable": "1"} if _is_frozen(path, is_glance) else {"mode": "rw"})
             )
         engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
     event.listen(engine, "connect", _prepare)
+    if not writable and path is not None:
+        event.listen(engine, "connect", _refuse_writing)
     if writable and path is not None:
         event.listen(engine, "connect", _keep_readers_going)
     event.listen(engine, "begin", _begin_writing if writable else _begin_reading)
@@ -172,6 +174,11 @@ def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
     # Transactions are begun by `_begin_*`: the driver's own handling leaves CREATE TABLE outside of them.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:
+    # Not by opening it read-only: who does may not remove the write-ahead log at the end, and leaves an empty one.
+    connection.execute("PRAGMA query_only = ON")
 
 
 def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:

@@ -144,3 +144,17 @@ def test_readers_go_on_while_somebody_writes(tmp_path: Path) -> None:
         with engine.begin():  # Holds the lock of the one writer.
             assert reader.known() == {"a"}
         engine.dispose()
+
+
+def test_who_reads_beside_a_writer_sees_what_it_wrote_and_the_last_leaves_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    with History(url) as writer:
+        writer.add(make_summary("run-a"), make_machine())
+        with History(url, writable=False) as first, History(url, writable=False, is_glance=True) as glance:
+            assert first.known() == glance.known() == {"run-a"}
+        writer.add(make_summary("run-b"), make_machine())
+        last = History(url, writable=False)
+        assert last.known() == {"run-a", "run-b"}
+    assert last.known() == {"run-a", "run-b"}
+    last.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["history.sqlite"]
