@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,18 +82,31 @@ def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """What a look through a folder of runs added to the history. problems: a line for each folder left out."""
+    """What a look through a folder of runs added to the history.
+
+    problems: a line for each folder left out. moved: folders of runs that the history had at a place that is no more.
+    """
 
     runs: tuple[Summary, ...]
     problems: tuple[str, ...]
+    moved: tuple[Path, ...]
+
+    def notices(self) -> tuple[str, ...]:
+        """What a person is told of it, a line each."""
+        return (*self.problems, *((f"{len(self.moved)} run(s) were found at another place",) if self.moved else ()))
 
 
-def new_runs(folder: Path, known: Collection[str], store: str | None, *, of_every_store: bool = False) -> Adopted:
-    """The runs that `adopt` would take into a history that knows these; nothing is written."""
+def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False) -> Adopted:
+    """What `adopt` would do to a history that knows these runs, each with its folder; nothing is written."""
     found: list[Summary] = []
     problems: list[str] = []
+    moved: list[Path] = []
     for run_folder in ended_folders(folder):
-        if run_folder.name in known:
+        stored = known.get(run_folder.name)
+        if stored is not None:
+            with _noting(run_folder, problems):
+                again = runs.found_again(run_folder.name, stored, folder)
+                moved += [] if again is None else [again]
             continue
         with _noting(run_folder, problems):
             file = runs.case_file(run_folder)
@@ -102,20 +115,23 @@ def new_runs(folder: Path, known: Collection[str], store: str | None, *, of_ever
             if file.run != run_folder.name:
                 raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
             found.append(runs.load(run_folder))
-    return Adopted(runs=tuple(found), problems=tuple(problems))
+    return Adopted(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
 
 
 def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
     """Take runs into the history that are not in it: their runner died, or the folder or the history is a new one.
 
-    A run that the history knows is never replaced, and nothing is written but in the run's own folder.
+    A run that the history knows is never replaced: where its folder was moved, the new place is noted, and nothing
+    else of it. Nothing is written but in the run's own folder.
 
     store: the history's URL as runs were told it; those of another store are left alone.
     of_every_store: they are taken as well.
     """
-    found = new_runs(folder, history.known(), store, of_every_store=of_every_store)
+    found = new_runs(folder, history.folders(), store, of_every_store=of_every_store)
     taken: list[Summary] = []
     problems = list(found.problems)
+    for moved in found.moved:
+        history.move(moved.name, str(moved))
     for summary in found.runs:
         run_folder = Path(summary.folder)
         with _noting(run_folder, problems):
@@ -123,7 +139,7 @@ def adopt(folder: Path, history: History, store: str | None, *, of_every_store: 
                 runs.save(summary)
             history.add(summary, runs.machine_of(run_folder))
             taken.append(summary)
-    return Adopted(runs=tuple(taken), problems=tuple(problems))
+    return Adopted(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
 
 
 @contextmanager

@@ -231,6 +231,22 @@ def load(folder: Path) -> Summary:
     return summarise(folder.absolute(), "interrupted", cause)
 
 
+def found_again(run: str, stored: str, runs: Path) -> Path | None:
+    """The run's folder among `runs`, where the one that the history has of it is no more.
+
+    None where that one is there, so that this one is a copy, or where this one is not the run's.
+    """
+    try:
+        Path(stored).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(Misuse):
+            folder = runs.absolute() / run
+            return folder if case_file(folder).run == run else None
+    except OSError:
+        pass  # It may well be there, and we may not look.
+    return None
+
+
 def machine_of(folder: Path) -> Machine:
     """The machine of a run's folder."""
     return _read(folder / "machine.json", Machine)

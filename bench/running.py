@@ -76,8 +76,8 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
         History(conduct.store) as history,
         serving(words.runs_folder, conduct.store, port=words.port, on_notice=tell),
     ):
-        for problem in adopt(words.runs_folder, history, conduct.store).problems:
-            tell(problem)
+        for notice in adopt(words.runs_folder, history, conduct.store).notices():
+            tell(notice)
         with (
             ENGINES[words.engine_name]() as engine,
             Progress([case for case, _ in cases], tell=tell, is_drawn=_is_drawn(words), is_long=words.verbose) as bars,

@@ -52,7 +52,7 @@ def _found(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles:
     with _refusing(name):
         files = _on_disk(name, runs_folder)
     if files is None:
-        folder = _folder_in_history(name, store_url)
+        folder = _folder_in_history(name, runs_folder, store_url)
         with _refusing(str(folder)):
             files = _of_run(folder)
     return files
@@ -83,20 +83,23 @@ def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
     return None
 
 
-def _folder_in_history(run: str, store_url: str | None) -> Path:
+def _folder_in_history(run: str, runs_folder: Path, store_url: str | None) -> Path:
+    from bench.run import found_again
     from bench.store.history import find_run
 
     try:
-        folder = Path(find_run(run, store_url).folder)
+        summary = find_run(run, store_url)
     except Misuse as error:
         raise Misuse(f'"{run}" is no file and no folder, and {error}') from None
     except InfrastructureFailed as error:
         raise InfrastructureFailed(f'"{run}" is no file and no folder, and no run can be looked up: {error}') from None
+    folder = found_again(summary.run, summary.folder, runs_folder) or Path(summary.folder)
     with _refusing(str(folder)):
         is_gone = not folder.is_dir()
     if is_gone:
         raise Misuse(
-            f"{folder} is gone, and the traces of run {run} with it; run it again, or name files that you kept"
+            f"{folder} is gone, and the traces of run {run} with it; name the folder that its runs were moved to with"
+            " --runs, run it again, or name files that you kept"
         )
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,11 +82,11 @@ def command(
     if is_rebuild:
         _rebuild(runs_folder, store_url, format_name)
     elif import_path is not None:
-        _import(import_path, run, store_url, format_name)
+        _import(import_path, run, runs_folder, store_url, format_name)
     elif export_folder is not None:
-        _export(export_folder, run, store_url)
+        _export(export_folder, run, runs_folder, store_url)
     elif with_timeline:
-        _draw(run, store_url, format_name)
+        _draw(run, runs_folder, store_url, format_name)
     elif run is not None and Path(run).is_dir():
         from bench.reports.terminal import print_whole
         from bench.run import load
@@ -112,17 +113,18 @@ def _show(
     from bench.store.history import History, NoStoreYet, find_run
 
     found = _news(runs_folder, store_url)
-    problems = found.problems
-    if found.runs:
+    notices = found.problems
+    if found.runs or found.moved:
         try:
             with History(store_url) as history:
-                problems = adopt(runs_folder, history, store_url).problems
+                notices = adopt(runs_folder, history, store_url).notices()
         except InfrastructureFailed as error:
-            say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
-    for problem in problems:
-        say(problem)
+            if found.runs:
+                say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
+    for notice in notices:
+        say(notice)
     if run is not None:
-        print_whole(find_run(run, store_url), format_name, has_details=has_details)
+        print_whole(_where_it_is(find_run(run, store_url), runs_folder), format_name, has_details=has_details)
         return
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -138,13 +140,13 @@ def _show(
 
 
 def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> Adopted:
-    """The folder's runs that the history lacks: where it lacks none, a store is neither made nor written."""
+    """The folder's runs that the history lacks or has at a place that is no more; no store is made or written."""
     from bench.keeping import new_runs
     from bench.store.history import History, NoStoreYet
 
-    known: frozenset[str] = frozenset()
+    known: dict[str, str] = {}
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
-        known = history.known()
+        known = history.folders()
     return new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
 
 
@@ -157,17 +159,17 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None
     if not runs_folder.is_dir():
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
     adopted = _news(runs_folder, store_url, of_every_store=True)
-    if adopted.runs:
+    if adopted.runs or adopted.moved:
         with History(store_url) as history:
             adopted = adopt(runs_folder, history, store_url, of_every_store=True)
-    for problem in adopted.problems:
-        say(problem)
+    for notice in adopted.notices():
+        say(notice)
     if adopted.runs or format_name != "table":
         print_history(adopted.runs[::-1], format_name)
     say(f"{len(adopted.runs)} run(s) of {runs_folder} were taken into the history")
 
 
-def _import(path: Path, run: str | None, store_url: str | None, format_name: str) -> None:
+def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """A file of nccl-tests, beside the run told or the one most like it."""
     from bench.nccl_tests.own import require_collectives
     from bench.nccl_tests.reading import read
@@ -175,7 +177,7 @@ def _import(path: Path, run: str | None, store_url: str | None, format_name: str
 
     imported = read(path)
     try:
-        own = _find(run, store_url)[0] if run is not None else _most_like(imported, store_url)
+        own = _find(run, runs_folder, store_url)[0] if run is not None else _most_like(imported, store_url)
     except InfrastructureFailed as error:
         if run is not None:
             raise
@@ -186,13 +188,13 @@ def _import(path: Path, run: str | None, store_url: str | None, format_name: str
     print_beside(imported, own, format_name)
 
 
-def _export(folder: Path, run: str | None, store_url: str | None) -> None:
+def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
     """A run's collectives, one file each."""
     from bench.nccl_tests.writing import encode
 
     if run is None:
         raise Misuse("--export wants a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
-    documents = encode(*_find(run, store_url))
+    documents = encode(*_find(run, runs_folder, store_url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in documents.items():
@@ -202,16 +204,17 @@ def _export(folder: Path, run: str | None, store_url: str | None) -> None:
         raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
-def _draw(run: str | None, store_url: str | None, format_name: str) -> None:
+def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """A step of the run's pipeline, and the trace of all that were timed."""
     from bench.reports.timeline import show_timeline
 
     if run is None:
         raise Misuse("--timeline wants a run; `observatory show RUN --timeline` (`observatory show` lists them)")
-    say(f"timeline: {show_timeline(_find(run, store_url)[0], format_name)} opens in ui.perfetto.dev")
+    drawing = show_timeline(_find(run, runs_folder, store_url)[0], format_name)
+    say(f"timeline: {drawing} opens in ui.perfetto.dev")
 
 
-def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:
+def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, Machine | None]:
     """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
     from bench.run import load, machine_of
     from bench.store.history import History, find_run
@@ -220,7 +223,15 @@ def _find(run: str, store_url: str | None) -> tuple[Summary, Machine | None]:
         return load(Path(run)), machine_of(Path(run))
     summary = find_run(run, store_url)
     with History(store_url, writable=False) as history:
-        return summary, history.machine(summary.run)
+        return _where_it_is(summary, runs_folder), history.machine(summary.run)
+
+
+def _where_it_is(summary: Summary, runs_folder: Path) -> Summary:
+    """The run with the folder that it was moved to, where the history does not know that yet."""
+    from bench.run import found_again
+
+    again = found_again(summary.run, summary.folder, runs_folder)
+    return summary if again is None else replace(summary, folder=str(again))
 
 
 def _most_like(imported: Imported, store_url: str | None) -> Summary | None:

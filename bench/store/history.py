@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy import Select, delete, func, insert, select, update
 
 from bench.errors import Misuse
 from bench.machine import Machine
@@ -134,6 +134,23 @@ class History:
         with saying(self._url), self._engine.begin() as connection:
             known = frozenset(connection.scalars(select(RUNS.c.id)))
         return known if ids is None else known.intersection(ids)
+
+    def folders(self) -> dict[str, str]:
+        """The folder of each run, by its id."""
+        with saying(self._url), self._engine.begin() as connection:
+            return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
+
+    def move(self, run: str, folder: str) -> None:
+        """Note that the run's folder is at another place now; nothing else of the run changes."""
+        with saying(self._url), self._engine.begin() as connection:
+            of_run = RUNS.c.id == run
+            summary = connection.scalar(select(RUNS.c.summary_json).where(of_run))
+            assert summary is not None, "who moves a run has it from this history"
+            fields = msgspec.json.decode(summary, type=dict[str, msgspec.Raw])
+            fields["folder"] = msgspec.Raw(msgspec.json.encode(folder))
+            connection.execute(
+                update(RUNS).where(of_run).values(folder=folder, summary_json=msgspec.json.encode(fields).decode())
+            )
 
     def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
         """Runs that ended well with this case key on this hardware, newest first."""

@@ -222,6 +222,37 @@ def test_a_lost_history_is_rebuilt_from_a_folder_that_was_moved(tmp_path: Path, 
         assert adopt(tmp_path / "restored", new, None).runs == ()
 
 
+def test_a_known_run_whose_folder_was_moved_has_its_new_place_and_nothing_else_changed(
+    tmp_path: Path, history: History
+) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
+    measured = measure_fake(tmp_path / "runs", engine, DDP).summaries
+    (kept,) = keep(measured, engine.machine(), history, told=None).summaries
+    shutil.move(tmp_path / "runs", tmp_path / "moved")
+    moved = tmp_path / "moved" / kept.run
+    runs.save(replace(kept, folder=str(moved), outcome="failed"))  # What the history says of a run stays.
+    adopted = adopt(tmp_path / "moved", history, "sqlite:///another.sqlite")
+    assert (adopted.runs, adopted.moved) == ((), (moved,))
+    assert adopted.notices() == ("1 run(s) were found at another place",)
+    assert history.find(kept.run) == replace(kept, folder=str(moved))
+    assert history.folders() == {kept.run: str(moved)}
+    assert adopt(tmp_path / "moved", history, None).notices() == ()
+
+
+@pytest.mark.parametrize("has_another_run", [False, True])
+def test_a_copy_or_another_run_of_the_name_is_no_moved_folder(
+    tmp_path: Path, history: History, has_another_run: bool
+) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    measured = measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries
+    single, ddp = keep(measured, engine.machine(), history, told=None).summaries
+    shutil.copytree(single.folder if has_another_run else ddp.folder, tmp_path / "copies" / ddp.run)
+    if has_another_run:
+        shutil.rmtree(ddp.folder)
+    assert adopt(tmp_path / "copies", history, None).moved == ()
+    assert history.find(ddp.run) == ddp
+
+
 def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     single, ddp = keep(

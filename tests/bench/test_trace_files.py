@@ -139,8 +139,16 @@ def test_a_run_whose_folder_is_gone_is_refused(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'history.sqlite'}"
     with History(store) as history:
         history.add(make_summary("run-abc", folder=str(tmp_path / "gone")), make_machine())
-    with pytest.raises(Misuse, match=r"gone is gone, and the traces of run run-abc with it"):
+    with pytest.raises(Misuse, match=r"gone is gone, and the traces of run run-abc with it; .*--runs"):
         find_files(["run-abc"], tmp_path, store)
+
+
+def test_a_run_that_was_moved_is_found_by_the_beginning_of_its_name(run_folder: Path, tmp_path: Path) -> None:
+    paths = _touched(run_folder, "rank0.timeline.npz")
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    with History(store) as history:
+        history.add(make_summary(run_folder.name, folder=str(tmp_path / "gone")), make_machine())
+    assert find_files([run_folder.name[:-2]], run_folder.parent, store).paths == tuple(paths)
 
 
 def test_an_unknown_run_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import run
-from tests.bench.examples import make_machine, small_case
+from bench.store.history import History
+from tests.bench.examples import make_machine, make_summary, small_case
 from tests.bench.fake_engine import FakeEngine
 from tests.bench.fake_runs import DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, measure_fake
 
@@ -26,6 +27,60 @@ def test_a_lost_history_is_rebuilt_and_what_was_taken_is_listed(
     assert said.err.strip() == f"2 run(s) of {folder} were taken into the history"
     assert run(["show", "--rebuild", "--runs", str(folder), "--store", store]) == 0
     assert capsys.readouterr().err.strip() == f"0 run(s) of {folder} were taken into the history"
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> tuple[str, list[str]]:
+    """A run of the history whose folder was moved, and the options that say where to."""
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    case = small_case("gpipe", ranks=2, trials=3, trace_steps=1)
+    (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"gpipe": DDP_STEPS_S}), case).summaries
+    with History(store) as history:
+        history.add(summary, make_machine())
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    return summary.run, ["--runs", str(tmp_path / "moved"), "--store", store]
+
+
+def test_a_rebuild_finds_known_runs_at_another_place(
+    moved: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, options = moved
+    assert run(["show", "--rebuild", *options]) == 0
+    found, taken = capsys.readouterr().err.splitlines()
+    assert found == "1 run(s) were found at another place"
+    assert taken.startswith("0 run(s) of ")
+    assert run(["show", "--rebuild", *options]) == 0
+    assert "another place" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_is_shown_with_its_new_folder(
+    moved: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, options = moved
+    assert run(["show", name, *options, "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["folder"] == f"{options[1]}/{name}"
+    assert said.err.strip() == "1 run(s) were found at another place"
+
+
+def test_a_timeline_is_of_the_folder_that_the_run_was_moved_to(
+    moved: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, options = moved
+    assert run(["show", name, "--timeline", *options]) == 0
+    assert f"timeline: {options[1]}/{name}/" in capsys.readouterr().err
+
+
+def test_a_look_leaves_nothing_beside_a_lone_store(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    with History(store) as history:
+        history.add(make_summary(), make_machine())
+    before = (tmp_path / "history.sqlite").read_bytes()
+    for arguments in ([], ["run-a"], ["--rebuild"]):
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        assert run(["show", *arguments, "--runs", str(tmp_path / "runs"), "--store", store]) == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["history.sqlite", "runs"]
+    assert (tmp_path / "history.sqlite").read_bytes() == before
 
 
 @pytest.mark.parametrize(
