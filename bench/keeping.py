@@ -11,6 +11,7 @@ from typing import get_args
 
 from bench import run as runs
 from bench.case import Case, one_rank_baseline
+from bench.curve import Point, curve_of
 from bench.errors import InfrastructureFailed, Misuse
 from bench.judgement.against_history import against_history
 from bench.judgement.baseline import unlike
@@ -34,17 +35,30 @@ class Kept:
     failures: tuple[InfrastructureFailed, ...]
 
 
-def keep(summaries: Sequence[Summary], machine: Machine, history: History, told: Summary | None) -> Kept:
+def keep(
+    summaries: Sequence[Summary],
+    machine: Machine,
+    history: History,
+    told: Summary | None,
+    *,
+    is_curve: bool = False,
+) -> Kept:
     """Give each summary what others and the history add to it, and write all of them, whatever one place refuses.
 
     told: the baseline that a person named; without it, one measured beside the run, or the newest in the history that
     was measured like the run.
+    is_curve: the summaries are one command on several numbers of ranks. The first is the baseline of the others, and no
+    other is looked for.
     """
+    points = {point.summary.run: point for point in curve_of(summaries)} if is_curve and summaries else {}
     failures: list[InfrastructureFailed] = []
     kept: list[Summary] = []
     for summary in summaries:
         try:
-            scaling, notes = _scaling(summary, machine, summaries, history, told)
+            if summary.run in points:
+                scaling, notes = _on_curve(points[summary.run], summaries[0])
+            else:
+                scaling, notes = _scaling(summary, machine, summaries, history, told)
             summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
             summary = against_history(summary, history)
         except InfrastructureFailed as error:  # The run is kept all the same, without what could not be asked.
@@ -172,6 +186,22 @@ def _scaling(
     if near:
         return tuple(near), ()
     return _against_history(summary, machine, cases, history)
+
+
+def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """The efficiency that the curve tells, against its first run, which was measured beside this one; and notes."""
+    summary = point.summary
+    if point.efficiency is not None:
+        found = ScalingEfficiency(
+            scaling="strong",
+            baseline_run=first.run,
+            ratio=point.efficiency,
+            baseline_ranks=first.case.ranks,
+            is_beside=True,
+        )
+        return (found,), ()
+    is_told = summary.run != first.run and summary.case.model is not None and summary.trials_done
+    return (), (f"strong scaling efficiency is absent: {point.reason}",) if is_told else ()
 
 
 def _against_history(

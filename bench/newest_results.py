@@ -85,6 +85,11 @@ class NewestResults:
 
 
 def _samples(summary: Summary) -> Iterator[Owned]:
+    """What is shown of a result.
+
+    A baseline measured beside the run is shown as one rank by the metric, and so are accepted efficiencies: that of a
+    curve is left out unless it begins with 1 rank.
+    """
     case = summary.case
     owner = {
         "strategy": case.strategy,
@@ -100,6 +105,8 @@ def _samples(summary: Summary) -> Iterator[Owned]:
             if value is not None:
                 yield Sample(found.metric, value, found.labels), {**owner, "bound": bound}
     for scaling in summary.scaling:
+        if scaling.is_beside and scaling.baseline_ranks != 1:
+            continue
         efficiency = scaling.ratio
         for bound, value in (("median", efficiency.value), ("low", efficiency.low), ("high", efficiency.high)):
             if value is not None:

@@ -92,7 +92,8 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
             )
         try:
             measured, verdict = conclude(measured) if words.is_check else (measured, None)
-            return measured, verdict, keep(measured.summaries, machine, history, planned.told)
+            kept = keep(measured.summaries, machine, history, planned.told, is_curve=planned.is_curve)
+            return measured, verdict, kept
         finally:
             measured.close()
 

@@ -23,7 +23,8 @@ class ScalingEfficiency:
     """Tokens per second and rank of a run, divided by those of its baseline.
 
     scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
-    baseline_ranks: 1, unless a run was compared with a smaller one of several ranks.
+    baseline_ranks: 1, unless a person named a smaller run of several ranks, or the run is on a curve whose first has
+    several.
     is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
     is_told: whether a person named the baseline, which then need not have been measured like the run.
     """

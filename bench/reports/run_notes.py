@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bench.judgement.estimate import Estimate, Ratio
+from bench.judgement.scaling import ScalingEfficiency
 from bench.purpose import why_ad_hoc
 from bench.reports.figures import little, percent
 from bench.summary import Summary
@@ -26,8 +27,7 @@ def all_notes(summary: Summary) -> list[str]:
     name = _name(summary)
     lines = [
         f"{name}: {found.scaling} scaling efficiency {percent(found.ratio)}"
-        f" against {found.baseline_run}{'' if found.is_beside else ', which was not measured beside it'}"
-        + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
+        f" against {_baseline(found)}" + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
         for found in summary.scaling
     ]
     lines.append(f"{name}: {_machine(summary)}")
@@ -105,10 +105,15 @@ def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
 
 def _baselines(summary: Summary, *, is_named: bool) -> Iterator[str]:
     for found in summary.scaling:
-        beside = "" if found.is_beside else ", which was not measured beside it"
         why = f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else ""
         name = f"{_name(summary)}: " if is_named else ""
-        yield f"{name}{found.scaling} scaling efficiency is against {found.baseline_run}{beside}{why}"
+        yield f"{name}{found.scaling} scaling efficiency is against {_baseline(found)}{why}"
+
+
+def _baseline(found: ScalingEfficiency) -> str:
+    """The run that it is read against, with its ranks where they are several."""
+    of_ranks = "" if found.baseline_ranks == 1 else f" on {found.baseline_ranks} ranks"
+    return f"{found.baseline_run}{of_ranks}{'' if found.is_beside else ', which was not measured beside it'}"
 
 
 def _absent(summaries: Sequence[Summary]) -> list[str]:

@@ -12,10 +12,15 @@ from rich.console import Console
 
 from bench import cli
 from bench.curve import curve_of
+from bench.keeping import Kept, keep
 from bench.reports.curve import print_curve, print_curve_json
+from bench.reports.run_notes import all_notes
+from bench.reports.terminal import print_summaries
+from bench.store.history import History
+from tests.bench.examples import SMALL as SMALL_MODEL
 from tests.bench.examples import make_machine
 from tests.bench.fake_engine import FakeEngine
-from tests.bench.fake_runs import CAUSE, DDP, DDP_STEPS_S, measure_fake
+from tests.bench.fake_runs import CAUSE, DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, measure_fake
 
 ONE, TWO = replace(DDP, ranks=1), DDP
 SMALL = ["--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8"]
@@ -70,6 +75,52 @@ def test_a_number_of_ranks_that_fails_does_not_lose_the_others(
     assert documents[2]["curve"]["efficiency"]["value"] == 1.0
 
 
+def _kept(folder: Path, *counts: int, failing: int | None = None) -> Kept:
+    """A curve of ddp as it is kept by a history that has a strong baseline that fits and a weak one that does not."""
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    broken = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}, {("ddp", 0): CAUSE})
+    with History(f"sqlite:///{folder / 'history.sqlite'}") as history:
+        baselines = replace(SINGLE, model=SMALL_MODEL), replace(SINGLE, warm_up=0)
+        keep(measure_fake(folder, engine, *baselines).summaries, engine.machine(), history, told=None)
+        measured = [
+            replace(summary, case=replace(summary.case, ranks=ranks))
+            for ranks in counts
+            for summary in measure_fake(folder, broken if ranks == failing else engine, TWO).summaries
+        ]
+        return keep(measured, engine.machine(), history, told=None, is_curve=True)
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (2, 4), (4, 2, 1)])
+def test_each_run_of_a_curve_keeps_the_efficiency_that_the_curve_tells_and_no_other(
+    counts: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = _kept(tmp_path, *counts)
+    assert kept.failures == ()
+    first, *others = kept.summaries
+    assert first.scaling == ()
+    for point in curve_of(kept.summaries)[1:]:
+        (found,) = point.summary.scaling
+        assert (found.scaling, found.ratio, found.baseline) == ("strong", point.efficiency, "beside")
+        assert (found.baseline_run, found.baseline_ranks) == (first.run, counts[0])
+        of_ranks = "" if counts[0] == 1 else f" on {counts[0]} ranks"
+        assert any(line.endswith(f"against {first.run}{of_ranks}") for line in all_notes(point.summary))
+    assert not [note for summary in kept.summaries for note in summary.notes if "scaling efficiency" in note]
+    with History(f"sqlite:///{tmp_path / 'history.sqlite'}") as history:
+        assert [history.find(one.run).scaling for one in others] == [one.scaling for one in others]
+    print_summaries(kept.summaries, "csv")
+    rows = [line for line in capsys.readouterr().out.splitlines() if "scaling_efficiency" in line]
+    assert [row.split(",")[0] for row in rows] == [one.run for one in others]
+
+
+def test_a_curve_whose_first_run_failed_keeps_why_there_is_no_efficiency(tmp_path: Path) -> None:
+    failed, two, four = _kept(tmp_path, 1, 2, 4, failing=1).summaries
+    assert (failed.scaling, two.scaling, four.scaling) == ((), (), ())
+    assert not any("scaling efficiency" in note for note in failed.notes)
+    for summary in (two, four):
+        notes = [note for note in summary.notes if "scaling efficiency" in note]
+        assert notes == ["strong scaling efficiency is absent: ddp on 1 has no throughput"]
+
+
 def test_real_ranks_are_measured_kept_and_told_as_a_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +132,8 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
     assert [row[0] for row in rows[place + 1 : place + 3]] == ["1", "2"]
     assert [row[-1] for row in rows[place + 1 : place + 3]] == ["done", "done"]
     assert rows[place + 2][3].replace(".", "").isdigit()
+    (told,) = [row for row in rows if row[:3] == ["strong", "scaling", "efficiency"] and "%" in row]
+    assert rows[place + 2][3] in told
     assert [line.split(" begins")[0] for line in said.err.splitlines() if " begins " in line] == [
         "ddp on 1: trial 1 of 1",
         "ddp on 2: trial 1 of 1",

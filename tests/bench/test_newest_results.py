@@ -113,6 +113,18 @@ def test_an_efficiency_says_where_its_baseline_is_from(
     assert {(labels["scaling"], labels["baseline"]) for _, labels in shown} == {("weak", baseline)}
 
 
+@pytest.mark.parametrize(("ranks", "is_shown"), [(1, True), (2, False)])
+def test_an_efficiency_against_several_ranks_beside_the_run_is_not_shown(
+    ranks: int, is_shown: bool, url: str, newest: NewestResults
+) -> None:
+    case = make_case("ddp", ranks=4, batch=4)
+    scaling = replace(make_summary().scaling[0], scaling="strong", is_beside=True, baseline_ranks=ranks)
+    _add(url, _summary("a", 10, case, scaling=(scaling,)))
+    newest.ask()
+    assert _runs(newest) == ["a"]
+    assert bool(_shown(newest, RUN_SCALING_EFFICIENCY)) is is_shown
+
+
 def test_one_trial_has_a_median_and_no_bounds(url: str, newest: NewestResults) -> None:
     _add(url, _summary("a", 10, estimates=(estimate(RUN_STEP_SECONDS, (0.5,)),), scaling=()))
     newest.ask()
