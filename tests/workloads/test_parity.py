@@ -73,7 +73,7 @@ def marked_cases() -> Iterator[Any]:
         yield pytest.param(card, precision, options, id=name_of(card, precision, options), marks=marks)
 
 
-@pytest.mark.parametrize(("card", "precision", "options"), marked_cases())
+@pytest.mark.parametrize(("card", "precision", "options"), [*marked_cases()])
 def test_losses_and_gradients_are_those_of_single(
     card: Card,
     precision: Precision,
