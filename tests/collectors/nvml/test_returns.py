@@ -221,7 +221,7 @@ def test_the_last_answer_of_a_late_gpu_is_held_as_long_as_one_wishes() -> None:
     nvml = FakeFault(replayed(a_node(a_gpu()), clock), spoil=hang).spoilt
     with opened(nvml, clock, hold_s=180.0, deadline_s=SOON_S) as collector:
         try:
-            collector.read()
+            _read_until(collector, lambda samples: POWER in values(samples))
             hang.is_hanging = True
             shown = []
             for clock.now_s in (61.0, 180.0, 181.0):
