@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
 import pickle
 import pkgutil
+import signal
+import tempfile
 import time
 import traceback
 import warnings
@@ -128,12 +131,15 @@ class RankGroup:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(preloaded())
         self.is_whole = True
+        self._said = tempfile.TemporaryDirectory(prefix="ranks-")
         self._lines: dict[Connection, int] = {}
         self._processes: list[BaseProcess] = []
         try:
             for rank in range(ranks):
                 ours, theirs = context.Pipe()
-                process: BaseProcess = context.Process(target=_serve, args=(theirs, rank, ranks), name=f"rank {rank}")
+                process: BaseProcess = context.Process(
+                    target=_serve, args=(theirs, rank, ranks, self._stderr_of(rank)), name=f"rank {rank}"
+                )
                 process.start()
                 theirs.close()
                 self._processes.append(process)
@@ -162,6 +168,10 @@ class RankGroup:
             process.close()
         for line in self._lines:
             line.close()
+        self._said.cleanup()
+
+    def _stderr_of(self, rank: int) -> Path:
+        return Path(self._said.name) / f"rank{rank}.err"
 
     def _collect(self, deadline_s: float) -> list[Any]:
         results: dict[int, Any] = {}
@@ -173,26 +183,36 @@ class RankGroup:
                 raise TimeoutError(f"ranks {late} are not done at the limit")
             for line in waiting:
                 if line in ready:
-                    results[self._lines[line]] = _receive(line, self._lines[line])
+                    results[self._lines[line]] = self._receive(line, self._lines[line])
         return [results[rank] for rank in range(len(self._lines))]
 
+    def _receive(self, line: Connection, rank: int) -> Any:
+        try:
+            result, error, trace = pickle.loads(line.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise RankFailed(self._last_words(rank)) from None
+        if error is not None:
+            raise error from RankFailed(f"rank {rank}:\n{trace}")
+        return result
 
-def _receive(line: Connection, rank: int) -> Any:
-    try:
-        result, error, trace = pickle.loads(line.recv_bytes())
-    except (EOFError, ConnectionError):
-        raise RankFailed(f"rank {rank} ended without a result") from None
-    if error is not None:
-        raise error from RankFailed(f"rank {rank}:\n{trace}")
-    return result
+    def _last_words(self, rank: int) -> str:
+        """How a rank ended that sent no result, and what it printed."""
+        self._processes[rank].join(timeout=10)
+        code = self._processes[rank].exitcode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        printed = self._stderr_of(rank).read_text(errors="replace") if self._stderr_of(rank).exists() else ""
+        return f"rank {rank} ended without a result: {how}\n{printed[-8000:]}"
 
 
-def _serve(line: Connection, rank: int, ranks: int) -> NoReturn:
+def _serve(line: Connection, rank: int, ranks: int, stderr: Path) -> NoReturn:
     """Answer calls until the line's other end closes it or ends this process.
 
     A rank stays after its answer: another may still be connecting to it, to which it would say that its peer crashed;
     and a live process group may abort in the interpreter's farewell.
     """
+    with stderr.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable(file=2)
     environment = dict(os.environ)
     while True:
         try:
@@ -223,6 +243,7 @@ def _prepare(environment: dict[str, str]) -> None:
     """Take back what the call before may have left; all ranks have answered it."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    gc.collect()  # Before the environment changes: threads of a group that is still held may read it.
     os.environ.clear()
     os.environ.update(environment, TORCH_FR_BUFFER_SIZE="2000")  # Tests count collectives in the Flight Recorder.
     warnings.resetwarnings()
@@ -230,7 +251,6 @@ def _prepare(environment: dict[str, str]) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(True)
     torch.manual_seed(0)
-    gc.collect()
 
 
 def _pickled(error: BaseException, trace: str) -> bytes:

@@ -31,7 +31,14 @@ def fail_on_rank(rank: int) -> None:
 
 def leave_on_rank(rank: int) -> None:
     if dist.get_rank() == rank:
+        os.write(2, b"my last words")
         os._exit(3)
+    time.sleep(60)
+
+
+def crash_on_rank(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os.abort()
     time.sleep(60)
 
 
@@ -51,8 +58,14 @@ def test_an_exception_of_a_rank_is_raised_with_its_traceback(on_fresh_ranks: OnR
 
 
 def test_a_rank_that_leaves_is_named(on_fresh_ranks: OnRanks) -> None:
-    with pytest.raises(RankFailed, match="rank 1 ended without a result"):
+    with pytest.raises(RankFailed, match="rank 1 ended without a result: exit code 3\nmy last words"):
         on_fresh_ranks(2, leave_on_rank, 1)
+    assert not multiprocessing.active_children()
+
+
+def test_a_rank_that_crashes_shows_its_stack(on_fresh_ranks: OnRanks) -> None:
+    with pytest.raises(RankFailed, match=r"(?s)rank 0 ended without a result: SIGABRT\n.*crash_on_rank"):
+        on_fresh_ranks(2, crash_on_rank, 0)
     assert not multiprocessing.active_children()
 
 
