@@ -43,7 +43,7 @@ check: $(VENV)/.installed-dev
 
 # Debian's packages, where we may install them; elsewhere the tests that need one say so and skip.
 servers:
-	@sh tests/install_servers.sh
+	@sh tests/support/install_servers.sh
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.plain

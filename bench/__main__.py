@@ -1,6 +1,6 @@
 """`python -P -m bench` is `observatory`."""
 
-from bench.cli import main
+from bench.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from collectors.metric import Sample
+from collectors.metrics.metric import Sample
 from collectors.sample_log import Changed, LogUnwritable, NodeOpened, Polled, Record, SampleLog
 
 WHOLE_EACH = 60

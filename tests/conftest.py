@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.places import RUNS_VARIABLE, STORE_VARIABLE
-from tests.gpu.markers import usable_gpus, why_skipped
-from tests.ranks import KeptRanks, OnRanks, Result, run_on_ranks
+from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE
+from tests.support.markers import usable_gpus, why_skipped
+from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,8 +21,8 @@ from typing import NoReturn
 
 import msgspec
 
-from bench.engines.messages import AgentFailed, FromAgent, Ready, TrialOrder
 from bench.engines.supervisor import Supervisor
+from bench.rank.messages import AgentFailed, FromAgent, Ready, TrialOrder
 
 _MISSING = re.compile(
     r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
@@ -43,7 +43,7 @@ def main() -> int:
     stop, hung_up = os.pipe()
     is_ready = threading.Event()
     threading.Thread(target=_listen, args=(orders, hung_up, is_ready), daemon=True).start()
-    forkserver.set_forkserver_preload(["bench.engines.warm"])
+    forkserver.set_forkserver_preload(["bench.engines.forkserver_preload"])
     forkserver.ensure_running()
     try:
         with closing(Supervisor(host="127.0.0.1")) as supervisor:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 import psutil
 
-from bench.engines.messages import AgentFailed, FromAgent, Progress, Ready, TrialEnded, TrialOrder
 from bench.errors import InfrastructureFailed
-from bench.machine import Machine
+from bench.machine.machine import Machine
+from bench.rank.messages import AgentFailed, FromAgent, Progress, Ready, TrialEnded, TrialOrder
 
 STOP_S = 10.0
 """How long an agent may take to end its ranks and itself before it is killed."""
@@ -165,3 +165,25 @@ def _loopback() -> str | None:
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
     return None
+
+
+# Every engine there is, one line each. Engines differ in how an agent gets onto a node, and in nothing else.
+
+
+class Engine(Protocol):
+    """Places agents and passes orders on to them. Used in a `with`, at whose end none of its processes is left."""
+
+    name: str
+
+    def __enter__(self) -> Engine: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def machine(self) -> Machine: ...
+    def stop(self) -> None: ...
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded: ...
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    LocalEngine.name: LocalEngine,
+}

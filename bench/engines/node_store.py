@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import NoReturn
 
-from bench import machine
+from bench.machine import machine
 
 
 class NodeStore:

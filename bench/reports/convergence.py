@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.case import Case
-from bench.judgement.convergence import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
-from bench.reports.console import open_console
-from bench.reports.formats import print_csv, print_json
+from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
+from bench.reports.format import open_console, print_csv, print_json
 
 STEPS_SHOWN = 12
 TOLERANCE = (

@@ -10,18 +10,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.judgement.estimate import Estimate
-from bench.judgement.expected_collectives import LIBRARY
-from bench.nccl_tests.reading import Imported, Placement, Row
-from bench.nccl_tests.words import COLLECTIVES
-from bench.reports.console import open_console, print_figures
-from bench.reports.digits import with_interval
-from bench.reports.figures import TELLS_LITTLE, tells_little
-from bench.reports.formats import print_csv, print_json
-from bench.summary import Summary
-from collectors.catalogue import ceilings
-from collectors.metric import Metric
-from workloads.parts.collective_sizes import IN_PLACE
+from bench.analysis.estimate import Estimate
+from bench.analysis.probes import LIBRARY
+from bench.reports.format import (
+    TELLS_LITTLE,
+    open_console,
+    print_csv,
+    print_figures,
+    print_json,
+    tells_little,
+    with_interval,
+)
+from bench.reports.nccl_tests_reader import COLLECTIVES, Imported, Placement, Row
+from bench.runs.summary import Summary
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric
+from workloads.cost_models.collective_sizes import IN_PLACE
 
 COLUMNS = (
     *("collective", "size_bytes", "dtype", "reduction"),
@@ -81,11 +85,11 @@ def _placement(name: str, placement: Placement | None) -> dict[str, Any]:
 
 def _own(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
     """What our run measured of this size; nothing where it has none."""
-    elapsed = _find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row)
+    elapsed = _find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row)
     if summary is None or elapsed is None:
         return {}
-    algorithm = _find(summary, ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, imported, row)
-    bus = _find(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, imported, row)
+    algorithm = _find(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, imported, row)
+    bus = _find(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, imported, row)
     theirs = row.in_place if imported.collective in IN_PLACE else row.out_of_place
     return {
         "own_run": summary.run,
@@ -118,7 +122,7 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
         for name in ("out_of_place", "in_place"):
             cells += _times(fields, name)
         if summary is not None:
-            own = _find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row)
+            own = _find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row)
             without = {"own_low_s": None, "own_high_s": None} if own is not None and tells_little(own) else {}
             cells += [*_times({**fields, **without}, "own"), _scaled(fields["own_time_ratio"])]
         table.add_row(*(Text(cell) for cell in cells))
@@ -162,7 +166,7 @@ def _below(imported: Imported, summary: Summary | None) -> list[str]:
         f"ours: {summary.run}: {case.strategy} on {case.ranks} ranks, {case.precision}, {case.backend};"
         f" {summary.hardware}; {placement}, the median of {summary.trials_done} trials with its 95 % interval"
     )
-    own = [_find(summary, ceilings.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
+    own = [_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
     if any(found is not None and tells_little(found) for found in own):
         lines.append(f"ours: {TELLS_LITTLE}")
     if not any(own):

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import get_args
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_lowercase
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from bench.judgement.bubble import PARTS
-from bench.judgement.estimate import Estimate
-from bench.reports.console import print_figures
-from bench.reports.figures import figure
-from bench.summary import Summary
-from collectors.catalogue.pipeline import (
+from bench.analysis.estimate import Estimate
+from bench.analysis.pipeline import PARTS, TimedStep, Work, bubble_ratio, pipelines
+from bench.reports.format import digits, figure, open_console, print_csv, print_figures, print_json
+from bench.runs.summary import Summary
+from bench.traces.pipeline_trace import require_stages, timed_steps, typical, write_trace
+from collectors.metrics.metric import Metric
+from collectors.metrics.results import (
     RUN_BUBBLE_PART_RATIO,
     RUN_BUBBLE_RATIO,
     RUN_LIVE_MICROBATCHES,
     RUN_STAGE_ACTIVATION_BYTES,
     RUN_STAGE_SECONDS,
 )
-from collectors.metric import Metric
-from workloads.laws.schedules import ActionKind
+from workloads.cost_models.schedules import ActionKind
 
 
 def print_pipeline(summary: Summary, console: Console) -> None:
@@ -94,3 +98,142 @@ def _table(first: str, *others: str) -> Table:
     for other in others:
         table.add_column(other, justify="right", overflow="fold")
     return table
+
+
+# One timed step of a pipeline, drawn on a terminal: a row for each rank, a box for each action.
+
+
+class _Look(NamedTuple):
+    """How a kind of action is drawn: its letter, what fills the rest of its box, its colours, its name."""
+
+    letter: str
+    filling: str
+    style: str
+    name: str
+
+
+_LOOKS: dict[ActionKind, _Look] = {
+    "forward": _Look("F", "-", "bold white on blue", "forward"),
+    "backward": _Look("B", "=", "bold black on green", "backward"),
+    "input_backward": _Look("I", "=", "bold black on cyan", "backward of inputs"),
+    "weight_backward": _Look("W", "~", "bold black on yellow", "backward of weights"),
+}
+
+
+ROWS_SCHEMA_VERSION = 1
+_COLUMNS = ("trial", "step", "rank", "stage", "action", "microbatch", "start_ns", "end_ns")
+
+
+def show_timeline(summary: Summary, format_name: str | None, console: Console | None = None) -> Path:
+    """Show what the run's stages computed in the timed steps, and write these as a trace; its file.
+
+    format_name: a table draws a typical step, JSON and CSV have all; None shows nothing.
+
+    Raises:
+        Misuse: the run has no stages, or no step of theirs was timed.
+        InfrastructureFailed: the run's folder cannot be written.
+    """
+    require_stages(summary.case)
+    folder = Path(summary.folder)
+    steps = timed_steps(summary.case, folder)
+    if format_name == "table":
+        groups = pipelines(summary.case.card().mesh(summary.case))
+        print_timeline(typical(steps), groups, console or open_console())
+    elif format_name == "json":
+        one_clock = all(step.is_one_clock for step in steps)
+        print_json(
+            {
+                "schema_version": ROWS_SCHEMA_VERSION,
+                "run": summary.run,
+                "is_one_clock": one_clock,
+                "actions": _rows(steps),
+            }
+        )
+    elif format_name == "csv":
+        print_csv(_rows(steps), _COLUMNS)
+    return write_trace(summary.case, steps, folder)
+
+
+def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Console) -> None:
+    """Draw the step over the console's width, and say what the drawing means.
+
+    groups: the ranks of each pipeline, in its order.
+    """
+    ranks = sorted(rank for group in groups for rank in group)
+    titles = [f"rank {rank:>{len(str(ranks[-1]))}} |" for rank in ranks]
+    columns = max(1, console.width - len(titles[0]) - 1)
+    begins_ns = min(work.start_ns for work in step.works)
+    span_ns = max(work.end_ns for work in step.works) - begins_ns
+    letters = _stage_letters(step)
+    narrow = 0
+    for rank, title in zip(ranks, titles, strict=True):
+        row = Text(title)
+        drawn = 0
+        for work in sorted((work for work in step.works if work.rank == rank), key=lambda work: work.start_ns):
+            start, end = (
+                round((moment_ns - begins_ns) * columns / span_ns) for moment_ns in (work.start_ns, work.end_ns)
+            )
+            narrow += start == end
+            row.append(" " * (start - drawn))
+            row.append(_box(work, letters.get((rank, work.action.stage), ""), end - start))
+            drawn = end
+        console.print(row.append(" " * (columns - drawn)).append("|"), soft_wrap=True)
+    for line in _below(step, groups, span_ns / columns, narrow):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
+    """Each action of each step; start_ns, end_ns: since the step began on the first rank, see `TimedStep`."""
+    return [
+        {
+            "trial": step.trial,
+            "step": step.step,
+            "rank": work.rank,
+            "stage": work.action.stage,
+            "action": work.action.kind,
+            "microbatch": work.action.microbatch,
+            "start_ns": work.start_ns,
+            "end_ns": work.end_ns,
+        }
+        for step in steps
+        for work in step.works
+    ]
+
+
+def _box(work: Work, stage_letter: str, columns: int) -> Text:
+    """The action's letter and microbatch, as far as there is room; half a number would be another one."""
+    look = _LOOKS[work.action.kind]
+    name = f"{look.letter}{work.action.microbatch}{stage_letter}"
+    shown = name if len(name) <= columns else look.letter
+    return Text(shown.ljust(columns, look.filling)[:columns], look.style)
+
+
+def _stage_letters(step: TimedStep) -> dict[tuple[int, int], str]:
+    """A letter for each stage of each rank, in the order of the model; none where no rank has several."""
+    places = sorted({(work.rank, work.action.stage) for work in step.works})
+    if max(Counter(rank for rank, _ in places).values()) == 1:
+        return {}
+    counted: Counter[int] = Counter()
+    letters = {}
+    for rank, stage in places:
+        letters[rank, stage] = ascii_lowercase[counted[rank] % len(ascii_lowercase)]
+        counted[rank] += 1
+    return letters
+
+
+def _below(step: TimedStep, groups: Sequence[Sequence[int]], column_ns: float, narrow: int) -> list[str]:
+    kinds = {work.action.kind for work in step.works}
+    names = [f"{look.letter} {look.name}" for kind, look in _LOOKS.items() if kind in kinds]
+    stages = "; a, b, ...: the rank's first stage, its second" if _stage_letters(step) else ""
+    bubbles = ", ".join(f"{100 * bubble_ratio(step.works, ranks):.1f} %" for ranks in groups)
+    span_ns = max(work.end_ns for work in step.works) - min(work.start_ns for work in step.works)
+    lines = [
+        f"{', '.join(names)}; the number is the microbatch{stages}; blank is idle",
+        f"step {step.step} of trial {step.trial}: {digits(span_ns / 1e6)} ms, a column is {digits(column_ns / 1e6)} ms;"
+        f" bubble {bubbles}",
+    ]
+    if narrow:
+        lines.append(f"{narrow} action(s) narrower than half a column are not drawn; the trace file has all")
+    if not step.is_one_clock:
+        lines.append("ranks read several clocks; each counts from the end of their meeting before the step")
+    return lines

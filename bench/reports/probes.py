@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from bench.judgement.estimate import Estimate
-from bench.judgement.expected_collectives import LIBRARY
-from bench.judgement.gpu_clocks import clock_and_power
-from bench.reports.console import part_of, print_figures, print_words
-from bench.reports.digits import with_interval
-from bench.reports.figures import figure, tells_little
-from bench.summary import Summary
-from collectors.catalogue import ceilings
-from collectors.metric import Metric
-from workloads.laws.all_reduce import ALGORITHMS, Algorithm, order
+from bench.analysis.estimate import Estimate
+from bench.analysis.gpu_clocks import clock_and_power
+from bench.analysis.probes import LIBRARY
+from bench.reports.format import figure, part_of, print_figures, print_words, tells_little, with_interval
+from bench.runs.summary import Summary
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric
+from workloads.probes.cost_model import ALGORITHMS, Algorithm, order
 
 Place = tuple[str, ...]
 
@@ -32,9 +30,9 @@ WITH_HOST = (
     " small calls wait for"
 )
 _ABSENT_ON_A_CPU = (
-    ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS,
-    ceilings.RUN_MATMUL_WITH_HOST_FLOPS,
-    ceilings.RUN_COPY_WITH_HOST_BANDWIDTH,
+    probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS,
+    probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS,
+    probes_metrics.RUN_COPY_WITH_HOST_BANDWIDTH,
 )
 
 
@@ -108,16 +106,16 @@ def _scaled(estimate: Estimate | None, scale: float) -> str:
 def _collectives(summary: Summary) -> Table:
     """Each of the library's collectives by size; none where it stands among the textbook's algorithms."""
     table = _table("collective", "size (B)", "time (us)", "law (us)", "algbw (GB/s)", "busbw (GB/s)")
-    algbw = _by_place(summary, ceilings.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
-    busbw = _by_place(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
-    expected = _by_place(summary, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS)
-    with_host = _by_place(summary, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    algbw = _by_place(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
+    busbw = _by_place(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    expected = _by_place(summary, probes_metrics.RUN_COLLECTIVE_EXPECTED_SECONDS)
+    with_host = _by_place(summary, probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
     if with_host:
         table.add_column(WITH_HOST_US, justify="right", overflow="fold")
     chosen = _choices(summary)
     if chosen:
         table.add_column("chosen", overflow="fold")
-    times = _by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)
+    times = _by_place(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)
     for place, time in times.items() if not _measured(times) else ():
         collective, _, size = place
         cells = [
@@ -146,18 +144,18 @@ def _algorithms(summary: Summary) -> Table:
         "all nodes (B)",
         "all nodes (GB/s)",
     )
-    busbw = _by_place(summary, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
-    expected = _by_place(summary, ceilings.RUN_COLLECTIVE_EXPECTED_SECONDS)
-    rounds = _by_place(summary, ceilings.RUN_COLLECTIVE_ROUNDS)
-    peaks = _by_place(summary, ceilings.RUN_COLLECTIVE_PEAK_BYTES)
-    totals = _by_place(summary, ceilings.RUN_COLLECTIVE_TOTAL_BYTES)
-    with_host = _by_place(summary, ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    busbw = _by_place(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    expected = _by_place(summary, probes_metrics.RUN_COLLECTIVE_EXPECTED_SECONDS)
+    rounds = _by_place(summary, probes_metrics.RUN_COLLECTIVE_ROUNDS)
+    peaks = _by_place(summary, probes_metrics.RUN_COLLECTIVE_PEAK_BYTES)
+    totals = _by_place(summary, probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES)
+    with_host = _by_place(summary, probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
     if with_host:
         table.add_column(WITH_HOST_US, justify="right", overflow="fold")
     chosen = _choices(summary)
     if chosen:
         table.add_column("chosen", overflow="fold")
-    times = _by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)
+    times = _by_place(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)
     for place, time in times.items() if _measured(times) else ():
         collective, algorithm, size = place
         cells = [
@@ -187,7 +185,7 @@ def _without_bus(summary: Summary) -> Sequence[str]:
     """Why figures have no bus bandwidth, where some have none."""
     times, busbw = (
         _by_place(summary, metric)
-        for metric in (ceilings.RUN_COLLECTIVE_SECONDS, ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
+        for metric in (probes_metrics.RUN_COLLECTIVE_SECONDS, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
     )
     if summary.case.ranks > 1 or not times.keys() - busbw.keys():
         return ()
@@ -214,7 +212,7 @@ def _counted(found: Mapping[Place, Estimate], place: Place) -> str:
 def _orders(summary: Summary) -> Table:
     """How the algorithms that were measured grow with the ranks n, for a vector of one size."""
     table = _table("algorithm", "rounds", "peak at a node", "all nodes")
-    for algorithm in _measured(_by_place(summary, ceilings.RUN_COLLECTIVE_SECONDS)):
+    for algorithm in _measured(_by_place(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)):
         growth = order(algorithm)
         table.add_row(algorithm, growth.steps, growth.peak_node, growth.total)
     return table
@@ -222,12 +220,12 @@ def _orders(summary: Summary) -> Table:
 
 def _links(summary: Summary) -> Table:
     """What the sweep of each collective says of the link between two ranks."""
-    with_host = _by_place(summary, ceilings.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
+    with_host = _by_place(summary, probes_metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     table = _table(
         "link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])
     )
-    bandwidths = _by_place(summary, ceilings.RUN_LINK_BANDWIDTH)
-    for place, latency in _by_place(summary, ceilings.RUN_LINK_LATENCY_SECONDS).items():
+    bandwidths = _by_place(summary, probes_metrics.RUN_LINK_BANDWIDTH)
+    for place, latency in _by_place(summary, probes_metrics.RUN_LINK_LATENCY_SECONDS).items():
         host = [microseconds(with_host.get(place))] if with_host else []
         table.add_row(*place, microseconds(latency), gigabytes_per_second(bandwidths.get(place)), *host)
     return table
@@ -235,14 +233,14 @@ def _links(summary: Summary) -> Table:
 
 def _rates(summary: Summary) -> Table:
     """Matrix products and copies."""
-    products = _by_place(summary, ceilings.RUN_MATMUL_FLOPS)
-    copies = _by_place(summary, ceilings.RUN_COPY_BANDWIDTH)
+    products = _by_place(summary, probes_metrics.RUN_MATMUL_FLOPS)
+    copies = _by_place(summary, probes_metrics.RUN_COPY_BANDWIDTH)
     with_host = {
-        **_by_place(summary, ceilings.RUN_MATMUL_WITH_HOST_FLOPS),
-        **_by_place(summary, ceilings.RUN_COPY_WITH_HOST_BANDWIDTH),
+        **_by_place(summary, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS),
+        **_by_place(summary, probes_metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
     }
-    clocks = _by_place(summary, ceilings.RUN_MATMUL_CLOCK_HERTZ)
-    powers = _by_place(summary, ceilings.RUN_MATMUL_POWER_WATTS)
+    clocks = _by_place(summary, probes_metrics.RUN_MATMUL_CLOCK_HERTZ)
+    powers = _by_place(summary, probes_metrics.RUN_MATMUL_POWER_WATTS)
     has_clock = bool(clocks or powers)
     table = _table("what", "size", "rate", *(["with the host"] if with_host else []), *(["at"] if has_clock else []))
     rows = [
@@ -265,7 +263,7 @@ def _rates(summary: Summary) -> Table:
 def _choices(summary: Summary) -> dict[Place, str]:
     """Algorithm and protocol that NCCL chose, by collective and size."""
     found: dict[Place, list[str]] = {}
-    for collective, size, chosen, protocol in _by_place(summary, ceilings.RUN_COLLECTIVE_CHOICE):
+    for collective, size, chosen, protocol in _by_place(summary, probes_metrics.RUN_COLLECTIVE_CHOICE):
         found.setdefault((collective, size), []).append(f"{chosen} {protocol}")
     return {place: ", ".join(words) for place, words in found.items()}
 

@@ -11,7 +11,7 @@ from rich import progress
 from rich.console import Console
 
 from bench.case import Case
-from bench.notices import say
+from bench.errors import say
 
 
 class Progress:

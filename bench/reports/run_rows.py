@@ -2,16 +2,162 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
-from bench.judgement.estimate import Estimate
-from bench.judgement.scaling import ScalingEfficiency
-from bench.reports.figures import figure, percent
-from bench.reports.memory import MEMORY_PARTS, NOTHING, RARE_PARTS, memory_cell
-from bench.summary import Summary
-from collectors.catalogue import joined_ranks, pipeline, results
-from collectors.metric import Metric
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.analysis.estimate import Estimate
+from bench.analysis.scaling import ScalingEfficiency
+from bench.reports.format import figure, little, open_console, percent, print_figures, print_words
+from bench.runs.summary import Summary
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics import results
+from collectors.metrics.metric import Metric
+from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+
+# The one figure that a list of runs shows of each.
+
+_HEADLINES: tuple[tuple[Metric, str], ...] = (
+    (results.RUN_TOKENS_PER_SECOND, "tokens/s"),
+    (probes_metrics.RUN_MATMUL_FLOPS, "at best"),
+    (probes_metrics.RUN_COPY_BANDWIDTH, "at best"),
+    (probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, "busbw at best"),
+)
+"""Of the first that a run has, the highest is its headline."""
+
+
+def best(summary: Summary, metric: Metric) -> Estimate | None:
+    """The highest estimate of the metric over its labels, None where there is none."""
+    found = [estimate for estimate in summary.estimates if estimate.metric == metric.name]
+    return max(found, key=lambda estimate: estimate.median, default=None)
+
+
+def headline(summary: Summary) -> str:
+    """The run's figure, and what it is of; a dash where nothing was measured."""
+    estimate = headline_estimate(summary)
+    if estimate is None:
+        return "-"
+    words = next(words for metric, words in _HEADLINES if metric.name == estimate.metric)
+    place = " ".join(estimate.labels.get(label, "") for label in ("collective", "kind")).strip()
+    return " ".join(part for part in (figure(estimate), words, place) if part)
+
+
+def headline_estimate(summary: Summary) -> Estimate | None:
+    """The estimate behind the headline, None where nothing was measured.
+
+    The highest of many has no interval of its own, so a probe's is left out.
+    """
+    for metric, _ in _HEADLINES:
+        estimate = best(summary, metric)
+        if estimate is not None:
+            return estimate if summary.case.model is not None else replace(estimate, low=None, high=None)
+    return None
+
+
+# A run's memory, one cell a part: what was measured, how far the law is off, and the paper's account.
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "unexplained", "total")
+NOTHING = "-"
+RARE_PARTS = ("other", "unexplained")
+"""Their rows are left out where no run has any: tensors that outlive a step, and those of them that no law knows."""
+
+
+def memory_cell(summary: Summary, part: str) -> str:
+    """Such as `3.50 MiB, law +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
+    accounts = {
+        found.labels["account"]: figure(found)
+        for found in summary.estimates
+        if found.metric == RUN_MEMORY_ACCOUNT_BYTES.name and found.labels["part"] == part
+    }
+    ratios = [
+        found.median
+        for found in summary.estimates
+        if found.metric == RUN_MEMORY_PREDICTED_RATIO.name and found.labels["part"] == part
+    ]
+    words = [accounts["measured"]] if "measured" in accounts else []
+    if ratios:
+        words.append(f"law {100 * (ratios[0] - 1):+z.1f} %")
+    elif "implementation" in accounts:
+        words.append(f"law {accounts['implementation']}")
+    if "paper" in accounts:
+        words.append(f"paper {accounts['paper']}")
+    return ", ".join(words) or NOTHING
+
+
+# The history as a list of runs: all columns where they fit, the most useful ones on a narrow terminal.
+
+_BETWEEN = 2
+"""Blanks between two columns."""
+_LEFT_OUT_FIRST = ("started", "batch", "precision", "device", "ranks", "outcome")
+"""Columns that a narrow terminal goes without, the least useful first: a run's name bears when it was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    name: str
+    cells: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.name, *self.cells)))
+
+
+def print_list(summaries: Sequence[Summary], console: Console | None = None) -> None:
+    """Print runs, newest first, a line each; a terminal narrower than that gets fewer columns, and is told which."""
+    console = console or open_console()
+    columns = _columns(summaries)
+    left_out: list[str] = []
+    if console.is_terminal:
+        for name in _LEFT_OUT_FIRST:
+            if _width(columns) <= console.width:
+                break
+            if name == "ranks":  # Before the last columns, the headlines go without their intervals.
+                columns = [_shortened(column) if column.name == "result" else column for column in columns]
+                left_out.append("intervals")
+            if _width(columns) > console.width:
+                columns = [column for column in columns if column.name != name]
+                left_out.append(name)
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.name, no_wrap=True, min_width=column.width)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, cells))
+    table.width = _width(columns)  # What is still too long is broken by the terminal, and not into letters.
+    print_figures(console, table)
+    if left_out:
+        print_words(console, f"not shown at this width: {', '.join(left_out)} (--format json has all)")
+    if "intervals" not in left_out:
+        for line in little(one for summary in summaries if (one := headline_estimate(summary)) is not None):
+            print_words(console, line)
+
+
+def _columns(summaries: Sequence[Summary]) -> list[_Column]:
+    cells: dict[str, list[str]] = {
+        "run": [summary.run for summary in summaries],
+        "started": [f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}" for summary in summaries],
+        "ranks": [str(summary.case.ranks) for summary in summaries],
+        "device": [summary.case.device for summary in summaries],
+        "precision": [summary.case.precision for summary in summaries],
+        "batch": ["-" if summary.case.model is None else str(summary.case.model.batch) for summary in summaries],
+        "result": [headline(summary) for summary in summaries],
+        "outcome": [summary.outcome.replace("_", " ") for summary in summaries],
+    }
+    return [_Column(name=name, cells=tuple(of_runs)) for name, of_runs in cells.items()]
+
+
+def _shortened(column: _Column) -> _Column:
+    """Without what stands in brackets."""
+    return _Column(name=column.name, cells=tuple(re.sub(r" \[[^]]*\]", "", cell) for cell in column.cells))
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + _BETWEEN * (len(columns) - 1)
+
 
 MOST_ROWS = 15
 NOT_BESIDE = "baseline not beside it"
@@ -38,12 +184,12 @@ _METRICS: tuple[tuple[str, Metric], ...] = (
     ("attention pairs of a rank:", results.RUN_ATTENTION_PAIRS),
     ("payload", results.RUN_PAYLOAD_BYTES),
     ("communication", results.RUN_COMMUNICATION_SECONDS),
-    ("waiting / time in collectives", joined_ranks.RUN_WAITING_RATIO),
-    ("  wait of one", joined_ranks.RUN_COLLECTIVE_WAIT_SECONDS),
-    ("  transfer of one", joined_ranks.RUN_COLLECTIVE_TRANSFER_SECONDS),
-    ("  busbw of", joined_ranks.RUN_TRACED_BUS_BANDWIDTH),
-    ("held up by rank", joined_ranks.RUN_STRAGGLER_RATIO),
-    ("clocks agree within", joined_ranks.RUN_CLOCK_RESIDUAL_SECONDS),
+    ("waiting / time in collectives", results.RUN_WAITING_RATIO),
+    ("  wait of one", results.RUN_COLLECTIVE_WAIT_SECONDS),
+    ("  transfer of one", results.RUN_COLLECTIVE_TRANSFER_SECONDS),
+    ("  busbw of", results.RUN_TRACED_BUS_BANDWIDTH),
+    ("held up by rank", results.RUN_STRAGGLER_RATIO),
+    ("clocks agree within", results.RUN_CLOCK_RESIDUAL_SECONDS),
 )
 
 
@@ -82,9 +228,9 @@ _FIRST: tuple[tuple[str, str, Metric | None, tuple[str, ...] | None, int], ...] 
     ("mean step", "", results.RUN_MEAN_STEP_SECONDS, None, 3),
     ("  of it", "", results.RUN_PHASE_SECONDS, None, 3),
     ("exposed communication", "", results.RUN_TRACED_RATIO, ("exposed_communication",), 4),
-    ("waiting / time in collectives", "", joined_ranks.RUN_WAITING_RATIO, None, 10),
-    ("held up by rank", "", joined_ranks.RUN_STRAGGLER_RATIO, None, 2),
-    ("bubble", "", pipeline.RUN_BUBBLE_RATIO, ("measured",), 2),
+    ("waiting / time in collectives", "", results.RUN_WAITING_RATIO, None, 10),
+    ("held up by rank", "", results.RUN_STRAGGLER_RATIO, None, 2),
+    ("bubble", "", results.RUN_BUBBLE_RATIO, ("measured",), 2),
     ("peak memory", "", results.RUN_PEAK_MEMORY_BYTES, None, 5),
     ("scaling efficiency", _EFFICIENCY, None, None, 1),
     ("MFU, data sheet", "", results.RUN_MFU, None, 6),

@@ -7,12 +7,218 @@ older exporters pass over; each line is a job, and becomes the label `hpc_job`.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
-from collections.abc import Mapping, Set
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 
-from collectors.dcgm.claims import Claim, Claims, alone_in, inherit
-from collectors.dcgm.job_file import add_line, lines_of, remove_line
+import msgspec
+
+from collectors.background import Answerer
+from collectors.errors import in_words
+from collectors.metrics.gpu import RANK_GPU
+from collectors.metrics.metric import Sample
+from collectors.prometheus.exposition import Owned
+
+# Which lines of a folder of job files are ours, told by a file that outlives us, so that a successor can end them.
+
+SCHEMA_VERSION = 1
+_PREFIX = ".observatory-"
+"""dcgm-exporter reads files whose names are numbers, and passes over all others."""
+_DRAFT = ".draft"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One line of one file. file: its name, which is the GPU's. line: the run."""
+
+    file: str
+    line: str
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int
+
+
+class Claims:
+    """What one process has written into a folder. A lock on its file, which ends with the process, says that it lives.
+
+    draft: a name in the folder that nobody else writes to.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"{_PREFIX}{secrets.token_hex(6)}"
+        self.draft = _draft_of(self._path)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._size_bytes = os.write(self._fd, msgspec.json.encode(_Head(schema_version=SCHEMA_VERSION)) + b"\n")
+
+    def add(self, claim: Claim) -> None:
+        """To be said before the line is written, so that a death in between leaves no line that nobody ends.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        os.write(self._fd, msgspec.json.encode(claim) + b"\n")
+
+    def forget(self) -> None:
+        """No line is ours any more."""
+        os.ftruncate(self._fd, self._size_bytes)
+
+    def close(self, *, are_ended: bool) -> None:
+        """End with us; lines that are not ended are left to a successor."""
+        if are_ended:
+            self.draft.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Who is inside is alone among those of us who change job files in this folder.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def inherit(folder: Path, claims: Claims) -> set[Claim]:
+    """Take over the lines of all who died without ending theirs; only for one who is alone in the folder.
+
+    Files of another user that cannot be opened are left to that user, and those of a newer program to it.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    inherited: set[Claim] = set()
+    for path in list(folder.glob(f"{_PREFIX}*")):
+        left = _left_by_the_dead(path) if path.suffix != _DRAFT else None
+        if left is None:
+            continue
+        for claim in left - inherited:
+            claims.add(claim)
+        inherited |= left
+        _draft_of(path).unlink(missing_ok=True)
+        path.unlink()
+    return inherited
+
+
+def _left_by_the_dead(path: Path) -> set[Claim] | None:
+    """What they had claimed; None of one who lives, or who is none of ours."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        head, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+        if not head:
+            return set()
+        if msgspec.json.decode(head, type=_Head).schema_version > SCHEMA_VERSION:
+            return None
+        # A last line without an end was cut off by a death, before its job file was touched.
+        return {msgspec.json.decode(line, type=Claim) for line in lines if line.endswith(b"\n")}
+    except (BlockingIOError, msgspec.DecodeError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{_DRAFT}")
+
+
+# One file of dcgm-exporter's job mapping: lines of job ids, of which we add and take away only our own.
+#
+# A scheduler's scripts write such files too, and ask nobody; so a line is appended and never rewritten with others',
+# and is taken away by putting a whole file in the place of the old one.
+
+_READABLE = 0o644
+
+
+def lines_of(path: Path) -> tuple[str, ...]:
+    """The job ids that stand there; none where there is no file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return tuple(line.decode(errors="replace") for line in _content(path).splitlines())
+
+
+def add_line(path: Path, line: str, draft: Path) -> bool:
+    """Whether it was added: a line that stands there already is not, since dcgm-exporter fails on a repeated job.
+
+    draft: where a new file is written before it appears, whole, under its own name.
+
+    Raises:
+        OSError: it cannot be read or written, or is a link.
+    """
+    if line in lines_of(path):
+        return False
+    if not path.exists() and _create(path, line, draft):
+        return True
+    content = _content(path)
+    begin = "\n" if content and not content.endswith(b"\n") else ""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _READABLE)
+    try:
+        os.write(fd, f"{begin}{line}\n".encode())
+    finally:
+        os.close(fd)
+    return True
+
+
+def remove_line(path: Path, line: str, draft: Path) -> None:
+    """Take the line away, and with the last line the file: an older dcgm-exporter drops a GPU whose file is empty.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    content = _content(path)
+    lines = content.splitlines(keepends=True)
+    kept = [one for one in lines if one.rstrip(b"\r\n") != line.encode()]
+    if len(kept) == len(lines):
+        return
+    if not kept:
+        path.unlink(missing_ok=True)
+        return
+    _write(draft, b"".join(kept), path.stat().st_mode & 0o777)
+    draft.replace(path)
+
+
+def _create(path: Path, line: str, draft: Path) -> bool:
+    """Whether the file is new; False where somebody else's appeared meanwhile."""
+    _write(draft, f"{line}\n".encode(), _READABLE)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+def _write(draft: Path, content: bytes, mode: int) -> None:
+    draft.write_bytes(content)
+    draft.chmod(mode)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
 
 _FILE = re.compile(r"\d+(\.\d+)?")
 
@@ -118,3 +324,61 @@ def _claim(file: str, run: str) -> Claim:
     if run.splitlines() != [run]:
         raise ValueError(f"run {run!r} is not one line, as job files have them")
     return Claim(file=file, line=run)
+
+
+# Which runs are on which GPU, by the files in which dcgm-exporter reads it.
+
+
+def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
+    """The runs of each GPU that has one, by what a GPU's job file is called: "3", or "3.1" for an instance of MIG.
+
+    samples: what is shown of the runs that go on, among it where their ranks compute.
+    """
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        if sample.metric == RANK_GPU.name:
+            file = _file_of(sample.labels["gpu"], sample.labels["slice"])
+            found.setdefault(file, set()).add(sample.labels["run"])
+    return {file: frozenset(runs) for file, runs in found.items()}
+
+
+def _file_of(gpu: str, part: str) -> str:
+    """Compute instances share the file of their GPU instance, whose number stands first."""
+    return f"{gpu}.{part.partition('/')[0]}" if part else gpu
+
+
+# Tells dcgm-exporter which runs are on which GPU, in a thread of its own: the folder may be on a disk that hangs.
+
+_CLOSE_S = 5.0
+
+
+class ToldJobs:
+    """What goes wrong is said, and tried again when there is something to tell again.
+
+    on_notice: from any thread.
+    """
+
+    def __init__(self, mapping: JobMapping, *, on_notice: Callable[[str], None]) -> None:
+        self._mapping = mapping
+        self._on_notice = on_notice
+        self._runs: Mapping[str, frozenset[str]] = {}
+        self._answerer = Answerer("job-mapping", self._show)
+
+    def tell(self, samples: Sequence[Owned]) -> None:
+        """Begin to tell what is shown of the runs, unless still at what was told before; waits for nothing."""
+        self._runs = runs_by_file(sample for sample, _ in samples)
+        try:
+            if not self._answerer.wait(0.0):
+                self._on_notice("job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then")
+        except Exception as error:  # noqa: BLE001  # Whatever ails it, the runs are shown.
+            self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter is not told of the runs")
+        self._answerer.ask()
+
+    def close(self) -> None:
+        """Tell no more; what hangs is left behind."""
+        self._answerer.close(_CLOSE_S)
+
+    def _show(self) -> None:
+        self._mapping.show(self._runs)
+        for reason in self._mapping.absent:
+            self._on_notice(reason)

@@ -11,11 +11,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from collectors.error_words import in_words
-from collectors.host.kernel_files import KernelFiles
-from collectors.host.part import Absent, Part
-from collectors.host.roster import parts
-from collectors.metric import Sample
+from collectors.errors import in_words
+from collectors.host import devices, infiniband, system
+from collectors.host.procfs import Absent, KernelFiles, Part
+from collectors.host.system import CpuTime
+from collectors.metrics.metric import Sample
+
+# The parts of a host that are read, one line each.
+
+MODERATE_S = 0.5
+"""For dozens of small files: read at each beat of a second, and not at each of a tenth."""
+SELDOM_S = 5.0
+"""For hundreds of counters, each of which is a question to an adapter's firmware, and which seldom move."""
+
+
+def parts() -> tuple[Part, ...]:
+    """Every part, in order, with nothing read yet."""
+    return (
+        Part(name="CPU time", read=CpuTime().read),
+        Part(name="load", read=system.read_load),
+        Part(name="pressure", read=system.read_pressure),
+        Part(name="memory", read=system.read_memory),
+        Part(name="paging", read=system.read_paging),
+        Part(name="disks", read=devices.read_disks, pause_s=MODERATE_S),
+        Part(name="network", read=devices.read_network),
+        Part(name="NUMA", read=system.read_numa, pause_s=MODERATE_S),
+        Part(name="InfiniBand", read=infiniband.read_infiniband, pause_s=MODERATE_S),
+        Part(name="InfiniBand errors", read=infiniband.read_infiniband_errors, pause_s=SELDOM_S),
+    )
+
 
 _FOR_GOOD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP})
 """What a kernel answers that has no such figure, or not for us; anything else may pass."""

@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from collectors.catalogue import host
-from collectors.host.infiniband_ports import CLASS, Port, counters, ports
-from collectors.host.kernel_files import KernelFiles
-from collectors.host.part import Absent, Found
+from collectors.host.procfs import Absent, Found, KernelFiles
+from collectors.metrics import host
+
+# The ports for RDMA that the kernel lists: InfiniBand's, and those of adapters that speak RoCE.
+
+CLASS = "sys/class/infiniband"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One port. device, number: as the kernel names them; folder: where its files are."""
+
+    device: str
+    number: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"InfiniBand {self.device} port {self.number}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that all its samples bear."""
+        return {"device": self.device, "port": self.number}
+
+
+def ports(files: KernelFiles) -> Iterator[Port]:
+    """Every port of this moment, in order; none where there is no adapter."""
+    for device in _names(files, CLASS):
+        for number in _names(files, f"{CLASS}/{device}/ports"):
+            yield Port(device=device, number=number, folder=f"{CLASS}/{device}/ports/{number}")
+
+
+def counters(files: KernelFiles, port: Port, folder: str, wanted: tuple[str, ...]) -> dict[str, int]:
+    """Those of the wanted counters that the port has; adapters and drivers differ.
+
+    Raises:
+        OSError: the port does not answer.
+        ValueError: it answers with no number.
+    """
+    there = set(_names(files, f"{port.folder}/{folder}"))
+    return {name: int(files.text(f"{port.folder}/{folder}/{name}")) for name in wanted if name in there}
+
+
+def _names(files: KernelFiles, folder: str) -> tuple[str, ...]:
+    try:
+        return files.names(folder)
+    except FileNotFoundError:
+        return ()
+
 
 _WORD_BYTES = 4
 """Ports count data in words. Source: InfiniBand Architecture Specification, PortXmitData and PortRcvData."""
@@ -15,7 +61,7 @@ _DIRECTIONS = {"received": "port_rcv_data", "sent": "port_xmit_data"}
 _WAIT = "port_xmit_wait"
 
 
-def read(files: KernelFiles) -> Iterator[Found]:
+def read_infiniband(files: KernelFiles) -> Iterator[Found]:
     """State, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
     found = list(ports(files))
     if not found:
@@ -48,3 +94,45 @@ def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
         yield host.HOST_INFINIBAND_BYTES.at(counted[name] * _WORD_BYTES, **port.labels, direction=direction)
     if _WAIT in counted:
         yield host.HOST_INFINIBAND_WAIT.at(counted[_WAIT], **port.labels)
+
+
+# What goes wrong on InfiniBand and RoCE ports.
+
+_BY_FOLDER = {
+    "counters": (
+        "symbol_error",
+        "link_error_recovery",
+        "link_downed",
+        "port_rcv_errors",
+        "port_rcv_remote_physical_errors",
+        "port_xmit_discards",
+        "port_rcv_constraint_errors",
+        "port_xmit_constraint_errors",
+        "local_link_integrity_errors",
+        "excessive_buffer_overrun_errors",
+        "VL15_dropped",
+    ),
+    "hw_counters": (
+        "out_of_sequence",
+        "packet_seq_err",
+        "local_ack_timeout_err",
+        "implied_nak_seq_err",
+        "rnr_nak_retry_err",
+        "out_of_buffer",
+        "rx_icrc_encapsulated",
+    ),
+}
+"""Of any port, and of RDMA on Mellanox's. Healthy adapters count port_rcv_switch_relay_errors, too; it is left out."""
+
+
+def read_infiniband_errors(files: KernelFiles) -> Iterator[Found]:
+    """Errors of each port by kind; that there is no port is said where its bytes are read."""
+    for port in ports(files):
+        try:
+            for folder, wanted in _BY_FOLDER.items():
+                for kind, count in counters(files, port, folder, wanted).items():
+                    yield host.HOST_INFINIBAND_ERRORS.at(count, **port.labels, kind=kind)
+        except OSError as error:
+            yield Absent(f"{port}: {error.filename}: {error.strerror}; its errors are left out at times")
+        except ValueError as error:
+            yield Absent(f"{port}: {error}; its errors are left out")

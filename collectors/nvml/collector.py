@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from collectors.catalogue import gpu_reading as reading
-from collectors.metric import Sample
-from collectors.nvml.answering import Answerer
+from collectors.background import Answerer
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.events import EventWatch
-from collectors.nvml.gpu import Gpu
-from collectors.nvml.identity import cuda_version
-from collectors.nvml.library import RETRY_S, Nvml, NVMLError, Timed, installed_nvml, missing_driver
-from collectors.nvml.processes import GpuProcess, names_all_processes
-from collectors.nvml.refusals import refusals
-from collectors.nvml.standing import Standing
-from collectors.nvml.watched import WatchedGpu
+from collectors.nvml.gpu import Gpu, WatchedGpu
+from collectors.nvml.library import RETRY_S, Answer, Nvml, NVMLError, Standing, Timed, installed_nvml, missing_driver
+from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processes
+
+# What GPUs do not answer, in as few lines as it takes.
+
+_SAID: dict[Answer, str] = {
+    "not supported": "driver {driver} does not tell {questions}; they are left out of this run",
+    "not permitted": "this process may not ask for {questions}; they are left out of this run",
+    "not always": "no answer at times to {questions}; they are left out then",
+}
+_OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
+"""What a GPU lacks by its kind: an A100 has no GPM, a card no NVLink and no MIG, few are NUMA nodes, and new ones remap
+rows and retire no pages."""
+
+
+def refusals(standings: Iterable[Standing], *, driver: str) -> list[str]:
+    """One line for all GPUs that refuse the same questions for the same reason.
+
+    What is lacking by a GPU's kind is in the table of standings only.
+    """
+    refused: dict[tuple[Answer, str], list[str]] = {}
+    for standing in standings:
+        name = standing.question
+        is_missed = standing.answer != "not supported" or not any(word in name for word in _OF_SOME)
+        if standing.answer in _SAID and is_missed:
+            if standing.answer == "not always":
+                name += f" ({standing.reason})"
+            refused.setdefault((standing.answer, standing.gpu), []).append(name)
+    alike: dict[tuple[Answer, tuple[str, ...]], list[str]] = {}
+    for (answer, gpu), questions in refused.items():
+        alike.setdefault((answer, tuple(questions)), []).append(gpu)
+    return [
+        f"{_named(gpus)}: {_SAID[answer].format(driver=driver, questions=', '.join(questions))}"
+        for (answer, questions), gpus in alike.items()
+    ]
+
+
+def _named(gpus: Sequence[str]) -> str:
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(gpus)}"
+
 
 OPEN_S = 5.0
 """How long NVML may take to start, and to find its GPUs, before the node is watched without what is not there yet."""
@@ -226,9 +260,12 @@ class NvmlCollector:
             if standing.cost_s is not None:
                 slowest[standing.question] = max(slowest.get(standing.question, 0.0), standing.cost_s)
         return [
-            *(reading.GPU_CALL_SECONDS.at(spent_s, function=function) for function, spent_s in seconds.items()),
-            *(reading.GPU_CALLS.at(count, function=function) for function, count in calls.items()),
-            *(reading.GPU_FIELD_SECONDS.at(cost_s, field=name) for name, cost_s in slowest.items()),
+            *(
+                gpu_health_metrics.GPU_CALL_SECONDS.at(spent_s, function=function)
+                for function, spent_s in seconds.items()
+            ),
+            *(gpu_health_metrics.GPU_CALLS.at(count, function=function) for function, count in calls.items()),
+            *(gpu_health_metrics.GPU_FIELD_SECONDS.at(cost_s, field=name) for name, cost_s in slowest.items()),
         ]
 
 

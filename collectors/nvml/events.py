@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from collectors.catalogue import gpu_errors as errors
-from collectors.metric import Sample
-from collectors.nvml.instances import label_of_ids
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.library import (
     RETRY_S,
     Nvml,
@@ -21,6 +20,7 @@ from collectors.nvml.library import (
     says_nothing_yet,
     says_unsupported,
 )
+from collectors.nvml.mig import label_of_ids
 
 XID = 0x8
 _KINDS = {
@@ -93,14 +93,17 @@ class EventWatch:
         gpu = self._label
         with self._lock:
             return [
-                *(errors.GPU_EVENTS.at(count, gpu=gpu, event=kind) for kind, count in self._counts.items()),
-                *(errors.GPU_EVENT_TIME.at(at_s, gpu=gpu, event=kind) for kind, at_s in self._times.items()),
+                *(gpu_health_metrics.GPU_EVENTS.at(count, gpu=gpu, event=kind) for kind, count in self._counts.items()),
                 *(
-                    errors.GPU_XIDS.at(count, gpu=gpu, slice=part, xid=xid)
+                    gpu_health_metrics.GPU_EVENT_TIME.at(at_s, gpu=gpu, event=kind)
+                    for kind, at_s in self._times.items()
+                ),
+                *(
+                    gpu_health_metrics.GPU_XIDS.at(count, gpu=gpu, slice=part, xid=xid)
                     for (part, xid), count in self._xid_counts.items()
                 ),
                 *(
-                    errors.GPU_XID_TIME.at(at_s, gpu=gpu, slice=part, xid=xid)
+                    gpu_health_metrics.GPU_XID_TIME.at(at_s, gpu=gpu, slice=part, xid=xid)
                     for (part, xid), at_s in self._xid_times.items()
                 ),
             ]

@@ -6,16 +6,19 @@ nvmlDeviceGetPowerUsage gives the same in a thousandth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pynvml
+from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS
 
-from collectors.catalogue import gpu_errors as errors
-from collectors.catalogue import gpu_identity as identity
-from collectors.catalogue import gpu_links as links
-from collectors.catalogue import gpu_power as power
-from collectors.metric import Metric, Sample
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Metric, Sample
+from collectors.nvml.gpm import MONITORS, pcie_rate
+from collectors.nvml.library import Nvml, NVMLError, Standings
 
 ALL_LINKS = 0xFFFFFFFF
 """The scope of an NVLink counter's sum over all links. Source: nvml.h, at NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
@@ -79,7 +82,7 @@ def _clock_events(driver: str) -> tuple[Field, ...]:
         **thermal,
     }
     return tuple(
-        _quick(number, f"clocks held by {reason}", power.GPU_CLOCK_HELD_SECONDS, 1e-9, reason=reason)
+        _quick(number, f"clocks held by {reason}", gpu_metrics.GPU_CLOCK_HELD_SECONDS, 1e-9, reason=reason)
         for reason, number in reasons.items()
     )
 
@@ -90,7 +93,7 @@ def _of_link(link: int) -> tuple[Field, ...]:
             number=number,
             scope=link,
             name=f"NVLink {link} bytes {direction}",
-            metric=links.GPU_NVLINK_LINK_BYTES,
+            metric=gpu_health_metrics.GPU_NVLINK_LINK_BYTES,
             scale=_KIB,
             labels={"link": str(link), "direction": direction},
         )
@@ -110,7 +113,7 @@ def _bytes(number: int, direction: str) -> Field:
     return Field(
         number=number,
         name=f"PCIe bytes {direction}",
-        metric=links.GPU_PCIE_BYTES,
+        metric=gpu_health_metrics.GPU_PCIE_BYTES,
         labels={"direction": direction},
         is_wrapping=True,
     )
@@ -161,10 +164,10 @@ _PCIE_ERRORS = {
     "fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
 }
 _ECC_ERRORS = (
-    ("corrected", "volatile", errors.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
-    ("uncorrected", "volatile", errors.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
-    ("corrected", "aggregate", errors.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
-    ("uncorrected", "aggregate", errors.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
+    ("corrected", "volatile", gpu_health_metrics.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
+    ("uncorrected", "volatile", gpu_health_metrics.GPU_ECC_VOLATILE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
+    ("corrected", "aggregate", gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
+    ("uncorrected", "aggregate", gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
 )
 _POWER_LIMITS = {
     "minimum": pynvml.NVML_FI_DEV_POWER_MIN_LIMIT,
@@ -174,9 +177,9 @@ _POWER_LIMITS = {
 }
 
 _FIELDS = (
-    _quick(pynvml.NVML_FI_DEV_POWER_INSTANT, "instant power", power.GPU_POWER_INSTANT_WATTS, 1e-3),
-    _quick(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "energy counter", power.GPU_ENERGY_JOULES, 1e-3),
-    _quick(pynvml.NVML_FI_DEV_MEMORY_TEMP, "memory temperature", power.GPU_MEMORY_TEMPERATURE_CELSIUS),
+    _quick(pynvml.NVML_FI_DEV_POWER_INSTANT, "instant power", gpu_metrics.GPU_POWER_INSTANT_WATTS, 1e-3),
+    _quick(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "energy counter", gpu_metrics.GPU_ENERGY_JOULES, 1e-3),
+    _quick(pynvml.NVML_FI_DEV_MEMORY_TEMP, "memory temperature", gpu_metrics.GPU_MEMORY_TEMPERATURE_CELSIUS),
     _bytes(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, "sent"),
     _bytes(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, "received"),
     *(
@@ -184,7 +187,7 @@ _FIELDS = (
             number=number,
             scope=ALL_LINKS,
             name=f"NVLink bytes {direction}",
-            metric=links.GPU_NVLINK_BYTES,
+            metric=gpu_health_metrics.GPU_NVLINK_BYTES,
             scale=_KIB,
             labels={"direction": direction},
         )
@@ -194,10 +197,13 @@ _FIELDS = (
         _quick(number, f"{kind} ECC errors, {account}", metric, kind=kind)
         for kind, account, metric, number in _ECC_ERRORS
     ),
-    _slow(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, "PCIe replays", links.GPU_PCIE_RETRIES),
-    *(_slow(number, f"{kind} PCIe errors", links.GPU_PCIE_ERRORS, kind=kind) for kind, number in _PCIE_ERRORS.items()),
+    _slow(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, "PCIe replays", gpu_health_metrics.GPU_PCIE_RETRIES),
     *(
-        _slow(number, f"NVLink {kind} errors", links.GPU_NVLINK_ERRORS, kind=kind)
+        _slow(number, f"{kind} PCIe errors", gpu_health_metrics.GPU_PCIE_ERRORS, kind=kind)
+        for kind, number in _PCIE_ERRORS.items()
+    ),
+    *(
+        _slow(number, f"NVLink {kind} errors", gpu_health_metrics.GPU_NVLINK_ERRORS, kind=kind)
         for kind, number in _NVLINK_ERRORS.items()
     ),
     *(
@@ -205,22 +211,42 @@ _FIELDS = (
             number=number,
             scope=ALL_LINKS,
             name=f"NVLink {kind} errors",
-            metric=links.GPU_NVLINK_ERRORS,
+            metric=gpu_health_metrics.GPU_NVLINK_ERRORS,
             labels={"kind": kind},
             is_slow=True,
         )
         for kind, number in _NVLINK_5_ERRORS.items()
     ),
     *(
-        _slow(number, f"{limit} power limit", identity.GPU_POWER_LIMIT_WATTS, 1e-3, limit=limit)
+        _slow(number, f"{limit} power limit", gpu_metrics.GPU_POWER_LIMIT_WATTS, 1e-3, limit=limit)
         for limit, number in _POWER_LIMITS.items()
     ),
-    _slow(pynvml.NVML_FI_DEV_RETIRED_SBE, "corrected pages retired", errors.GPU_RETIRED_PAGES, kind="corrected"),
-    _slow(pynvml.NVML_FI_DEV_RETIRED_DBE, "uncorrected pages retired", errors.GPU_RETIRED_PAGES, kind="uncorrected"),
-    _slow(pynvml.NVML_FI_DEV_REMAPPED_COR, "corrected rows remapped", errors.GPU_REMAPPED_ROWS, kind="corrected"),
-    _slow(pynvml.NVML_FI_DEV_REMAPPED_UNC, "uncorrected rows remapped", errors.GPU_REMAPPED_ROWS, kind="uncorrected"),
+    _slow(
+        pynvml.NVML_FI_DEV_RETIRED_SBE,
+        "corrected pages retired",
+        gpu_health_metrics.GPU_RETIRED_PAGES,
+        kind="corrected",
+    ),
+    _slow(
+        pynvml.NVML_FI_DEV_RETIRED_DBE,
+        "uncorrected pages retired",
+        gpu_health_metrics.GPU_RETIRED_PAGES,
+        kind="uncorrected",
+    ),
+    _slow(
+        pynvml.NVML_FI_DEV_REMAPPED_COR,
+        "corrected rows remapped",
+        gpu_health_metrics.GPU_REMAPPED_ROWS,
+        kind="corrected",
+    ),
+    _slow(
+        pynvml.NVML_FI_DEV_REMAPPED_UNC,
+        "uncorrected rows remapped",
+        gpu_health_metrics.GPU_REMAPPED_ROWS,
+        kind="uncorrected",
+    ),
     *(
-        _slow(number, f"repair of {repair} {state}", errors.GPU_MEMORY_REPAIR, repair=repair, state=state)
+        _slow(number, f"repair of {repair} {state}", gpu_health_metrics.GPU_MEMORY_REPAIR, repair=repair, state=state)
         for repair, state, number in (
             ("pages", "pending", pynvml.NVML_FI_DEV_RETIRED_PENDING),
             ("rows", "pending", pynvml.NVML_FI_DEV_REMAPPED_PENDING),
@@ -230,8 +256,152 @@ _FIELDS = (
     Field(
         number=pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
         name="recovery action",
-        metric=errors.GPU_RECOVERY,
+        metric=gpu_health_metrics.GPU_RECOVERY,
         is_slow=True,
         states=_ACTIONS,
     ),
 )
+
+
+# What a PCIe link carries, and its wrapping counters made whole.
+
+_TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
+_ENCODING = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
+_WRAP = 1 << 32
+
+
+def link_bytes_per_second(generation: int, lanes: int) -> float | None:
+    """What the link carries in one direction, line coding deducted; None for a generation that is not known here.
+
+    Source: PCI Express Base Specification, rates and encodings by generation (6: flits).
+    """
+    if generation not in _TRANSFERS_PER_S:
+        return None
+    return _TRANSFERS_PER_S[generation] * _ENCODING[generation] / 8 * lanes
+
+
+class WholeCounter:
+    """A counter of 32 bits that wraps, made one that grows; it begins at 0.
+
+    It counts bytes, so that a link of 63 GB/s wraps it 15 times a second, and one of 16 GB/s 4 times. How often it did
+    between two readings is told by an expected growth that is right to within half a wrap. Without one it is known
+    only where the link cannot have carried as much as wraps it; elsewhere the growth is unknown, and what is counted
+    after it begins anew.
+    A value above 32 bits shows that this driver's counter does not wrap.
+    Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("PCIe transmit bytes. Value can be wrapped"); the driver's own
+    counter is an NvU32 (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
+    """
+
+    def __init__(self) -> None:
+        self._raw: int | None = None
+        self._is_wide = False
+        self._whole = 0
+
+    def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
+        """Its growth since the first reading, or since the last that was unknown; None where this one is unknown.
+
+        expected: the growth since the last reading. most: what it can be. Each None where that is not known.
+        """
+        self._is_wide = self._is_wide or raw >= _WRAP
+        growth = 0 if self._raw is None else self._growth(self._raw, raw, expected, most)
+        self._raw = raw
+        self._whole = 0 if growth is None else self._whole + growth
+        return None if growth is None else self._whole
+
+    def _growth(self, before: int, raw: int, expected: float | None, most: float | None) -> int | None:
+        if self._is_wide:
+            return raw - before if raw >= before else raw  # Smaller: the driver was loaded anew.
+        growth = (raw - before) % _WRAP
+        if expected is not None:
+            return growth + _WRAP * max(0, round((expected - growth) / _WRAP))
+        return growth if most is not None and most < _WRAP else None
+
+
+# All fields of a GPU, asked with one call, each with the cost that the driver tells.
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Which member of the value holds it, by valueType. Source: nvml.h, nvmlValueType_t."""
+_MAY_HAVE_WRAPPED = "its counter wraps every 4 GiB, and the link may carry more between two readings"
+
+
+class FieldBatch:
+    """The fields of one GPU. Those that it does not have are asked for once."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: Any,
+        gpu: str,
+        fields: Sequence[Field],
+        standings: Standings,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._nvml, self._handle, self._gpu = nvml, handle, gpu
+        self._fields = list(fields)
+        self._standings = standings
+        self._clock_ns = clock_ns
+        self._whole = {field: WholeCounter() for field in fields if field.is_wrapping}
+        self._begun_ns: int | None = None
+
+    def read(
+        self, *, is_slow: bool, rates: Mapping[str, float], link: float | None
+    ) -> tuple[list[Sample], list[Sample]]:
+        """The fields that change often, and the slow ones, which are empty unless asked for.
+
+        rates: bytes per second in each direction of PCIe since the last call, where that is known. link: what PCIe
+        can carry in one direction, in bytes per second.
+
+        Raises:
+            GpuLost: the GPU is gone.
+        """
+        asked = [field for field in self._fields if is_slow or not field.is_slow]
+        if not asked:
+            return [], []
+        begun_ns = self._clock_ns()
+        try:
+            values = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(one.number, one.scope) for one in asked])
+        except NVMLError as error:
+            if not self._standings.refused("fields in one call", error):
+                self._fields.clear()
+            self._whole = {field: WholeCounter() for field in self._whole}
+            return [], []
+        since_ns = begun_ns if self._begun_ns is None else self._begun_ns
+        self._begun_ns = begun_ns
+        expected = {direction: rate * (begun_ns - since_ns) / 1e9 for direction, rate in rates.items()}
+        # From before the last call until after this one: within them each counter was read at a time of its own.
+        most = None if link is None else link * (self._clock_ns() - since_ns) / 1e9
+        quick: list[Sample] = []
+        slow: list[Sample] = []
+        for one, value in zip(asked, values, strict=True):
+            sample = self._sample(one, value, expected, most)
+            if sample is not None:
+                (slow if one.is_slow else quick).append(sample)
+        return quick, slow
+
+    def _sample(self, field: Field, value: Any, expected: Mapping[str, float], most: float | None) -> Sample | None:
+        code = value.nvmlReturn
+        if code == NVML_SUCCESS and value.valueType >= len(_MEMBERS):  # A type of tomorrow's driver.
+            code = NVML_ERROR_NOT_SUPPORTED
+        if code != NVML_SUCCESS:
+            if not self._standings.refused(field.name, NVMLError(code)):
+                self._fields.remove(field)
+            if field in self._whole:  # What it grew by meanwhile is told by nothing.
+                self._whole[field] = WholeCounter()
+            return None
+        self._standings.answered(field.name, value.latencyUsec / 1e6)
+        raw = raw_of(value)
+        if field not in self._whole:
+            return field.sample(self._gpu, raw)
+        direction = field.labels["direction"]
+        whole = self._whole[field].advance(int(raw), expected=expected.get(direction), most=most)
+        if whole is None and not all(map(self._standings.is_asked, (MONITORS, pcie_rate(direction)))):
+            # Where monitors are there, a gap in what they tell is said of them.
+            self._standings.doubted(field.name, _MAY_HAVE_WRAPPED)
+        return None if whole is None else field.sample(self._gpu, whole)
+
+
+def raw_of(value: Any) -> float:
+    """The number that a field's value holds, in NVML's own unit."""
+    raw: float = getattr(value.value, _MEMBERS[value.valueType])
+    return raw

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from bench.reports.terminal import print_summaries
-from bench.store.history import History
+from bench.reports.summary import print_summaries
+from bench.runs.history import History
 
 WITHOUT_REMOTE_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 

@@ -25,22 +25,21 @@ from typing import Any, cast
 
 import psutil
 
-from bench.followed_runs import PAUSE_S, FollowedRuns
-from bench.live import LiveRuns
-from bench.placement import Placement
-from bench.run import begin
-from collectors.catalogue.every import METRICS
-from collectors.exporter import Exporter, Owned
+from bench.exporter.gpu_placement import Placement
+from bench.exporter.live_runs import PAUSE_S, FollowedRuns, LiveRuns
+from bench.runs.run_dir import begin
 from collectors.host.collector import HostCollector
+from collectors.metrics.registry import METRICS
+from collectors.node.registry import NodeCollector
+from collectors.node.watch import NodeWatch
 from collectors.node_log import NodeLogWriter
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml
-from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import EIGHT_GPUS, load
-from collectors.roster import NodeCollector
+from collectors.nvml.recorder import EIGHT_GPUS, load
+from collectors.nvml.replay import RecordedNvml
+from collectors.prometheus.exposition import Exporter, Owned
 from collectors.sample_log import SampleLog
-from collectors.watch import NodeWatch
-from tests.bench.examples import make_case, make_machine
+from tests.bench.made.examples import make_case, make_machine
 from tests.benchmarks.fast_time import FastTime
 from tests.benchmarks.logging_ranks import RANKS, LoggingRanks
 

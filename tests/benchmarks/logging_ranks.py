@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import time
 
-from bench.run import Run
-from collectors.catalogue import communication, memory, step
-from collectors.metric import Metric, Sample
+from bench.runs.run_dir import Run
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.metric import Metric, Sample
 from collectors.sample_log import Mark, Opened, Reading, SampleLog
 
 RANKS = 8
 VALUES = {
-    "phase": step.PHASES,
+    "phase": rank_metrics.PHASES,
     "category": ("parameters", "gradients", "optimizer", "activations", "buffers", "temporary", "other", "total"),
     "part": ("parameters", "gradients", "optimizer"),
     "collective": ("all_reduce",),
@@ -29,11 +29,14 @@ class LoggingRanks:
         self._step_s = step_s
         self._steps = 0
         self._logs = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(RANKS)]
-        seldom = (memory.LIVE_TENSOR_BYTES, memory.TIMELINE_PEAK_BYTES)
-        each_step = [*step.METRICS, *(metric for metric in memory.METRICS if metric not in seldom)]
+        seldom = (rank_metrics.LIVE_TENSOR_BYTES, rank_metrics.TIMELINE_PEAK_BYTES)
+        each_step = [
+            *rank_metrics.STEP_METRICS,
+            *(metric for metric in rank_metrics.MEMORY_METRICS if metric not in seldom),
+        ]
         self._step = [sample for metric in each_step for sample in _samples(metric)]
         tensors = [sample for metric in seldom for sample in _samples(metric)]
-        traced = [sample for metric in communication.METRICS for sample in _samples(metric)]
+        traced = [sample for metric in rank_metrics.COMMUNICATION_METRICS for sample in _samples(metric)]
         for rank, log in enumerate(self._logs):
             uuid = f"00000000-0000-0000-0000-{rank:012d}"
             opened = Opened(

@@ -30,26 +30,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
+from bench.analysis.estimate import estimate, ratio
+from bench.analysis.mfu import peak_of
 from bench.case import Case
-from bench.judgement.estimate import estimate, ratio
-from bench.machine import read as read_machine
-from bench.peaks import peak_of
-from bench.phase_marks import PhaseMarks
-from bench.run import begin
-from bench.step_speed import StepSpeed
-from collectors.allocator import make_memory
-from collectors.catalogue.results import RUN_STEP_SECONDS
-from collectors.catalogue.step import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
-from collectors.poller import Poller
-from collectors.profiler import Window
-from collectors.roster import open_collectors
+from bench.machine.machine import read as read_machine
+from bench.rank.instrumentation import PhaseMarks
+from bench.rank.train import StepSpeed
+from bench.runs.run_dir import begin
+from collectors.metrics.rank import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
+from collectors.metrics.results import RUN_STEP_SECONDS
+from collectors.node.poller import Poller
+from collectors.node.registry import open_collectors
+from collectors.node.watch import polling
+from collectors.rank.memory import make_memory
+from collectors.rank.profiler import Window
+from collectors.rank.step_clock import make_clock
 from collectors.sample_log import Opened, Reading, SampleLog
-from collectors.sampler import polling
-from collectors.step_clock import make_clock
 from tests.benchmarks.plain import benchmark_case
-from workloads.parts.data import Batches
-from workloads.parts.mesh import make_mesh
-from workloads.single import build
+from workloads.core.data import Batches
+from workloads.core.mesh import make_mesh
+from workloads.data_parallel.strategy import build_single
 
 PROMISE = 0.01
 WINDOW_PROMISE = 0.05
@@ -138,7 +138,7 @@ class _Rank:
         self._steps = case.steps
         self._marks = PhaseMarks(make_clock(DEVICE), make_memory(DEVICE))
         self._is_watched = False
-        self._workload = build(case, make_mesh({"data": 1}, "cpu"), self._phase)
+        self._workload = build_single(case, make_mesh({"data": 1}, "cpu"), self._phase)
         self._batches = Batches(case, data_rank=0, data_ranks=1)
         peak = peak_of(None, case.precision)
         self._speed = StepSpeed(case, tokens=case.shape.tokens, peak=peak, ceiling_flops_per_second=1e12)

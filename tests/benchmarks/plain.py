@@ -20,14 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.estimate import estimate, ratio
+from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.engines.local import LocalEngine
-from bench.engines.messages import TrialOrder
-from bench.judgement.estimate import estimate, ratio
-from bench.judgement.trials import read_trials
-from collectors.catalogue.results import RUN_STEP_SECONDS
-from workloads.parts.shape import PRESETS
-from workloads.roster import card_of
+from bench.rank.messages import TrialOrder
+from collectors.metrics.results import RUN_STEP_SECONDS
+from workloads.cost_models.shape import PRESETS
+from workloads.registry import card_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROMISE = 0.99
@@ -36,7 +36,7 @@ WARM_UP = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", default=sorted(path.stem for path in SCRIPTS.glob("*.py")))
+    parser.add_argument("strategies", nargs="*", default=sorted(path.stem for path in SCRIPTS.rglob("*.py")))
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
@@ -101,7 +101,7 @@ def _plain_step_s(case: Case) -> float:
     settings = json.dumps(
         {"shape": asdict(case.shape), "threads": case.threads, "steps": case.steps, "warm_up": case.warm_up}
     )
-    printed = run_script(SCRIPTS / f"{case.strategy}.py", settings, ranks=case.ranks, threads=case.threads)
+    printed = run_script(next(SCRIPTS.rglob(f"{case.strategy}.py")), settings, ranks=case.ranks, threads=case.threads)
     ends: list[float] = json.loads(printed.strip().splitlines()[-1])[case.warm_up :]
     return median(end - start for start, end in pairwise(ends))
 

@@ -19,20 +19,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.asking import Asked, asked_case
 from bench.case import Case, find_card
-from bench.controller import Conduct, measure
-from bench.device_checks import torch_build
+from bench.case_args import Asked, asked_case
 from bench.engines.local import LocalEngine
-from bench.gpus import read_gpus
-from bench.keeping import keep
-from bench.reports.figures import figure
-from bench.store.history import History
-from bench.summary import Summary
-from collectors.catalogue import results
-from collectors.metric import Metric
-from workloads.laws import ring_attention, ulysses
-from workloads.laws.ring_attention import Layout
+from bench.machine.device_checks import torch_build
+from bench.machine.gpus import read_gpus
+from bench.reports.format import figure
+from bench.runner import Conduct, keep, measure
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from collectors.metrics import results
+from collectors.metrics.metric import Metric
+from workloads.context_parallel import cost_model as context_parallel
+from workloads.context_parallel.cost_model import Layout
 
 RANKS = (1, 2, 4)
 HEADS = {"heads": 8, "kv_heads": 4}
@@ -168,10 +167,11 @@ def _work(case: Case) -> str:
     """The pairs of the ranks that compute least and most."""
     sequence, ranks = case.shape.sequence, case.ranks
     if case.strategy == "ulysses":
-        return f"{round(ulysses.pairs(sequence=sequence, ranks=ranks)):,}"
+        return f"{round(context_parallel.ulysses_pairs(sequence=sequence, ranks=ranks)):,}"
     layout: Layout = "plain" if case.options["layout"] == "plain" else "zigzag"
     by_rank = [
-        ring_attention.pairs(layout, is_causal=True, sequence=sequence, rank=rank, ranks=ranks) for rank in range(ranks)
+        context_parallel.ring_pairs(layout, is_causal=True, sequence=sequence, rank=rank, ranks=ranks)
+        for rank in range(ranks)
     ]
     least, most = min(by_rank), max(by_rank)
     return f"{most:,}" if least == most else f"{least:,}, {most:,}"

@@ -16,22 +16,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.asking import Asked, asked_case
+from bench.analysis.probes import link_by
 from bench.case import Case, find_card, one_rank_baseline
-from bench.controller import Conduct, measure
-from bench.device_checks import torch_build
+from bench.case_args import Asked, asked_case
 from bench.engines.local import LocalEngine
-from bench.gpus import read_gpus
-from bench.judgement.expected_collectives import link_by
-from bench.keeping import keep
-from bench.reports.figures import figure
-from bench.store.history import History
-from bench.summary import Summary
-from collectors.catalogue import results
-from collectors.metric import Metric
-from workloads.laws.communication import Link
-from workloads.laws.compute import ComputeTime
-from workloads.laws.overlap import step_time
+from bench.machine.device_checks import torch_build
+from bench.machine.gpus import read_gpus
+from bench.reports.format import figure
+from bench.runner import Conduct, keep, measure
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from collectors.metrics import results
+from collectors.metrics.metric import Metric
+from workloads.cost_models.communication import Link
+from workloads.cost_models.step_time import ComputeTime, step_time
 
 ROWS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("ddp", {}),

@@ -23,13 +23,13 @@ from statistics import median
 
 import msgspec
 
-from bench.judgement.estimate import estimate, ratio
-from collectors.catalogue.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
-from collectors.metric import Metric
-from collectors.traces.reading.scanned_events import IS_BUILT
-from tests.benchmarks import hta
+from bench.analysis.estimate import estimate, ratio
+from collectors.metrics.metric import Metric
+from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
+from collectors.traces.reading.decoders import IS_BUILT
 from tests.benchmarks.metered import Cost, metered
-from tests.benchmarks.trace_files import Truth, write
+from tests.benchmarks.trace_parts import hta
+from tests.benchmarks.trace_parts.trace_files import Truth, write
 
 RANKS = 8
 CPU_PROMISE, MEMORY_PROMISE = 10.0, 3.0
@@ -149,7 +149,7 @@ def _beside_bytes(answers: Sequence[_Answer]) -> float:
 
 
 def _our_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.benchmarks.traces_script", *arguments]
+    return [sys.executable, "-m", "tests.benchmarks.trace_parts.traces_script", *arguments]
 
 
 def _take_turns(sides: Sequence[_Side], rounds: int) -> None:

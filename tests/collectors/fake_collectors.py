@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from collectors.catalogue import host
-from collectors.metric import Sample
+from collectors.metrics import host
+from collectors.metrics.metric import Sample
 
 
 class FakeCollector:

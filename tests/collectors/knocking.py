@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 
-from collectors.http_door import Page, Server, Terms
+from collectors.prometheus.http_server import Page, Server, Terms
 
 
 class Notices(list[str]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.error_words import in_words
+from collectors.errors import in_words
 
 
 @pytest.mark.parametrize(

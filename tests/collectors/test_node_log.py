@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.catalogue.host import HOST_LOAD
-from collectors.log_reader import Follower, read
-from collectors.metric import Sample
+from collectors.metrics.host import HOST_LOAD
+from collectors.metrics.metric import Sample
 from collectors.node_log import WHOLE_EACH, NodeLogWriter, NodeState, open_node_log
-from collectors.sample_log import Changed, NodeOpened, Note, Polled, Record, SampleLog
+from collectors.sample_log import Changed, Follower, NodeOpened, Note, Polled, Record, SampleLog, read
 
 
 def _samples(*values: float) -> list[Sample]:

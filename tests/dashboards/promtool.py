@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.servers import absent_server
+from tests.support.servers import absent_server
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli
+from bench.cli import main
 from dashboards import render
 from dashboards.publish import read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 
 def _observatory(*arguments: str | Path) -> int:
-    return cli.run(["dashboards", *map(str, arguments)])
+    return main.run(["dashboards", *map(str, arguments)])
 
 
 @pytest.fixture

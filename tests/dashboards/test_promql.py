@@ -2,14 +2,13 @@
 
 import pytest
 
-from collectors import exporter
-from collectors.catalogue.info import RUN_LAST_COMPLETION
-from collectors.catalogue.memory import LIVE_TENSOR_BYTES
-from collectors.catalogue.results import RUN_MFU
-from collectors.catalogue.step import STEP_SECONDS, TOKENS
-from collectors.metric import Metric
+from collectors.metrics.agent import RUN_LAST_COMPLETION
+from collectors.metrics.metric import Metric
+from collectors.metrics.rank import LIVE_TENSOR_BYTES, STEP_SECONDS, TOKENS
+from collectors.metrics.results import RUN_MFU
+from collectors.prometheus import exposition
 from dashboards import promql
-from dashboards.dashboard import Panel, Query
+from dashboards.model import Panel, Query
 
 RATIO = Metric(name="x_ratio", kind="gauge", unit="ratio", scope="run", labels=("scaling",), help="A thing.")
 
@@ -54,7 +53,7 @@ def test_all_chosen_everywhere_is_what_grafana_would_send() -> None:
 
 
 def test_the_labels_of_owners_are_those_that_the_exporter_adds() -> None:
-    assert {scope: frozenset(labels) for scope, labels in promql.OWNER_LABELS.items()} == exporter.OWNER_LABELS
+    assert {scope: frozenset(labels) for scope, labels in promql.OWNER_LABELS.items()} == exposition.OWNER_LABELS
 
 
 def test_an_age_is_compared_in_seconds() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench import cli
+from bench.cli import main
 from dashboards.publish import (
     DATA_SOURCE_UID,
     FOLDER_UID,
@@ -32,7 +32,7 @@ def grafana(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGrafana]:
 
 
 def _push(url: str, *more: str) -> int:
-    return cli.run(["dashboards", "push", "--url", url, *more])
+    return main.run(["dashboards", "push", "--url", url, *more])
 
 
 def _refused(url: str, code: int, capsys: pytest.CaptureFixture[str]) -> str:

@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 import yaml
 
-from collectors.catalogue.every import METRICS
-from dashboards import metric_page, render, training_speed
-from dashboards.dashboard import Dashboard
-from dashboards.panels import to_json
+from collectors.metrics.registry import METRICS
+from dashboards import render
+from dashboards.boards import training_speed
+from dashboards.grafana import to_json
+from dashboards.model import Dashboard
 from dashboards.promql import with_every_choice
-from dashboards.roster import DASHBOARDS, GROUPS
+from dashboards.render import DASHBOARDS, GROUPS
 from tests.dashboards import grafana_lint
 from tests.dashboards.promtool import promtool
 
@@ -149,7 +150,7 @@ def test_each_alert_says_what_it_is_and_has_a_runbook() -> None:
 
 
 def test_the_page_of_metrics_has_a_row_for_each_metric_with_its_definition() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", metric_page.page(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", render.page(), re.MULTILINE)
     assert rows == [(metric.name, metric.help) for metric in METRICS]
 
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
-from bench.machine import Machine
-from bench.machine import read as read_machine
+from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
+from bench.machine.machine import Machine
+from bench.machine.machine import read as read_machine
 from tests.gpu.report import table_markdown, table_text
 from tests.gpu.roster import CHECKS
 from tests.gpu.runner import Result, Setting, current_result, perform, run_all

@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from bench.summary import Summary
-from collectors.log_reader import read
-from collectors.metric import Metric, Sample
+from bench.runs.summary import Summary
+from collectors.metrics.metric import Metric, Sample
 from collectors.node_log import NodeState
-from collectors.sample_log import Mark, Reading
+from collectors.sample_log import Mark, Reading, read
 from tests.gpu.check import NotHere
 from tests.gpu.session import Commands, Completed, Program
 

@@ -19,7 +19,7 @@ from tests.gpu import processes
 from tests.gpu.check import Check, Finding, NotHere, Verdict
 from tests.gpu.commands import OwnCommands
 from tests.gpu.session import ROOT, Session
-from workloads.cards.card import Device
+from workloads.spec import Device
 
 SCHEMA_VERSION = 1
 SPARE_S = 3.0

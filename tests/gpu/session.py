@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from workloads.cards.card import Device, Precision
+from workloads.spec import Device, Precision
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.check import Check
-from tests.gpu.markers import usable_gpus
 from tests.gpu.roster import CHECKS
 from tests.gpu.runner import Setting, run_one
+from tests.support.markers import usable_gpus
 
 _OF_2 = [check for check in CHECKS if check.gpus == 2]
 _OF_8 = [check for check in CHECKS if check.gpus == 8]

@@ -11,12 +11,11 @@ from statistics import fmean, median
 import msgspec
 import pytest
 
-from tests.netbox import netbox
-from tests.slow.boxed_ranks import run_ranks
-from tests.slow.probing_rank import LARGEST_BYTES, SIZES_BYTES, Answer
-from workloads.laws.bus import bus_bandwidth
-from workloads.laws.communication import Link, collective_time_s, link_of, wire_bytes
-from workloads.laws.terms import Collective, Transfer
+from tests.slow.ranks.boxed_ranks import run_ranks
+from tests.slow.ranks.probing_rank import LARGEST_BYTES, SIZES_BYTES, Answer
+from tests.support.netbox import netbox
+from workloads.cost_models.communication import Link, bus_bandwidth, collective_time_s, link_of, wire_bytes
+from workloads.cost_models.terms import Collective, Transfer
 
 pytestmark = pytest.mark.alone
 
@@ -56,7 +55,9 @@ class Answers:
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """Of one box, in which all is measured one after another."""
     with netbox(nodes=request.param, rate_mbit=RATE_MBIT) as box:
-        answered = run_ranks(box, "tests.slow.probing_rank", tmp_path_factory.mktemp("ranks"), lambda order: order)
+        answered = run_ranks(
+            box, "tests.slow.ranks.probing_rank", tmp_path_factory.mktemp("ranks"), lambda order: order
+        )
     return Answers(ranks=tuple(msgspec.json.decode(answer, type=Answer) for answer in answered))
 
 

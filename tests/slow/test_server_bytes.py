@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.netbox import netbox
-from tests.slow.boxed_ranks import Order, run_ranks
-from tests.slow.collective_rank import Passed
-from tests.slow.pushing_rank import SHAPE, StepOrder
-from workloads.cards.card import OptionValue
-from workloads.laws.parameter_server import Traffic, server_traffic, shares, worker_traffic
+from tests.slow.ranks.boxed_ranks import Order, run_ranks
+from tests.slow.ranks.collective_rank import Passed
+from tests.slow.ranks.pushing_rank import SHAPE, StepOrder
+from tests.support.netbox import netbox
+from workloads.parameter_server.cost_model import Traffic, server_traffic, shares, worker_traffic
+from workloads.spec import OptionValue
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def passed_in_a_step(strategy: str, ranks: int, options: Mapping[str, OptionValu
         return StepOrder(**msgspec.structs.asdict(order), strategy=strategy, options=dict(options))
 
     with netbox(nodes=ranks, rate_mbit=None) as box:
-        answers = run_ranks(box, "tests.slow.pushing_rank", folder, with_strategy)
+        answers = run_ranks(box, "tests.slow.ranks.pushing_rank", folder, with_strategy)
     return [msgspec.json.decode(answer, type=Passed) for answer in answers]
 
 

@@ -6,13 +6,12 @@ from statistics import median
 
 import pytest
 
-from bench.judgement.stages import TimedStep, bubble_ratio, join_steps, stage_seconds
-from tests.ranks import OnRanks
-from tests.slow.sleeping_head import RANKS, Balanced, perform_balanced, pipeline_of, slept_s
-from workloads.laws.bubble import split_bubble
-from workloads.laws.schedules import actions
-from workloads.laws.simulator import simulate
-from workloads.laws.terms import NotCovered
+from bench.analysis.pipeline import TimedStep, bubble_ratio, join_steps, stage_seconds
+from tests.slow.ranks.sleeping_head import RANKS, Balanced, perform_balanced, pipeline_of, slept_s
+from tests.support.ranks import OnRanks
+from workloads.cost_models.schedules import actions
+from workloads.cost_models.terms import NotCovered
+from workloads.pipeline_parallel.simulator import simulate, split_bubble
 
 TOLERANCE_RATIO = 0.05
 BALANCES = ["layers", "measured"]

@@ -8,16 +8,22 @@ from typing import get_args
 
 import pytest
 
-from bench.judgement.delays import CORE, MESSAGE, UNEVEN, delay_parts
-from bench.judgement.stages import TimedStep, bubble_ratio, join_steps, most_live, stage_seconds
-from tests.ranks import run_on_ranks
-from tests.slow.sleeping_stages import Case, perform
-from workloads.laws.bubble import split_bubble
-from workloads.laws.live_microbatches import live_microbatches_of_stages
-from workloads.laws.pipeline import ScheduleName
-from workloads.laws.schedules import actions
-from workloads.laws.simulator import simulate
-from workloads.laws.terms import NotCovered
+from bench.analysis.pipeline import (
+    CORE,
+    MESSAGE,
+    UNEVEN,
+    TimedStep,
+    bubble_ratio,
+    delay_parts,
+    join_steps,
+    most_live,
+    stage_seconds,
+)
+from tests.slow.ranks.sleeping_stages import Case, perform
+from tests.support.ranks import run_on_ranks
+from workloads.cost_models.schedules import ScheduleName, actions, live_microbatches_of_stages
+from workloads.cost_models.terms import NotCovered
+from workloads.pipeline_parallel.simulator import simulate, split_bubble
 
 LIMIT_S = 200.0
 TOLERANCE_RATIO = 0.03

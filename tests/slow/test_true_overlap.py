@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from tests.netbox import netbox
-from tests.slow.boxed_ranks import run_ranks
-from tests.slow.sleeping_rank import Measured, SleepingOrder, Steps, Variant, ddp_setup
-from workloads.laws.communication import link_of
-from workloads.laws.compute import ComputeTime
-from workloads.laws.overlap import StepTime, step_time
-from workloads.roster import card_of
+from tests.slow.ranks.boxed_ranks import run_ranks
+from tests.slow.ranks.sleeping_rank import Measured, SleepingOrder, Steps, Variant, ddp_setup
+from tests.support.netbox import netbox
+from workloads.cost_models.communication import link_of
+from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
+from workloads.registry import card_of
 
 pytestmark = pytest.mark.alone
 
@@ -66,7 +65,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with netbox(nodes=RANKS, rate_mbit=RATE_MBIT) as box:
         answered = run_ranks(
             box,
-            "tests.slow.sleeping_rank",
+            "tests.slow.ranks.sleeping_rank",
             tmp_path_factory.mktemp("ranks"),
             lambda order: SleepingOrder(
                 rank=order.rank,

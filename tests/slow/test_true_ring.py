@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 import pytest
 
-from tests.netbox import netbox
-from tests.slow.boxed_ranks import run_ranks
-from tests.slow.ring_rank import Measured, Passes, RingOrder
-from workloads.laws.ring_time import RingTime, backward_hops, forward_hops, ring_time
+from tests.slow.ranks.boxed_ranks import run_ranks
+from tests.slow.ranks.ring_rank import Measured, Passes, RingOrder
+from tests.support.netbox import netbox
+from workloads.context_parallel.cost_model import RingTime, backward_hops, forward_hops, ring_time
 
 pytestmark = pytest.mark.alone
 
@@ -56,7 +56,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with netbox(nodes=RANKS, rate_mbit=request.param) as box:
         answered = run_ranks(
             box,
-            "tests.slow.ring_rank",
+            "tests.slow.ranks.ring_rank",
             tmp_path_factory.mktemp("ranks"),
             lambda order: RingOrder(
                 rank=order.rank,

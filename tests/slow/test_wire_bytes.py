@@ -7,11 +7,11 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tests.netbox import netbox
-from tests.slow.boxed_ranks import run_ranks
-from tests.slow.collective_rank import PAYLOAD_BYTES, Passed
-from workloads.laws.communication import wire_bytes
-from workloads.laws.terms import Collective, Transfer
+from tests.slow.ranks.boxed_ranks import run_ranks
+from tests.slow.ranks.collective_rank import PAYLOAD_BYTES, Passed
+from tests.support.netbox import netbox
+from workloads.cost_models.communication import wire_bytes
+from workloads.cost_models.terms import Collective, Transfer
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,9 @@ def counted(
 ) -> list[dict[Collective, list[Passed]]]:
     """What passed by collective, call by call, for each rank."""
     with netbox(nodes=request.param, rate_mbit=None) as box:
-        answers = run_ranks(box, "tests.slow.collective_rank", tmp_path_factory.mktemp("ranks"), lambda order: order)
+        answers = run_ranks(
+            box, "tests.slow.ranks.collective_rank", tmp_path_factory.mktemp("ranks"), lambda order: order
+        )
     return [msgspec.json.decode(answer, type=dict[Collective, list[Passed]]) for answer in answers]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from collectors.metric import Metric
+from collectors.metrics.metric import Metric
 from dashboards import promql
 from dashboards.render import CHECKOUT, RULES
 from tests.dashboards.promtool import promtool

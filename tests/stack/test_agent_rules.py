@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.catalogue.agent import AGENT_AGE_SECONDS, AGENT_BEATS, AGENT_COLLECTOR, AGENT_MISSED_BEATS
+from collectors.metrics.agent import AGENT_AGE_SECONDS, AGENT_BEATS, AGENT_COLLECTOR, AGENT_MISSED_BEATS
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack

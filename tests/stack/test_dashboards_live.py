@@ -12,30 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import run as runs
-from bench.case import Case
-from bench.controller import Conduct, measure
-from bench.engines.messages import Progress, TrialEnded, TrialOrder
-from bench.gpus import Gpu
-from bench.keeping import keep
-from bench.kept_windows import keep as keep_window
-from bench.machine import Machine
-from bench.purpose import Purpose
-from bench.serving import open_server
-from bench.store.history import History
-from collectors.catalogue import communication, memory, step
-from collectors.metric import Sample
+from bench.analysis.timelines import keep as keep_window
+from bench.case import Case, Purpose
+from bench.exporter.server import open_server
+from bench.machine.gpus import Gpu
+from bench.machine.machine import Machine
+from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.runner import Conduct, keep, measure
+from bench.runs import run_dir
+from bench.runs.history import History
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.metric import Sample
 from collectors.node_log import open_node_log
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import EIGHT_GPUS, load
+from collectors.nvml.recorder import EIGHT_GPUS, load
+from collectors.nvml.replay import RecordedNvml
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
-from dashboards import communication as waiting
-from dashboards import pipeline, promql, training_speed
-from tests.bench.examples import SMALL, make_machine, small_case
-from tests.bench.fake_engine import FakeEngine
-from tests.bench.windows import made_windows
-from tests.servers import PrometheusServer, run_prometheus
+from dashboards import promql
+from dashboards.boards import communication, pipeline, training_speed
+from tests.bench.made.examples import SMALL, make_machine, small_case
+from tests.bench.made.fake_engine import FakeEngine
+from tests.bench.made.windows import made_windows
+from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
@@ -54,7 +52,7 @@ STEPS_S = {
     "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
     "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
 }
-DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD, waiting.DASHBOARD)
+DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD, communication.DASHBOARD)
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS
@@ -109,7 +107,7 @@ def _measure_before(folder: Path, store: str) -> None:
 @contextmanager
 def _going_on(folder: Path, case: Case, machine: Machine) -> Iterator[None]:
     """A run whose two ranks end a step every half second, on a node whose GPUs are polled as often."""
-    run = runs.begin(case, machine, folder)
+    run = run_dir.begin(case, machine, folder)
     over = threading.Event()
     writer = threading.Thread(target=_write_steps, args=(run, over))
     writer.start()
@@ -121,7 +119,7 @@ def _going_on(folder: Path, case: Case, machine: Machine) -> Iterator[None]:
         run.close()
 
 
-def _write_steps(run: runs.Run, over: threading.Event) -> None:
+def _write_steps(run: run_dir.Run, over: threading.Event) -> None:
     ranks = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(run.case.ranks)]
     node = open_node_log(run.folder / "node0.jsonl", run=run.id, node=0)
     gpus = NvmlCollector(RecordedNvml(load(EIGHT_GPUS)).nvml)
@@ -139,20 +137,20 @@ def _write_steps(run: runs.Run, over: threading.Event) -> None:
 
 def _samples(number: int) -> list[Sample]:
     return [
-        step.STEP_SECONDS.at(0.5),
-        step.TOKENS.at(100.0 * number),
-        step.MFU.at(0.4),
-        step.LOSS.at(2.0),
-        memory.PEAK_BYTES.at(1e9),
-        memory.RESIDENT_BYTES.at(1e8),
+        rank_metrics.STEP_SECONDS.at(0.5),
+        rank_metrics.TOKENS.at(100.0 * number),
+        rank_metrics.MFU.at(0.4),
+        rank_metrics.LOSS.at(2.0),
+        rank_metrics.PEAK_BYTES.at(1e9),
+        rank_metrics.RESIDENT_BYTES.at(1e8),
     ]
 
 
 def _traced() -> list[Sample]:
     return [
-        communication.TRACED_STEP_SECONDS.at(0.5),
-        communication.OVERLAP_RATIO.at(0.75),
-        communication.EXPOSED_COMMUNICATION_RATIO.at(0.1),
+        rank_metrics.TRACED_STEP_SECONDS.at(0.5),
+        rank_metrics.OVERLAP_RATIO.at(0.75),
+        rank_metrics.EXPOSED_COMMUNICATION_RATIO.at(0.1),
     ]
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.demonstration.results import COMPLETED_AGO_S, MadeResults
-from collectors.catalogue.gpu_errors import GPU_XID_TIME
-from collectors.catalogue.placement import RANK_GPU
-from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
-from collectors.metric import Sample
-from collectors.nvml.recording import EIGHT_GPUS, load
+from bench.exporter.demo import COMPLETED_AGO_S, MadeResults
+from collectors.metrics.gpu import RANK_GPU
+from collectors.metrics.gpu_health import GPU_XID_TIME
+from collectors.metrics.metric import Sample
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from collectors.nvml.recorder import EIGHT_GPUS, load
 from tests.collectors.nvml.nodes import FakeClock, opened, replayed
 from tests.stack.nights import alert_of, rehearse
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown

@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from collectors.catalogue.gpu import (
+from collectors.metrics.gpu import (
     GPU_INSTANCE_MEMORY_BYTES,
     GPU_INSTANCE_MEMORY_USED_BYTES,
     GPU_MEMORY_FREE_BYTES,
     GPU_MEMORY_RESERVED_BYTES,
     GPU_MEMORY_USED_BYTES,
+    GPU_POWER_LIMIT_WATTS,
+    GPU_POWER_WATTS,
+    GPU_STATE,
+    RANK_GPU,
 )
-from collectors.catalogue.gpu_identity import GPU_POWER_LIMIT_WATTS, GPU_STATE
-from collectors.catalogue.gpu_power import GPU_POWER_WATTS
-from collectors.catalogue.host import HOST_CPU_SECONDS
-from collectors.catalogue.placement import RANK_GPU
-from collectors.metric import Metric
-from dashboards import gpu_health, host_load, promql
-from dashboards.dashboard import Dashboard
+from collectors.metrics.host import HOST_CPU_SECONDS
+from collectors.metrics.metric import Metric
+from dashboards import promql
+from dashboards.boards import gpu_health, host_load
+from dashboards.model import Dashboard
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from collectors.catalogue.gpu_errors import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_REPAIR, GPU_RECOVERY, GPU_XID_TIME
-from collectors.catalogue.gpu_identity import GPU_POWER_LIMIT_WATTS, GPU_STATE
-from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_RATIO, GPU_CLOCK_HELD_SECONDS
-from collectors.catalogue.placement import RANK_GPU
+from collectors.metrics.gpu import (
+    GPU_CLOCK_HELD_RATIO,
+    GPU_CLOCK_HELD_SECONDS,
+    GPU_POWER_LIMIT_WATTS,
+    GPU_STATE,
+    RANK_GPU,
+)
+from collectors.metrics.gpu_health import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_REPAIR, GPU_RECOVERY, GPU_XID_TIME
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack

@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from bench.serving import answering
-from collectors.catalogue import host
-from collectors.catalogue.gpu_identity import GPU_STATE
-from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_SECONDS, GPU_POWER_WATTS
-from collectors.catalogue.placement import RANK_GPU
-from collectors.exporter import Owned
-from collectors.http_door import Terms
-from collectors.metric import Metric, Sample
+from bench.exporter.server import answering
+from collectors.metrics import host
+from collectors.metrics.gpu import GPU_CLOCK_HELD_SECONDS, GPU_POWER_WATTS, GPU_STATE, RANK_GPU
+from collectors.metrics.metric import Metric, Sample
+from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import EIGHT_GPUS, load
-from collectors.watch import NodeWatch
-from dashboards import gpu_health, host_load, promql
-from dashboards.roster import DASHBOARDS as ALL
-from tests.servers import PrometheusServer, run_prometheus
-from tests.stack import test_dashboards_live as of_runs
+from collectors.nvml.recorder import EIGHT_GPUS, load
+from collectors.nvml.replay import RecordedNvml
+from collectors.prometheus.exposition import Owned
+from collectors.prometheus.http_server import Terms
+from dashboards import promql
+from dashboards.boards import gpu_health, host_load
+from dashboards.render import DASHBOARDS as ALL
+from tests.stack import test_dashboards_live
+from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
@@ -160,7 +159,9 @@ def _values(watched: Watched, metric: Metric, **labels: str) -> list[tuple[dict[
 
 
 def test_every_dashboard_is_seen_with_an_answer_here_or_there() -> None:
-    assert {dashboard.name for dashboard in (*DASHBOARDS, *of_runs.DASHBOARDS)} == {one.name for one in ALL}
+    assert {dashboard.name for dashboard in (*DASHBOARDS, *test_dashboards_live.DASHBOARDS)} == {
+        one.name for one in ALL
+    }
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.run import Run, begin
-from bench.serving import open_server
-from collectors.catalogue.step import STEP_SECONDS
+from bench.exporter.server import open_server
+from bench.runs.run_dir import Run, begin
+from collectors.metrics.rank import STEP_SECONDS
 from collectors.sample_log import SCHEMA_VERSION, Opened, Reading, SampleLog
-from tests.bench.examples import make_machine, small_case
-from tests.servers import program
+from tests.bench.made.examples import make_machine, small_case
+from tests.support.servers import program
 
 pytestmark = pytest.mark.stack
 

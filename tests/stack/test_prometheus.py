@@ -19,18 +19,15 @@ from typing import Any
 
 import pytest
 
-from bench.series import series_of
-from bench.store.history import History
-from bench.summary import Summary
-from collectors.catalogue import host, results
-from collectors.catalogue.communication import OVERLAP_SECONDS
-from collectors.catalogue.info import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
-from collectors.catalogue.step import LOSS, PHASE_SECONDS, STEP_SECONDS, TOKENS
-from collectors.log_reader import read
-from collectors.metric import Metric
+from bench.runs.history import History
+from bench.runs.summary import Summary, series_of
+from collectors.metrics import host, results
+from collectors.metrics.agent import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.metric import Metric
+from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
 from collectors.node_log import NodeState
-from collectors.sample_log import Reading
-from tests.servers import PrometheusServer, program, run_prometheus
+from collectors.sample_log import Reading, read
+from tests.support.servers import PrometheusServer, program, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 

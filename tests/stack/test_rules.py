@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from collectors.catalogue.info import RUN_LAST_COMPLETION
-from collectors.catalogue.results import RUN_SCALING_EFFICIENCY
-from dashboards import promql
-from dashboards.alerts import nightly
+from collectors.metrics.agent import RUN_LAST_COMPLETION
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from dashboards import alerts, promql
 from tests.stack.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
 from tests.stack.rehearsal import SCRAPED
 
 pytestmark = pytest.mark.stack
 
-ACCEPTED = nightly.ACCEPTED_RATIOS["ddp", "cuda", "weak"]
+ACCEPTED = alerts.ACCEPTED_RATIOS["ddp", "cuda", "weak"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +150,7 @@ def test_a_run_without_an_interval_is_silent(tmp_path: Path) -> None:
 
 
 def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -> None:
-    least = nightly.LEAST_NIGHTS
+    least = alerts.LEAST_NIGHTS
     _is_silent(Nights(results=(*USUAL[: least - 1], 0.80)), tmp_path, hours_after=[23])
     _fires(Nights(results=(*USUAL[:least], 0.80)), tmp_path, hours_after=23)
 
@@ -169,8 +168,8 @@ def test_a_finished_run_whose_exporter_went_is_silent(tmp_path: Path) -> None:
 
 def test_a_strategy_that_no_longer_runs_is_silent_though_its_last_result_is_shown(tmp_path: Path) -> None:
     left = Nights(results=(*USUAL, 0.80), idle_nights=3)
-    _fires(left, tmp_path, hours_after=nightly.FRESH_HOURS - 1)
-    _is_silent(left, tmp_path, hours_after=[nightly.FRESH_HOURS + 1])
+    _fires(left, tmp_path, hours_after=alerts.FRESH_HOURS - 1)
+    _is_silent(left, tmp_path, hours_after=[alerts.FRESH_HOURS + 1])
 
 
 def test_a_level_below_the_accepted_one_fires_without_any_history(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.listed import listed
-from bench.targets import Targets
-from collectors.exporter import Exporter
-from collectors.http_door import Server, Terms
-from tests.certificates import make_authority, make_certificate
-from tests.servers import PrometheusServer, run_prometheus
+from bench.exporter.service_discovery import Targets, listed
+from collectors.prometheus.exposition import Exporter
+from collectors.prometheus.http_server import Server, Terms
+from tests.support.certificates import make_authority, make_certificate
+from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 

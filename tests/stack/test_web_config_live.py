@@ -10,13 +10,13 @@ from typing import Any
 import bcrypt
 import pytest
 
-from bench.web_guard import WebGuard
-from collectors.catalogue.host import METRICS
-from collectors.exporter import Exporter, Owned
-from collectors.http_door import Server
-from collectors.metric import Sample
-from tests.certificates import make_authority, make_certificate
-from tests.servers import run_prometheus
+from bench.exporter.web_config import WebGuard
+from collectors.metrics.host import METRICS
+from collectors.metrics.metric import Sample
+from collectors.prometheus.exposition import Exporter, Owned
+from collectors.prometheus.http_server import Server
+from tests.support.certificates import make_authority, make_certificate
+from tests.support.servers import run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from workloads.cards.card import Card
-from workloads.roster import CARDS, card_of
+from workloads.registry import CARDS, card_of
+from workloads.spec import Card
 
 QUICK = ("--device=cpu", "--trials=1", "--port=0", "--format=json")
 TRAINING = ("--shape=tiny", "--sequence=32", "--steps=2", "--warm-up=1")

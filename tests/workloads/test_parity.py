@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import OnRanks
-from tests.workloads.setups import SmallSetup, ranks_of, small_setup
-from tests.workloads.training_runs import StepRecord, train
-from workloads.cards.card import LIMITS, Card, OptionValue, Precision
-from workloads.roster import CARDS, card_of
+from tests.support.ranks import OnRanks
+from tests.workloads.training.setups import SmallSetup, ranks_of, small_setup
+from tests.workloads.training.training_runs import StepRecord, train
+from workloads.registry import CARDS, card_of
+from workloads.spec import LIMITS, Card, OptionValue, Precision
 
 STEPS = 3
 GOALS = ("learning_rate", "clip")

@@ -5,6 +5,8 @@ The textbook's algorithms post their messages from Python, so that small vectors
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -13,15 +15,244 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.cards.all_reduce import chosen_algorithms, scratch_elements_of_all, vector_sizes
-from workloads.cards.card import ELEMENT_BYTES
-from workloads.laws.all_reduce import Algorithm
-from workloads.parts.all_reduce_algorithms import all_reduce
-from workloads.parts.collective_calls import Buffers
-from workloads.parts.collective_check import count_wrong, fill
-from workloads.parts.dtypes import DTYPES
-from workloads.parts.point_to_point import Traffic, Wire
-from workloads.probe import Elapsed, ProbeSetup, Quantity, Record, Stopwatch
+from workloads.core.collectives import Buffers
+from workloads.core.mesh import DTYPES
+from workloads.probes.collectives import count_wrong, fill
+from workloads.probes.cost_model import Algorithm, refusal
+from workloads.probes.spec import chosen_algorithms, scratch_elements_of_all, vector_sizes
+from workloads.protocols import Elapsed, ProbeSetup, Quantity, Record, Stopwatch
+from workloads.spec import ELEMENT_BYTES
+
+# A counted wire: the ranks of a group exchange messages in rounds, and each counts what it sends and receives.
+
+NOTHING: Mapping[int, Tensor] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one rank counted, in payload without headers.
+
+    rounds: all of them, also those in which it had no message.
+    peak_bytes: the most that it sent, or received, in one round.
+    """
+
+    rounds: int = 0
+    sent_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Wire:
+    """What a rank sends and receives through: rounds, in which all messages of a rank travel at once.
+
+    All ranks of the group must go through the same rounds, and each message must be named by both its ends. Tensors
+    are contiguous and of the group's device. Ranks are those within the group.
+
+    On NCCL the group must have been through a collective of all its ranks before, because a round may leave ranks
+    out, and a rank must have set its current device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank = group.rank()
+        self.ranks = group.size()
+        self.traffic = Traffic()
+        self._group = group
+
+    def exchange(self, *, send: Mapping[int, Tensor] = NOTHING, receive: Mapping[int, Tensor] = NOTHING) -> None:
+        """One round: send tensors to ranks, and receive tensors from ranks into place.
+
+        On the host it returns when all is sent and received; on a GPU the current stream waits for it. An empty
+        tensor is no message: both ends know that it is empty.
+        """
+        sent = {peer: tensor for peer, tensor in send.items() if tensor.numel()}
+        received = {peer: tensor for peer, tensor in receive.items() if tensor.numel()}
+        # Posted together: a rank that waited for its own sending before it received might wait for ever. And receiving
+        # first: gloo would else let ranks that send to each other do so in turn, at down to half the link's speed.
+        messages = [
+            dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=peer) for peer, tensor in received.items()
+        ]
+        messages += [
+            dist.P2POp(dist.isend, tensor, group=self._group, group_peer=peer) for peer, tensor in sent.items()
+        ]
+        for work in dist.batch_isend_irecv(messages) if messages else ():
+            work.wait()
+        self._count(_bytes(sent), _bytes(received))
+
+    def sit_out(self) -> None:
+        """One round in which other ranks have messages, and this one has none."""
+        self._count(0, 0)
+
+    def _count(self, sent_bytes: int, received_bytes: int) -> None:
+        before = self.traffic
+        self.traffic = Traffic(
+            rounds=before.rounds + 1,
+            sent_bytes=before.sent_bytes + sent_bytes,
+            peak_bytes=max(before.peak_bytes, sent_bytes, received_bytes),
+        )
+
+
+def _bytes(messages: Mapping[int, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in messages.values())
+
+
+# The textbook's all-reduce algorithms: every rank holds a vector, and in the end every rank holds the sum of all.
+#
+# Each algorithm adds in place, in rounds of messages, and is written as one rank sees it. What each costs, in rounds
+# and bytes, is `workloads.probes.cost_model`. After each of them all ranks hold the same bits, whatever the numbers
+# are: what is said of the order of additions below is why.
+#
+# vector: one dimension, contiguous, of the same size on all ranks.
+# scratch: for what is received and not yet added, of the vector's type; the card's `scratch_elements` says how much.
+# Source: Thakur, Rabenseifner and Gropp 2005, Optimization of collective communication operations in MPICH; Patarasuk
+# and Yuan 2009, Bandwidth optimal all-reduce algorithms.
+
+SERVER = 0
+
+
+def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """Replace the vector of each rank by the sum over all ranks.
+
+    Raises:
+        ValueError: the algorithm cannot run on so many ranks.
+    """
+    if (reason := refusal(algorithm, wire.ranks)) is not None:
+        raise ValueError(reason)
+    if wire.ranks > 1:
+        _ALGORITHMS[algorithm](vector, scratch, wire)
+
+
+def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """A partial sum travels from the first rank to the last, then the result travels back.
+
+    The last rank alone has the whole sum, added in the order of the ranks, and all others copy it.
+    """
+    rank, last = wire.rank, wire.ranks - 1
+    received = scratch[: len(vector)]
+    # reduce: each rank adds its own to the partial sum, and passes it on
+    for sender in range(last):
+        if rank == sender:
+            wire.exchange(send={sender + 1: vector})
+        elif rank == sender + 1:
+            wire.exchange(receive={sender: received})
+            vector += received
+        else:
+            wire.sit_out()
+    # broadcast: the result travels back
+    for sender in range(last, 0, -1):
+        if rank == sender:
+            wire.exchange(send={sender - 1: vector})
+        elif rank == sender - 1:
+            wire.exchange(receive={sender: vector})
+        else:
+            wire.sit_out()
+
+
+def ring(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """Chunks, one for each rank, go round the ring, all at once: first to be summed, then to be copied.
+
+    Each chunk is summed along one way through the ranks, and all others copy it from where the way ends.
+    """
+    rank, ranks = wire.rank, wire.ranks
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    chunks = torch.tensor_split(vector, ranks)
+    # reduce-scatter: each rank adds its own to the chunk that arrives, and passes it on; in the end chunk rank + 1
+    # has been everywhere
+    for step in range(ranks - 1):
+        sent, summed = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
+        received = scratch[: len(summed)]
+        wire.exchange(send={right: sent}, receive={left: received})
+        summed += received
+    # all-gather: each whole chunk goes round once more, and each rank keeps a copy
+    for step in range(ranks - 1):
+        sent, copied = chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks]
+        wire.exchange(send={right: sent}, receive={left: copied})
+
+
+def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """Each rank sends its whole vector to all others, and adds up what it has of all.
+
+    Every rank adds in the order of the ranks, its own in its place: otherwise their sums would differ in rounding.
+    """
+    others = [peer for peer in range(wire.ranks) if peer != wire.rank]
+    received = dict(zip(others, _rows(scratch, len(others), len(vector)), strict=True))
+    wire.exchange(send=dict.fromkeys(others, vector), receive=received)
+    # reduce: the same order on each rank
+    total, *more = [vector if peer == wire.rank else received[peer] for peer in range(wire.ranks)]
+    for contribution in more:
+        total += contribution
+    vector.copy_(total)
+
+
+def recursive_doubling(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """Pairs exchange and add all that they have summed, at distances that double: 1, 2, 4, ...
+
+    After the round at distance d the 2 d ranks of a block hold their block's sum. Both of a pair add the same two
+    numbers, one to the other or the other way round, which is the same in floating point.
+    """
+    received = scratch[: len(vector)]
+    for distance in _distances(wire.ranks):
+        partner = wire.rank ^ distance
+        wire.exchange(send={partner: vector}, receive={partner: received})
+        vector += received
+
+
+def recursive_halving(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """Pairs share out the work at distances that halve, then copy the results at distances that double.
+
+    Each element is summed whole on one rank, and all others copy it.
+    """
+    halvings = []
+    part = vector
+    # reduce-scatter by recursive halving: each of a pair gives half of its part away, and sums the half that it keeps
+    for distance in reversed(_distances(wire.ranks)):
+        partner = wire.rank ^ distance
+        first, second = torch.tensor_split(part, 2)
+        kept, given = (first, second) if wire.rank & distance == 0 else (second, first)
+        received = scratch[: len(kept)]
+        wire.exchange(send={partner: given}, receive={partner: received})
+        kept += received
+        halvings.append((partner, kept, given))
+        part = kept
+    # all-gather by recursive doubling: the same way back, each half whole by now
+    for partner, kept, given in reversed(halvings):
+        wire.exchange(send={partner: kept}, receive={partner: given})
+
+
+def parameter_server(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+    """All workers send their vectors to the server, which sends the sum to all. The server is a rank like the others.
+
+    The server alone adds, in the order of the ranks, and all others copy.
+    """
+    workers = [peer for peer in range(wire.ranks) if peer != SERVER]
+    if wire.rank != SERVER:
+        wire.exchange(send={SERVER: vector})  # push
+        wire.exchange(receive={SERVER: vector})  # pull
+        return
+    received = _rows(scratch, len(workers), len(vector))
+    wire.exchange(receive=dict(zip(workers, received, strict=True)))
+    for contribution in received:
+        vector += contribution
+    wire.exchange(send=dict.fromkeys(workers, vector))
+
+
+_ALGORITHMS: Mapping[Algorithm, Callable[[Tensor, Tensor, Wire], None]] = {
+    "sequential": sequential,
+    "ring": ring,
+    "all_to_all": all_to_all,
+    "recursive_doubling": recursive_doubling,
+    "recursive_halving": recursive_halving,
+    "parameter_server": parameter_server,
+}
+
+
+def _distances(ranks: int) -> list[int]:
+    """1, 2, 4, ... up to half of the ranks, which are a power of two."""
+    return [2**level for level in range(ranks.bit_length() - 1)]
+
+
+def _rows(scratch: Tensor, count: int, elements: int) -> tuple[Tensor, ...]:
+    """Room for so many vectors, one after the other."""
+    return scratch[: count * elements].view(count, elements).unbind()
+
 
 Contestant = Algorithm | Literal["library"]
 

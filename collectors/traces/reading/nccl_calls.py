@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectors.traces.calls import Call
-from collectors.traces.names import collective_of
-from collectors.traces.reading.gloo_calls import CLOCKS_APART_NS, Issued, spoken
-from collectors.traces.spans import ABSENT, Timeline
-from collectors.traces.steps.launch_queue import GRAPH_LAUNCH
-from collectors.traces.steps.launches import launch_of
+from collectors.traces.analyzers.kernels import GRAPH_LAUNCH
+from collectors.traces.event_names import collective_of
+from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, spoken
+from collectors.traces.steps import launch_of
+from collectors.traces.timeline import ABSENT, Call, Timeline
 
 _OF_NCCL = re.compile(r"^(?:nccl|rccl)")
 

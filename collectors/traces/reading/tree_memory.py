@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collectors.traces.allocations import NO_ALLOCATIONS, Allocations
-from collectors.traces.reading.trace_events import MEMORY
-from collectors.traces.spans import ABSENT
+from collectors.traces.reading.decoders import MEMORY
+from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations
 
 ALLOCATION = "Allocation"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from tests.bench.recorded_nvml import RecordedError, RecordedNvml
+from tests.bench.made.recorded_nvml import RecordedError, RecordedNvml
 
 
 @dataclass

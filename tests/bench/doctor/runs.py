@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bench.judgement.estimate import Estimate, estimate
-from bench.summary import Summary
-from collectors.catalogue import ceilings
-from tests.bench.examples import make_case, make_machine, make_summary
-from workloads.roster import card_of
+from bench.analysis.estimate import Estimate, estimate
+from bench.runs.summary import Summary
+from collectors.metrics import probes as probes_metrics
+from tests.bench.made.examples import make_case, make_machine, make_summary
+from workloads.registry import card_of
 
 SECOND_NS = 1_000_000_000
 
 
 def product(size: int, flops: float) -> Estimate:
     """A matrix product."""
-    return estimate(ceilings.RUN_MATMUL_FLOPS, (flops,), m=str(size), n=str(size), k=str(size))
+    return estimate(probes_metrics.RUN_MATMUL_FLOPS, (flops,), m=str(size), n=str(size), k=str(size))
 
 
 def copy(kind: str, rate: float, size: int = 1 << 28) -> Estimate:
     """A copy, of buffers as large as the probe takes unless told otherwise."""
-    return estimate(ceilings.RUN_COPY_BANDWIDTH, (rate,), kind=kind, size=str(size))
+    return estimate(probes_metrics.RUN_COPY_BANDWIDTH, (rate,), kind=kind, size=str(size))
 
 
 def busbw(collective: str, rate: float, size: int = 4096, algorithm: str = "library") -> Estimate:
     """A collective."""
     return estimate(
-        ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, (rate,), collective=collective, algorithm=algorithm, size=str(size)
+        probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, (rate,), collective=collective, algorithm=algorithm, size=str(size)
     )
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from bench.doctor.ceilings import measured_ceilings
-from bench.doctor.page import Ceiling
-from bench.gpus import Gpu
-from bench.machine import Machine
-from bench.store.history import History
-from bench.summary import Summary
+from bench.doctor.page import Ceiling, measured_ceilings
+from bench.machine.gpus import Gpu
+from bench.machine.machine import Machine
+from bench.runs.history import History
+from bench.runs.summary import Summary
 from tests.bench.doctor.runs import busbw, copy, probe, product
-from tests.bench.examples import make_machine
+from tests.bench.made.examples import make_machine
 
 
 @pytest.fixture

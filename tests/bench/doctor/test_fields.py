@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pynvml
 
-from bench.doctor.fields import gpu_fields
+from bench.doctor.collect import gpu_fields
 from bench.doctor.page import GpuFields
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.library import Nvml, NVMLError
-from collectors.nvml.standing import Standing
+from collectors.nvml.library import Nvml, NVMLError, Standing
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, replayed
 
 

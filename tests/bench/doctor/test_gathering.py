@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from bench.doctor.gathering import gather
+from bench.analysis.mfu import Absent
+from bench.doctor.collect import gather
+from bench.doctor.machine_diff import Difference
 from bench.doctor.page import Comparison, Entry, GpuFields, Page
-from bench.gpus import Gpu, GpuLink, read_gpus
-from bench.machine import Machine
-from bench.machine_difference import Difference
-from bench.peaks import Absent
-from bench.store.history import History
-from collectors.nvml.standing import Standing
+from bench.machine.gpus import Gpu, GpuLink, read_gpus
+from bench.machine.machine import Machine
+from bench.runs.history import History
+from collectors.nvml.library import Standing
 from tests.bench.doctor.recorded_state import RecordedState
-from tests.bench.examples import make_machine, make_summary
-from tests.bench.recorded_nvml import RecordedProcess
+from tests.bench.made.examples import make_machine, make_summary
+from tests.bench.made.recorded_nvml import RecordedProcess
 
 RANKS = Entry(name="ranks", value="can be started")
 NO_HISTORY = Absent(reason="store: it is not there")

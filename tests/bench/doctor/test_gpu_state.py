@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.doctor.gpu_state import gpu_clocks, pcie_links
+from bench.doctor.node_state import gpu_clocks, pcie_links
 from bench.doctor.page import Entry
-from bench.gpus import Gpu
+from bench.machine.gpus import Gpu
 from tests.bench.doctor.recorded_state import RecordedState
 
 GPUS = tuple(Gpu(index=index, name="NVIDIA H200", uuid=f"GPU-{index}", memory_bytes=None) for index in (0, 1))

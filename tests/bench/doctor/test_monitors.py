@@ -7,10 +7,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from bench.doctor.monitors import monitors
+from bench.doctor.node_state import monitors
 from bench.doctor.page import Entry
-from collectors.nvml.library import NVMLError
-from collectors.nvml.standing import Answer, Standing
+from collectors.nvml.library import Answer, NVMLError, Standing
 
 IN_USE = str(NVMLError(pynvml.NVML_ERROR_IN_USE))
 RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor.node import cpu_clocks, infiniband_ports, interfaces, kernel_settings, numa_nodes
+from bench.doctor.node_state import cpu_clocks, infiniband_ports, interfaces, kernel_settings, numa_nodes
 from bench.doctor.page import Entry
 
 

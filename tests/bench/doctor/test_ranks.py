@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.doctor.collect import machine_of_ranks
 from bench.doctor.page import Entry
-from bench.doctor.ranks import machine_of_ranks
 from bench.errors import InfrastructureFailed
-from bench.machine import Machine
-from tests.bench.examples import make_machine
-from tests.bench.fake_engine import FakeEngine
+from bench.machine.machine import Machine
+from tests.bench.made.examples import make_machine
+from tests.bench.made.fake_engine import FakeEngine
 
 
 class FakeBrokenEngine(FakeEngine):

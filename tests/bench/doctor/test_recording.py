@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor.recording import record_to
+from bench.doctor.record import record_to
 from bench.errors import InfrastructureFailed, Misuse
 from collectors.nvml.fields import fields_of
 from collectors.nvml.library import Nvml
-from collectors.nvml.recording import Recording, field_question, load
+from collectors.nvml.recorder import Recording, field_question, load
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, replayed
 
 

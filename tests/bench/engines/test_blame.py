@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.engines.blame import RankEnd, root_cause
-from bench.engines.messages import Cause
-from collectors.flight_recorder import Reached, reached
+from bench.engines.root_cause import RankEnd, root_cause
+from bench.rank.messages import Cause
+from collectors.rank.flight_recorder import Reached, reached
 from collectors.sample_log import Ended
 from tests.collectors.made_nccl_record import MadeRecord
 

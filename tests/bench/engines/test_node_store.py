@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 
 from bench.engines import node_store
 from bench.engines.node_store import NodeStore
-from bench.machine import read
+from bench.machine.machine import read
 
 CONTEXT = multiprocessing.get_context("forkserver")
 HOST = "127.0.0.1"

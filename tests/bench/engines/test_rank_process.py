@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from bench.case import Case
-from bench.engines.messages import RankOrder, TrialOrder
-from bench.engines.rank_process import RankProcess
-from bench.engines.supervisor import collective_timeout_s
-from collectors.flight_recorder import Reached
+from bench.engines.supervisor import RankProcess, collective_timeout_s
+from bench.rank.messages import RankOrder, TrialOrder
+from collectors.rank.flight_recorder import Reached
 from collectors.sample_log import Ended, Reading, Record, SampleLog
-from tests.bench.examples import make_case
+from tests.bench.made.examples import make_case
 from tests.collectors.made_nccl_record import MadeRecord
 
 NOBODY = 1 << 30

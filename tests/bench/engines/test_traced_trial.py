@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.trials import Logs, Traced, read_trials
 from bench.case import Case
 from bench.engines.local import LocalEngine
-from bench.engines.messages import TrialOrder
-from bench.judgement.traced import Traced
-from bench.judgement.trials import Logs, read_trials
-from collectors.traces.steps.breakdown import breakdowns
-from collectors.traces.timeline_file import load
-from tests.bench.examples import small_case
+from bench.rank.messages import TrialOrder
+from collectors.traces.analyzers.summary import breakdowns
+from collectors.traces.timeline import load
+from tests.bench.made.examples import small_case
 
 TRACE_STEPS = 3
 

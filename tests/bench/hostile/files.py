@@ -8,8 +8,8 @@ import random
 import sqlite3
 from pathlib import Path
 
-from tests.bench.nccl_tests.files import document
-from tests.bench.small_traces import write_kineto, write_timelines
+from tests.bench.made.small_traces import write_kineto, write_timelines
+from tests.bench.reports.nccl_tests.files import document
 
 DEEP = "[" * 100_000
 

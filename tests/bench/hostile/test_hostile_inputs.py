@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.cli import COMMANDS, run
-from bench.notices import printable
+from bench.cli.main import COMMANDS, run
+from bench.errors import printable
 from tests.bench.hostile import analyse_lines, dashboards_lines, node_lines, run_lines, show_lines
 from tests.bench.hostile.files import make_files
 from tests.bench.hostile.line import Line

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from bench.judgement.convergence import Losses, Verdict
-from bench.judgement.witnessed import Culprit
+from bench.convergence.check import Losses, Verdict
+from bench.convergence.evidence import Culprit
 from bench.reports.convergence import STEPS_SHOWN, lines, print_verdict
-from tests.bench.examples import make_case
+from tests.bench.made.examples import make_case
 
 CASE = make_case("ddp", 2)
 CULPRIT = Culprit(cause="sampler_epoch", step=7, text="rank 0 read those of step 0 again", next_move="call set_epoch")

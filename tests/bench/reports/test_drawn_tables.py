@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from bench.reports.drawn_tables import draw, shortens
+from bench.reports.tables import draw, shortens
 from collectors.traces.table import Column, Table
 
 WIDE = Table(

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 
 from bench.doctor.page import GpuFields
-from bench.reports.gpu_fields import field_rows, print_fields
-from collectors.nvml.standing import Standing
+from bench.reports.doctor import field_rows, print_fields
+from collectors.nvml.library import Standing
 
 FIELDS = GpuFields(
     standings=(

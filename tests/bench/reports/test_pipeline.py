@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.judgement.against_history import against_history
 from bench.reports.pipeline import print_pipeline
-from bench.store.history import History
-from bench.summary import Summary
-from tests.bench.examples import make_machine, make_summary, small_case
-from tests.bench.fake_engine import FakeEngine
-from tests.bench.fake_runs import measure_fake
+from bench.runs.hardware_baselines import against_history
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from tests.bench.made.examples import make_machine, make_summary, small_case
+from tests.bench.made.fake_engine import FakeEngine
+from tests.bench.made.fake_runs import measure_fake
 
 # Two ranks, four microbatches, forward 1 ms and backward 2: 15 ms, of which each rank computes 12.
 PIPELINE = small_case("gpipe", ranks=2, options={"microbatches": 4}, trace_steps=1)

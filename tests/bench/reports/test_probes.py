@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.judgement.estimate import Estimate, estimate
+from bench.analysis.estimate import Estimate, estimate
 from bench.reports.probes import print_probe
-from collectors.catalogue import ceilings
+from collectors.metrics import probes as probes_metrics
 from tests.bench.doctor.runs import probe
 
 TIMES_S = (0.0018, 0.0020, 0.0022)
@@ -18,24 +18,24 @@ TIMES_S = (0.0018, 0.0020, 0.0022)
 
 def _time(algorithm: str = "library", collective: str = "all_reduce", times_s: tuple[float, ...] = TIMES_S) -> Estimate:
     return estimate(
-        ceilings.RUN_COLLECTIVE_SECONDS, times_s, collective=collective, algorithm=algorithm, size="1000000"
+        probes_metrics.RUN_COLLECTIVE_SECONDS, times_s, collective=collective, algorithm=algorithm, size="1000000"
     )
 
 
 def _busbw(collective: str, rates: tuple[float, ...] = (1e9,)) -> Estimate:
     return estimate(
-        ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, rates, collective=collective, algorithm="library", size="1000000"
+        probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, rates, collective=collective, algorithm="library", size="1000000"
     )
 
 
 def _total(account: str, count: float) -> Estimate:
     labels = {"collective": "all_reduce", "algorithm": "ring", "size": "1000000", "account": account}
-    return estimate(ceilings.RUN_COLLECTIVE_TOTAL_BYTES, [count], **labels)
+    return estimate(probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES, [count], **labels)
 
 
 def _choice() -> Estimate:
     labels = {"collective": "all_reduce", "size": "1000000", "chosen": "Ring", "protocol": "LL128"}
-    return estimate(ceilings.RUN_COLLECTIVE_CHOICE, [1], **labels)
+    return estimate(probes_metrics.RUN_COLLECTIVE_CHOICE, [1], **labels)
 
 
 def _printed(strategy: str, *found: Estimate, **changes: Any) -> list[str]:
@@ -51,7 +51,9 @@ def _row(lines: list[str], first: str) -> str:
 
 def test_times_with_the_host_stand_beside_the_devices_where_there_are_some() -> None:
     labels = {"collective": "all_reduce", "algorithm": "library", "size": "1000000"}
-    lines = _printed("collectives", _time(), estimate(ceilings.RUN_COLLECTIVE_WITH_HOST_SECONDS, (0.0345,), **labels))
+    lines = _printed(
+        "collectives", _time(), estimate(probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS, (0.0345,), **labels)
+    )
     assert "with host" in lines[0]
     assert _row(lines, "all_reduce").split()[-1] == "34,500"
     assert any(line.startswith("times are the device's alone") for line in lines)
@@ -60,8 +62,8 @@ def test_times_with_the_host_stand_beside_the_devices_where_there_are_some() -> 
 
 def test_rates_with_the_host_stand_beside_the_devices() -> None:
     shape = {"m": "8", "n": "8", "k": "8"}
-    product = estimate(ceilings.RUN_MATMUL_FLOPS, (7e12,), **shape)
-    lines = _printed("matmul", product, estimate(ceilings.RUN_MATMUL_WITH_HOST_FLOPS, (2e12,), **shape))
+    product = estimate(probes_metrics.RUN_MATMUL_FLOPS, (7e12,), **shape)
+    lines = _printed("matmul", product, estimate(probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS, (2e12,), **shape))
     (row,) = [line for line in lines if "8 x 8 x 8" in line]
     assert row.index("7.00 TFLOP/s") < row.index("2.00 TFLOP/s")
 
@@ -70,9 +72,9 @@ def test_a_product_has_the_clock_and_power_at_which_it_was_reached() -> None:
     shape = {"m": "8", "n": "8", "k": "8"}
     lines = _printed(
         "matmul",
-        estimate(ceilings.RUN_MATMUL_FLOPS, (7e14,), **shape),
-        estimate(ceilings.RUN_MATMUL_CLOCK_HERTZ, (1.755e9,), **shape),
-        estimate(ceilings.RUN_MATMUL_POWER_WATTS, (690.4,), **shape),
+        estimate(probes_metrics.RUN_MATMUL_FLOPS, (7e14,), **shape),
+        estimate(probes_metrics.RUN_MATMUL_CLOCK_HERTZ, (1.755e9,), **shape),
+        estimate(probes_metrics.RUN_MATMUL_POWER_WATTS, (690.4,), **shape),
     )
     (row,) = [line for line in lines if "8 x 8 x 8" in line]
     assert row.endswith("1,755 MHz, 690 W")

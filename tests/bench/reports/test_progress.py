@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.reports.progress import Progress
-from tests.bench.examples import small_case
+from tests.bench.made.examples import small_case
 
 
 class FakeClock:

@@ -10,15 +10,21 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from bench import cli
-from bench.asking import Asked, asked_case
 from bench.case import parse_options
-from bench.device_checks import TorchBuild
-from bench.gpus import Gpus
-from bench.refusals import default_case, example, tried_refusals
-from bench.reports.strategies import print_options, print_strategies, print_strategy
-from workloads.cards.card import Card
-from workloads.roster import CARDS, card_of
+from bench.case_args import Asked, asked_case
+from bench.cli import main
+from bench.machine.device_checks import TorchBuild
+from bench.machine.gpus import Gpus
+from bench.reports.strategies import (
+    default_case,
+    example,
+    print_options,
+    print_strategies,
+    print_strategy,
+    tried_refusals,
+)
+from workloads.registry import CARDS, card_of
+from workloads.spec import Card
 
 
 def _printed(write: Callable[[Console], None], width: int = 80) -> list[str]:
@@ -88,7 +94,7 @@ def test_refusals_are_those_of_the_card_one_of_a_kind() -> None:
 
 
 def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["list", "ddp", "--format", "json"]) == cli.FINE
+    assert main.run(["list", "ddp", "--format", "json"]) == main.FINE
     (card,) = json.loads(capsys.readouterr().out)
     assert card["example"] == "observatory run ddp --ranks 2 --option overlap=false"
     assert card["refusals"] == tried_refusals(card_of("ddp"))
@@ -104,5 +110,5 @@ def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.Cap
 def test_a_list_of_what_is_not_there_is_refused(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(words) == cli.MISUSE
+    assert main.run(words) == main.MISUSE
     assert line in capsys.readouterr().err

@@ -11,10 +11,10 @@ import pytest
 
 from bench.errors import Misuse
 from bench.reports.tables import Found, write
-from bench.trace_sides import side_of
-from collectors.traces.spans import About
+from bench.traces.inputs import side_of
 from collectors.traces.table import Column, Table
-from tests.bench.small_traces import small_timeline
+from collectors.traces.timeline import About
+from tests.bench.made.small_traces import small_timeline
 
 STEPS = Table(
     name="steps",

@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from bench.judgement.stages import TimedStep
-from bench.reports.timeline import print_timeline
-from tests.bench.judgement.staged import GPIPE, PARTED, Row, timed_step
+from bench.analysis.pipeline import TimedStep
+from bench.reports.pipeline import print_timeline
+from tests.bench.analysis.pipeline.staged import GPIPE, PARTED, Row, timed_step
 
 
 def _drawn(step: TimedStep, width: int, ranks: int = 2, *, colours: bool = False) -> list[str]:

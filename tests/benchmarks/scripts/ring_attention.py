@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from workloads.parts.data import Progressions
-from workloads.parts.shape import Shape
-from workloads.parts.transformer import Transformer
+from workloads.core.data import Progressions
+from workloads.core.transformer import Transformer
+from workloads.cost_models.shape import Shape
 
 attention_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -20,9 +20,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from workloads.parts.data import Progressions
-from workloads.parts.shape import Shape
-from workloads.parts.transformer import Transformer
+from workloads.core.data import Progressions
+from workloads.core.transformer import Transformer
+from workloads.cost_models.shape import Shape
 
 BLOCK: dict[str, ParallelStyle] = {
     "attention": PrepareModuleInput(

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from workloads.parts.data import Progressions
-from workloads.parts.shape import Shape
-from workloads.parts.transformer import Transformer
+from workloads.core.data import Progressions
+from workloads.core.transformer import Transformer
+from workloads.cost_models.shape import Shape
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pynvml
 
-from collectors.catalogue import gpu as use
-from collectors.catalogue import gpu_profile as profile
-from collectors.dcgm.held_monitors import gpus_by_monitors, gpus_with_held_monitors
+from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.nvml.library import NVMLError
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, of, opened, replayed, values
 
-SM, UTILIZATION = profile.GPU_SM_ACTIVITY.name, use.GPU_UTILIZATION.name
+SM, UTILIZATION = gpu_health_metrics.GPU_SM_ACTIVITY.name, gpu_metrics.GPU_UTILIZATION.name
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.dcgm.job_file import add_line, lines_of, remove_line
+from collectors.dcgm.job_mapping import add_line, lines_of, remove_line
 
 
 def _add(path: Path, line: str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collectors.catalogue.info import RANK_INFO
-from collectors.catalogue.placement import RANK_GPU
-from collectors.dcgm.runs_on_gpus import runs_by_file
-from collectors.metric import Sample
+from collectors.dcgm.job_mapping import runs_by_file
+from collectors.metrics.agent import RANK_INFO
+from collectors.metrics.gpu import RANK_GPU
+from collectors.metrics.metric import Sample
 
 
 def _on(run: str, gpu: str, part: str = "") -> Sample:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectors.host.collector import HostCollector
-from collectors.host.kernel_files import KernelFiles
-from collectors.metric import Metric, Sample
+from collectors.host.procfs import KernelFiles
+from collectors.metrics.metric import Metric, Sample
 
 IB = "sys/class/infiniband/mlx5_0/ports/1"
 ROCE = "sys/class/infiniband/mlx5_bond_0/ports/1"

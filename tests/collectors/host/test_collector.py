@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from collectors.catalogue import host
 from collectors.host.collector import HostCollector
+from collectors.metrics import host
 from tests.collectors.host.nodes import IB, FakeClock, of, recorded, write
 
 
@@ -79,6 +79,6 @@ def test_a_part_that_costs_more_is_asked_less_often_and_shown_all_the_time(tmp_p
 
 
 def test_polling_a_node_needs_no_torch() -> None:
-    check = "import collectors.sampler, sys; print('torch' in sys.modules)"
+    check = "import collectors.node.watch, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectors.catalogue import host
 from collectors.host.collector import HostCollector
-from collectors.host.kernel_files import KernelFiles
+from collectors.host.procfs import KernelFiles
+from collectors.metrics import host
 from tests.collectors.host.nodes import of, read, recorded
 
 KIB = 1024

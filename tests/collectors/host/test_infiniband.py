@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collectors.catalogue import host
 from collectors.host.collector import HostCollector
+from collectors.metrics import host
 from tests.collectors.host.nodes import IB, ROCE, FakeClock, of, read, recorded, write
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.host.kernel_files import KernelFiles
+from collectors.host.procfs import KernelFiles
 
 
 def test_a_file_longer_than_one_piece_is_read_whole(tmp_path: Path) -> None:

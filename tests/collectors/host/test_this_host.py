@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collectors.catalogue import host
 from collectors.host.collector import HostCollector
-from collectors.metric import Metric
+from collectors.metrics import host
+from collectors.metrics.metric import Metric
 from tests.collectors.host.nodes import of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no /proc to compare with")

@@ -12,12 +12,12 @@ from typing import Any, cast
 import msgspec
 from pynvml import NVML_ERROR_FUNCTION_NOT_FOUND
 
-from collectors.metric import Sample
+from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml, NVMLError
-from collectors.nvml.made_recording import eight_gpus
-from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import RecordedGpu, Recording, Track
+from collectors.nvml.recorder import RecordedGpu, Recording, Track
+from collectors.nvml.recordings.eight_gpus import eight_gpus
+from collectors.nvml.replay import RecordedNvml
 
 DRIVER = "590.48.01"
 HEALTHY = eight_gpus().gpus[0]

@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from collectors.catalogue import gpu as use
-from collectors.catalogue import gpu_errors as errors
-from collectors.catalogue import gpu_identity as identity
-from collectors.catalogue import gpu_links as links
-from collectors.catalogue import gpu_power as power
-from collectors.catalogue import gpu_reading as reading
-from collectors.catalogue.every import METRICS
-from collectors.metric import Sample
-from collectors.nvml.made_recording import eight_gpus
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
+from collectors.metrics.registry import METRICS
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, of, opened, replayed, values
 
 TOTAL, RESERVED, FREE = 150_754_820_096, 643_825_664, 116_178_026_496
@@ -53,36 +49,36 @@ def _read(answers: dict[str, object]) -> list[Sample]:
 @pytest.mark.parametrize(
     "sample",
     [
-        use.GPU_UTILIZATION.at(1.0, gpu="0"),
-        use.GPU_MEMORY_UTILIZATION.at(0.07, gpu="0"),
-        use.GPU_MEMORY_USED_BYTES.at(33_932_967_936, gpu="0"),
-        use.GPU_MEMORY_RESERVED_BYTES.at(RESERVED, gpu="0"),
-        use.GPU_MEMORY_FREE_BYTES.at(FREE, gpu="0"),
-        use.GPU_MEMORY_BYTES.at(TOTAL, gpu="0"),
-        power.GPU_POWER_WATTS.at(627.4, gpu="0"),
-        power.GPU_POWER_INSTANT_WATTS.at(626.26, gpu="0"),
-        power.GPU_ENERGY_JOULES.at(5_000_000_000.125, gpu="0"),
-        power.GPU_TEMPERATURE_CELSIUS.at(52, gpu="0"),
-        power.GPU_TEMPERATURE_MARGIN_CELSIUS.at(35, gpu="0"),
-        power.GPU_MEMORY_TEMPERATURE_CELSIUS.at(40, gpu="0"),
-        power.GPU_CLOCK_HERTZ.at(1.98e9, gpu="0", clock="sm"),
-        power.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="software_power_cap"),
-        power.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="hardware_power_brake"),
-        power.GPU_CLOCK_HELD_RATIO.at(0, gpu="0", reason="idle"),
-        power.GPU_CLOCK_HELD_SECONDS.at(2.5, gpu="0", reason="software_power_cap"),
-        identity.GPU_POWER_LIMIT_WATTS.at(700, gpu="0", limit="current"),
-        identity.GPU_PCIE_LINK.at(16 * 250e6, gpu="0", link="now"),
-        links.GPU_NVLINK_BYTES.at(3072, gpu="0", direction="sent"),
-        identity.GPU_PCIE_GENERATION.at(1, gpu="0", link="now"),
-        identity.GPU_PCIE_GENERATION.at(5, gpu="0", link="maximum"),
-        identity.GPU_PCIE_LANES.at(16, gpu="0", link="now"),
-        identity.GPU_PCIE_LANES.at(16, gpu="0", link="maximum"),
-        links.GPU_NVLINK_ERRORS.at(7, gpu="0", kind="received"),
-        errors.GPU_ECC_VOLATILE_ERRORS.at(2, gpu="0", kind="uncorrected"),
-        errors.GPU_ECC_AGGREGATE_ERRORS.at(9, gpu="0", kind="uncorrected"),
-        errors.GPU_RECOVERY.at(1, gpu="0", action="drain_and_reset"),
-        identity.GPU_FABRIC.at(1, gpu="0", state="completed", clique="0"),
-        identity.GPU_STATE.at(1, gpu="0", state="answering"),
+        gpu_metrics.GPU_UTILIZATION.at(1.0, gpu="0"),
+        gpu_metrics.GPU_MEMORY_UTILIZATION.at(0.07, gpu="0"),
+        gpu_metrics.GPU_MEMORY_USED_BYTES.at(33_932_967_936, gpu="0"),
+        gpu_metrics.GPU_MEMORY_RESERVED_BYTES.at(RESERVED, gpu="0"),
+        gpu_metrics.GPU_MEMORY_FREE_BYTES.at(FREE, gpu="0"),
+        gpu_metrics.GPU_MEMORY_BYTES.at(TOTAL, gpu="0"),
+        gpu_metrics.GPU_POWER_WATTS.at(627.4, gpu="0"),
+        gpu_metrics.GPU_POWER_INSTANT_WATTS.at(626.26, gpu="0"),
+        gpu_metrics.GPU_ENERGY_JOULES.at(5_000_000_000.125, gpu="0"),
+        gpu_metrics.GPU_TEMPERATURE_CELSIUS.at(52, gpu="0"),
+        gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS.at(35, gpu="0"),
+        gpu_metrics.GPU_MEMORY_TEMPERATURE_CELSIUS.at(40, gpu="0"),
+        gpu_metrics.GPU_CLOCK_HERTZ.at(1.98e9, gpu="0", clock="sm"),
+        gpu_metrics.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="software_power_cap"),
+        gpu_metrics.GPU_CLOCK_HELD_RATIO.at(1, gpu="0", reason="hardware_power_brake"),
+        gpu_metrics.GPU_CLOCK_HELD_RATIO.at(0, gpu="0", reason="idle"),
+        gpu_metrics.GPU_CLOCK_HELD_SECONDS.at(2.5, gpu="0", reason="software_power_cap"),
+        gpu_metrics.GPU_POWER_LIMIT_WATTS.at(700, gpu="0", limit="current"),
+        gpu_metrics.GPU_PCIE_LINK.at(16 * 250e6, gpu="0", link="now"),
+        gpu_health_metrics.GPU_NVLINK_BYTES.at(3072, gpu="0", direction="sent"),
+        gpu_metrics.GPU_PCIE_GENERATION.at(1, gpu="0", link="now"),
+        gpu_metrics.GPU_PCIE_GENERATION.at(5, gpu="0", link="maximum"),
+        gpu_metrics.GPU_PCIE_LANES.at(16, gpu="0", link="now"),
+        gpu_metrics.GPU_PCIE_LANES.at(16, gpu="0", link="maximum"),
+        gpu_health_metrics.GPU_NVLINK_ERRORS.at(7, gpu="0", kind="received"),
+        gpu_health_metrics.GPU_ECC_VOLATILE_ERRORS.at(2, gpu="0", kind="uncorrected"),
+        gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS.at(9, gpu="0", kind="uncorrected"),
+        gpu_health_metrics.GPU_RECOVERY.at(1, gpu="0", action="drain_and_reset"),
+        gpu_metrics.GPU_FABRIC.at(1, gpu="0", state="completed", clique="0"),
+        gpu_metrics.GPU_STATE.at(1, gpu="0", state="answering"),
     ],
     ids=lambda sample: f"{sample.metric} {' '.join(sample.labels.values())}",
 )
@@ -92,7 +88,7 @@ def test_a_gpu_under_load_is_read_in_base_units(sample: Sample) -> None:
 
 
 def test_who_a_gpu_is_stands_on_one_series() -> None:
-    (info,) = [sample for sample in _read(LOADED) if sample.metric == identity.GPU_INFO.name]
+    (info,) = [sample for sample in _read(LOADED) if sample.metric == gpu_metrics.GPU_INFO.name]
     assert info.labels == {
         "gpu": "0",
         "uuid": "GPU-00000000-0000-0000-0000-000000000000",
@@ -114,7 +110,7 @@ def test_what_a_gpu_does_not_tell_of_itself_is_unknown() -> None:
     clock = FakeClock()
     gpu = a_gpu(without=("nvmlDeviceGetSerial", "nvmlDeviceGetNumaNodeId"))
     with opened(replayed(a_node(gpu), clock), clock) as collector:
-        (info,) = [sample for sample in collector.read() if sample.metric == identity.GPU_INFO.name]
+        (info,) = [sample for sample in collector.read() if sample.metric == gpu_metrics.GPU_INFO.name]
     assert (info.labels["serial"], info.labels["numa"]) == ("unknown", "unknown")
 
 
@@ -141,8 +137,8 @@ def test_energy_grows_by_what_was_drawn() -> None:
         begun = values(of(collector.read(), "0"))
         clock.now_s = 20.0  # Idle all the while.
         ended = values(of(collector.read(), "0"))
-    name = power.GPU_ENERGY_JOULES.name
-    assert ended[name] - begun[name] == pytest.approx(20 * begun[power.GPU_POWER_WATTS.name], rel=1e-4)
+    name = gpu_metrics.GPU_ENERGY_JOULES.name
+    assert ended[name] - begun[name] == pytest.approx(20 * begun[gpu_metrics.GPU_POWER_WATTS.name], rel=1e-4)
 
 
 def test_what_rarely_changes_is_asked_for_seldom_and_shown_always() -> None:
@@ -151,7 +147,7 @@ def test_what_rarely_changes_is_asked_for_seldom_and_shown_always() -> None:
     with opened(nvml, clock) as collector:
         counts = []
         for clock.now_s in (0.0, 1.0, 2.0, 11.0):
-            assert use.GPU_BAR1_BYTES.name in values(collector.read())
+            assert gpu_metrics.GPU_BAR1_BYTES.name in values(collector.read())
             counts.append(asked["nvmlDeviceGetBAR1MemoryInfo"])
     assert counts == [1, 1, 1, 2]
 
@@ -160,9 +156,11 @@ def test_bytes_of_each_nvlink_are_given_where_they_are_asked_for() -> None:
     clock = FakeClock()
     nvml = replayed(a_node(a_gpu({"field(138, 1)": 5})), clock)
     with opened(nvml, clock) as collector:
-        assert links.GPU_NVLINK_LINK_BYTES.name not in values(collector.read())
+        assert gpu_health_metrics.GPU_NVLINK_LINK_BYTES.name not in values(collector.read())
     with opened(nvml, clock, per_link=True) as collector:
-        assert links.GPU_NVLINK_LINK_BYTES.at(5120, gpu="0", link="1", direction="sent") in collector.read()
+        assert (
+            gpu_health_metrics.GPU_NVLINK_LINK_BYTES.at(5120, gpu="0", link="1", direction="sent") in collector.read()
+        )
 
 
 def test_processes_are_counted_and_told_by_their_pids_which_are_no_labels() -> None:
@@ -171,7 +169,7 @@ def test_processes_are_counted_and_told_by_their_pids_which_are_no_labels() -> N
     gpus = [a_gpu({"nvmlDeviceGetComputeRunningProcesses_v3": answer[: place + 1]}) for place in range(2)]
     with opened(replayed(a_node(*gpus), clock), clock) as collector:
         samples = collector.read()
-        assert [values(of(samples, gpu))[use.GPU_TASKS.name] for gpu in "01"] == [1, 2]
+        assert [values(of(samples, gpu))[gpu_metrics.GPU_TASKS.name] for gpu in "01"] == [1, 2]
         found = collector.processes()
     assert {pid: [(one.gpu, one.memory_bytes) for one in each] for pid, each in found.items()} == {
         71: [("0", 5), ("1", 5)],
@@ -184,10 +182,10 @@ def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
     clock = FakeClock()
     with opened(replayed(eight_gpus(), clock), clock) as collector:
         samples = collector.read()
-    assert reading.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
-    functions = {one.labels["function"] for one in samples if one.metric == reading.GPU_CALL_SECONDS.name}
+    assert gpu_health_metrics.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
+    functions = {one.labels["function"] for one in samples if one.metric == gpu_health_metrics.GPU_CALL_SECONDS.name}
     assert {"nvmlInit", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceRegisterEvents"} <= functions
-    calls = {one.labels["function"]: one.value for one in samples if one.metric == reading.GPU_CALLS.name}
+    calls = {one.labels["function"]: one.value for one in samples if one.metric == gpu_health_metrics.GPU_CALLS.name}
     assert calls.keys() == functions
     assert (calls["nvmlInit"], calls["nvmlDeviceGetPowerUsage"]) == (1, 8)
 

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu_errors as errors
+from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.nvml.events import EventWatch
-from collectors.nvml.instances import NO_INSTANCE
 from collectors.nvml.library import RETRY_S, Nvml, NVMLError
+from collectors.nvml.mig import NO_INSTANCE
 
 XID, DOUBLE_BIT = 0x8, 0x2
 LONG_S = 30.0
@@ -110,12 +110,12 @@ def test_events_are_counted_by_kind_and_xids_by_number_with_their_last_time() ->
     fake.happen(1, XID, 79)
     with _watching(fake, 1) as watch:
         wanted = [
-            errors.GPU_EVENTS.at(0, gpu="1", event="double_bit_ecc"),
-            errors.GPU_EVENTS.at(4, gpu="1", event="xid"),
-            errors.GPU_EVENT_TIME.at(1.5e9, gpu="1", event="xid"),
-            errors.GPU_XIDS.at(3, gpu="1", slice="", xid="31"),
-            errors.GPU_XIDS.at(1, gpu="1", slice="", xid="79"),
-            errors.GPU_XID_TIME.at(1.5e9, gpu="1", slice="", xid="79"),
+            gpu_health_metrics.GPU_EVENTS.at(0, gpu="1", event="double_bit_ecc"),
+            gpu_health_metrics.GPU_EVENTS.at(4, gpu="1", event="xid"),
+            gpu_health_metrics.GPU_EVENT_TIME.at(1.5e9, gpu="1", event="xid"),
+            gpu_health_metrics.GPU_XIDS.at(3, gpu="1", slice="", xid="31"),
+            gpu_health_metrics.GPU_XIDS.at(1, gpu="1", slice="", xid="79"),
+            gpu_health_metrics.GPU_XID_TIME.at(1.5e9, gpu="1", slice="", xid="79"),
         ]
         _until(lambda: all(sample in watch.samples() for sample in wanted))
 
@@ -126,15 +126,15 @@ def test_an_xid_is_that_of_the_slice_to_which_the_driver_puts_it_down() -> None:
     fake.happen(0, XID, 94, instances=(2, NO_INSTANCE))
     fake.happen(0, XID, 94)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_EVENTS.at(3, gpu="0", event="xid") in watch.samples())
-        xids = [sample for sample in watch.samples() if sample.metric == errors.GPU_XIDS.name]
+        _until(lambda: gpu_health_metrics.GPU_EVENTS.at(3, gpu="0", event="xid") in watch.samples())
+        xids = [sample for sample in watch.samples() if sample.metric == gpu_health_metrics.GPU_XIDS.name]
     counted = {sample.labels["slice"]: sample.value for sample in xids}
     assert counted == {"2/1": 1, "2": 1, "": 1}
 
 
 def test_a_kind_that_the_gpu_can_report_begins_at_nought_so_that_its_first_event_is_a_growth() -> None:
     with _watching(FakeEvents(kinds=XID)) as watch:
-        assert watch.samples() == [errors.GPU_EVENTS.at(0, gpu="0", event="xid")]
+        assert watch.samples() == [gpu_health_metrics.GPU_EVENTS.at(0, gpu="0", event="xid")]
 
 
 def test_a_gpu_that_reports_nothing_is_said_and_tried_no_more() -> None:
@@ -153,7 +153,7 @@ def test_what_is_queued_of_a_gpu_outlasts_the_loss_of_another() -> None:
         fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
         _until(lambda: lost.reason is not None)
         fake.happen(1, XID, 31)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="1", slice="", xid="31") in other.samples())
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(1, gpu="1", slice="", xid="31") in other.samples())
         assert fake.sets[1] == [1], "the other's set was never freed"
         assert other.reason is None
 
@@ -162,14 +162,14 @@ def test_a_gpu_that_was_lost_is_tried_again_and_its_counts_go_on() -> None:
     fake, pauses = FakeEvents(), list[float]()
     with _watching(fake, pauses=pauses) as watch:
         fake.happen(0, XID, 79)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="79") in watch.samples())
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(1, gpu="0", slice="", xid="79") in watch.samples())
         fake.refusing, fake.code = 0, pynvml.NVML_ERROR_GPU_IS_LOST
         fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
         _until(lambda: watch.reason is not None)
         assert fake.sets[0] == []
         fake.refusing = None
         fake.happen(0, XID, 79)
-        _until(lambda: errors.GPU_XIDS.at(2, gpu="0", slice="", xid="79") in watch.samples())
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(2, gpu="0", slice="", xid="79") in watch.samples())
         assert watch.reason is None
     assert RETRY_S in pauses
 
@@ -179,7 +179,7 @@ def test_a_wait_that_fails_otherwise_is_tried_again_with_the_same_set() -> None:
     fake.happening[0].put(NVMLError(pynvml.NVML_ERROR_UNKNOWN))
     fake.happen(0, XID, 13)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
         assert fake.sets == [[0]]
 
 
@@ -242,7 +242,7 @@ def test_a_watch_that_ended_can_listen_again_and_one_that_listens_does_not_begin
         assert watch.close()
         watch.start()
         fake.happen(0, XID, 13)
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
         assert fake.sets == [[], [0]]
 
 
@@ -285,6 +285,6 @@ def test_a_change_of_state_is_no_error(kind: int) -> None:
     fake.happen(0, kind)
     fake.happen(0, XID, 13)
     with _watching(fake) as watch:
-        _until(lambda: errors.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
-        counted = sum(sample.value for sample in watch.samples() if sample.metric == errors.GPU_EVENTS.name)
+        _until(lambda: gpu_health_metrics.GPU_XIDS.at(1, gpu="0", slice="", xid="13") in watch.samples())
+        counted = sum(sample.value for sample in watch.samples() if sample.metric == gpu_health_metrics.GPU_EVENTS.name)
     assert counted == 1

@@ -8,17 +8,19 @@ from typing import Any
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu as use
-from collectors.catalogue import gpu_identity as identity
-from collectors.catalogue import gpu_power as power
-from collectors.catalogue import gpu_reading as reading
-from collectors.metric import Sample
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.collector import HOLD_S
 from collectors.nvml.library import NVMLError
-from collectors.nvml.made_recording import eight_gpus
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, FakeHang, a_gpu, a_node, of, opened, replayed, values
 
-POWER, STATE, AGE = power.GPU_POWER_WATTS.name, identity.GPU_STATE.name, reading.GPU_AGE_SECONDS.name
+POWER, STATE, AGE = (
+    gpu_metrics.GPU_POWER_WATTS.name,
+    gpu_metrics.GPU_STATE.name,
+    gpu_health_metrics.GPU_AGE_SECONDS.name,
+)
 SOON_S = 0.02
 """A deadline that nothing hangs until."""
 
@@ -87,7 +89,7 @@ def test_a_function_that_the_driver_is_too_old_for_is_one_that_is_not_supported(
     missing = frozenset({"nvmlDeviceGetMarginTemperature", "nvmlDeviceGetFieldValues", "nvmlEventSetCreate"})
     with opened(FakeFault(replayed(a_node(a_gpu()), clock), missing=missing).spoilt, clock) as collector:
         found = values(collector.read())
-        assert power.GPU_TEMPERATURE_MARGIN_CELSIUS.name not in found
+        assert gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS.name not in found
         assert POWER in found
         (events, refused) = collector.absent
     assert events == "GPU 0: its driver reports no events (Function Not Found); its XIDs are not counted"
@@ -99,8 +101,8 @@ def test_a_field_that_the_driver_does_not_know_is_left_out_alone() -> None:
     gpu = a_gpu(without=("field(83)",), refusals={"field(83)": pynvml.NVML_ERROR_INVALID_ARGUMENT})
     with opened(replayed(a_node(gpu), clock), clock) as collector:
         found = values(collector.read())
-        assert power.GPU_ENERGY_JOULES.name not in found
-        assert power.GPU_POWER_INSTANT_WATTS.name in found
+        assert gpu_metrics.GPU_ENERGY_JOULES.name not in found
+        assert gpu_metrics.GPU_POWER_INSTANT_WATTS.name in found
         assert collector.absent == (
             "GPU 0: driver 590.48.01 does not tell energy counter; they are left out of this run",
         )
@@ -124,7 +126,7 @@ def test_what_this_process_may_not_ask_is_told_apart_from_what_is_not_there() ->
     clock = FakeClock()
     refusal = FakeRefusal("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_NO_PERMISSION)
     with opened(FakeFault(replayed(a_node(a_gpu()), clock), spoil=refusal).spoilt, clock) as collector:
-        assert use.GPU_TASKS.name not in values(collector.read())
+        assert gpu_metrics.GPU_TASKS.name not in values(collector.read())
         assert collector.absent == (
             "GPU 0: this process may not ask for list of processes; they are left out of this run",
         )
@@ -152,7 +154,7 @@ def test_a_gpu_that_is_lost_between_two_questions_gives_no_half_of_its_samples(f
         samples = collector.read()
     assert {sample.metric for sample in of(samples, "0")} - {"observatory_gpu_events_total"} == {
         STATE,
-        reading.GPU_MISSED.name,
+        gpu_health_metrics.GPU_MISSED.name,
     }
     assert _states(samples) == ["lost"]
 
@@ -214,7 +216,7 @@ def test_a_gpu_that_hangs_is_late_alone_and_what_is_shown_of_it_has_its_age() ->
                 samples = collector.read()
                 assert _states(samples) == ["answering", "late"]
                 ages.append([values(of(samples, gpu))[AGE] for gpu in "01"])
-                missed.append([values(of(samples, gpu))[reading.GPU_MISSED.name] for gpu in "01"])
+                missed.append([values(of(samples, gpu))[gpu_health_metrics.GPU_MISSED.name] for gpu in "01"])
                 assert POWER in values(of(samples, "1"))
             assert ages == [[0, 1], [0, 2], [0, 3]]
             assert missed == [[0, 1], [0, 2], [0, 3]]
@@ -287,11 +289,11 @@ def test_a_gpu_split_by_mig_tells_its_instances_apart_and_no_utilization() -> No
         used = {
             sample.labels["slice"]: sample.value
             for sample in samples
-            if sample.metric == use.GPU_INSTANCE_MEMORY_USED_BYTES.name
+            if sample.metric == gpu_metrics.GPU_INSTANCE_MEMORY_USED_BYTES.name
         }
         assert used == {"1/0": 40e9, "2/0": 40e9}
-        assert use.GPU_UTILIZATION.name not in values(samples)
-        assert values(samples)[use.GPU_TASKS.name] == 2
+        assert gpu_metrics.GPU_UTILIZATION.name not in values(samples)
+        assert values(samples)[gpu_metrics.GPU_TASKS.name] == 2
         assert {one.instance for each in collector.processes().values() for one in each} == {"1/0", "2/0"}
         reason = "GPU 0: split by MIG; NVML tells utilization neither of the whole nor of an instance"
         assert reason in collector.absent
@@ -303,9 +305,9 @@ def test_instances_that_mig_makes_later_are_found() -> None:
     nvml = replayed(a_node(eight_gpus().gpus[7]), clock)
     hidden = FakeRefusal("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.NVML_ERROR_NOT_FOUND, clock=clock, at_s=0.0)
     with opened(FakeFault(nvml, spoil=hidden).spoilt, clock) as collector:
-        assert identity.GPU_INSTANCE.name not in values(collector.read())
+        assert gpu_metrics.GPU_INSTANCE.name not in values(collector.read())
         clock.now_s = 10.0
-        assert identity.GPU_INSTANCE.name in values(collector.read())
+        assert gpu_metrics.GPU_INSTANCE.name in values(collector.read())
 
 
 def test_all_threads_end_with_the_collector() -> None:

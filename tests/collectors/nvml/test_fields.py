@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from collectors.catalogue.gpu_links import GPU_NVLINK_ERRORS
-from collectors.catalogue.gpu_power import GPU_CLOCK_HELD_SECONDS
+from collectors.metrics.gpu import GPU_CLOCK_HELD_SECONDS
+from collectors.metrics.gpu_health import GPU_NVLINK_ERRORS
 from collectors.nvml.fields import fields_of
 
 

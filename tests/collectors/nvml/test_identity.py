@@ -7,10 +7,10 @@ from collections import Counter
 import pynvml
 import pytest
 
-from collectors.catalogue.gpu_identity import GPU_INFO
-from collectors.metric import Sample
+from collectors.metrics.gpu import GPU_INFO
+from collectors.metrics.metric import Sample
 from collectors.nvml.library import NVMLError
-from collectors.nvml.recording import Track
+from collectors.nvml.recorder import Track
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed
 
 FACTS = {

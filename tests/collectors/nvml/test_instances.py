@@ -9,13 +9,12 @@ import msgspec
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu as use
-from collectors.catalogue import gpu_identity as identity
-from collectors.metric import Sample
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import NVMLError
-from collectors.nvml.made_recording import eight_gpus
-from collectors.nvml.recording import Track
+from collectors.nvml.recorder import Track
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
 SPLIT = eight_gpus().gpus[7]
@@ -51,9 +50,9 @@ def test_processes_that_may_not_be_asked_for_take_neither_the_slice_nor_its_memo
     samples, absent, pids = _read_twice(FakeForbidden(PROCESSES))
     for labels in (FIRST, SECOND):
         found = values(samples, **labels)
-        assert found[identity.GPU_INSTANCE.name] == 1
-        assert found[use.GPU_INSTANCE_MEMORY_USED_BYTES.name] == 40e9
-        assert use.GPU_INSTANCE_TASKS.name not in found
+        assert found[gpu_metrics.GPU_INSTANCE.name] == 1
+        assert found[gpu_metrics.GPU_INSTANCE_MEMORY_USED_BYTES.name] == 40e9
+        assert gpu_metrics.GPU_INSTANCE_TASKS.name not in found
     assert pids == set()
     assert (
         "GPU 0: this process may not ask for processes of slice 1/0, processes of slice 2/0; they are left out of this"
@@ -63,22 +62,22 @@ def test_processes_that_may_not_be_asked_for_take_neither_the_slice_nor_its_memo
 
 def test_a_gpu_whose_slices_do_not_tell_their_processes_has_no_count_and_not_a_count_of_none() -> None:
     samples, _, _ = _read_twice(FakeForbidden(PROCESSES))
-    assert use.GPU_TASKS.name not in values(samples)
+    assert gpu_metrics.GPU_TASKS.name not in values(samples)
 
 
 def test_a_slice_that_tells_its_processes_does_so_beside_one_that_does_not() -> None:
     samples, _, pids = _read_twice(FakeForbidden(PROCESSES, of=0))
-    assert use.GPU_INSTANCE_TASKS.name not in values(samples, **FIRST)
-    assert values(samples, **SECOND)[use.GPU_INSTANCE_TASKS.name] == 1
-    assert use.GPU_TASKS.name not in values(samples)
+    assert gpu_metrics.GPU_INSTANCE_TASKS.name not in values(samples, **FIRST)
+    assert values(samples, **SECOND)[gpu_metrics.GPU_INSTANCE_TASKS.name] == 1
+    assert gpu_metrics.GPU_TASKS.name not in values(samples)
     assert pids == {5001}
 
 
 def test_memory_that_may_not_be_asked_for_leaves_the_processes() -> None:
     samples, _, pids = _read_twice(FakeForbidden(MEMORY))
-    assert use.GPU_INSTANCE_MEMORY_BYTES.name not in values(samples, **FIRST)
-    assert values(samples, **FIRST)[use.GPU_INSTANCE_TASKS.name] == 1
-    assert values(samples)[use.GPU_TASKS.name] == 2
+    assert gpu_metrics.GPU_INSTANCE_MEMORY_BYTES.name not in values(samples, **FIRST)
+    assert values(samples, **FIRST)[gpu_metrics.GPU_INSTANCE_TASKS.name] == 1
+    assert values(samples)[gpu_metrics.GPU_TASKS.name] == 2
     assert pids == {5000, 5001}
 
 
@@ -104,7 +103,7 @@ def test_slices_that_cannot_be_listed_for_a_moment_are_still_shown() -> None:
     with opened(FakeFault(replayed(a_node(SPLIT), clock), spoil=refuse).spoilt, clock) as collector:
         collector.read()
         clock.now_s = 10.0
-        assert values(collector.read(), **FIRST)[identity.GPU_INSTANCE.name] == 1
+        assert values(collector.read(), **FIRST)[gpu_metrics.GPU_INSTANCE.name] == 1
 
 
 @pytest.mark.parametrize("is_without", [True, False])
@@ -133,7 +132,7 @@ def test_what_mig_takes_from_a_gpu_is_there_again_when_mig_is_switched_off() -> 
     seen: dict[float, bool] = {}
     with opened(FakeFault(replayed(a_node(gpu), clock), spoil=refuse).spoilt, clock) as collector:
         for clock.now_s in (0.0, 30.0, 60.0, 61.0, 62.0, 90.0, 120.0, 121.0, 122.0):
-            seen[clock.now_s] = use.GPU_UTILIZATION.name in values(collector.read())
+            seen[clock.now_s] = gpu_metrics.GPU_UTILIZATION.name in values(collector.read())
             if clock.now_s == 90.0:
                 assert _utilization(collector) == "not supported", "it was found anew, and has never answered since"
     assert [at_s for at_s, is_seen in seen.items() if is_seen] == [0.0, 30.0, 122.0]
@@ -167,6 +166,6 @@ def test_slices_that_are_made_again_tell_their_memory_again() -> None:
     with opened(FakeFault(replayed(a_node(SPLIT), clock), spoil=refuse).spoilt, clock) as collector:
         collector.read()
         clock.now_s = 5.0
-        assert use.GPU_INSTANCE_MEMORY_BYTES.name not in values(collector.read(), **FIRST)
+        assert gpu_metrics.GPU_INSTANCE_MEMORY_BYTES.name not in values(collector.read(), **FIRST)
         clock.now_s = 6.0
-        assert use.GPU_INSTANCE_MEMORY_BYTES.name in values(collector.read(), **FIRST)
+        assert gpu_metrics.GPU_INSTANCE_MEMORY_BYTES.name in values(collector.read(), **FIRST)

@@ -7,11 +7,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu_identity as identity
-from collectors.catalogue.gpu_links import GPU_PCIE_BYTES
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics.gpu_health import GPU_PCIE_BYTES
+from collectors.nvml.fields import WholeCounter, link_bytes_per_second
 from collectors.nvml.library import NVMLError
-from collectors.nvml.pcie import WholeCounter, link_bytes_per_second
-from collectors.nvml.recording import RecordedGpu, Track
+from collectors.nvml.recorder import RecordedGpu, Track
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
 WRAP = 1 << 32
@@ -142,13 +142,13 @@ def test_generation_and_lanes_are_told_of_a_generation_whose_rate_is_not_known()
     clock = FakeClock()
     with opened(replayed(a_node(a_gpu({"nvmlDeviceGetCurrPcieLinkGeneration": 9})), clock), clock) as collector:
         found = values(collector.read(), gpu="0", link="now")
-    assert (found[identity.GPU_PCIE_GENERATION.name], found[identity.GPU_PCIE_LANES.name]) == (9, 16)
-    assert identity.GPU_PCIE_LINK.name not in found
+    assert (found[gpu_metrics.GPU_PCIE_GENERATION.name], found[gpu_metrics.GPU_PCIE_LANES.name]) == (9, 16)
+    assert gpu_metrics.GPU_PCIE_LINK.name not in found
 
 
 def test_a_maximum_that_is_refused_does_not_take_the_link_of_now_with_it() -> None:
     clock = FakeClock()
     gpu = a_gpu(without=("nvmlDeviceGetMaxPcieLinkGeneration",))
     with opened(replayed(a_node(gpu), clock), clock) as collector:
-        samples = [one for one in collector.read() if one.metric == identity.GPU_PCIE_LANES.name]
+        samples = [one for one in collector.read() if one.metric == gpu_metrics.GPU_PCIE_LANES.name]
     assert [one.labels["link"] for one in samples] == ["now"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from collectors.catalogue import gpu as use
+from collectors.metrics import gpu as gpu_metrics
 from collectors.nvml.gpu import Gpu
-from collectors.nvml.made_recording import eight_gpus
-from collectors.nvml.processes import names_all_processes
-from collectors.nvml.recording import RecordedGpu
+from collectors.nvml.queries import names_all_processes
+from collectors.nvml.recorder import RecordedGpu
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, replayed
 
 
@@ -31,7 +31,7 @@ def test_processes_that_are_not_all_named_are_not_counted(recorded: RecordedGpu)
     nvml = replayed(a_node(recorded), clock)
     nvml.nvmlInit()
     gpu = Gpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
-    counts = {use.GPU_TASKS.name, use.GPU_INSTANCE_TASKS.name}
+    counts = {gpu_metrics.GPU_TASKS.name, gpu_metrics.GPU_INSTANCE_TASKS.name}
     assert not counts & {sample.metric for sample in gpu.read().samples}
     (reason,) = {one.reason for one in gpu.standings.all() if one.question == "list of processes"}
     assert reason is not None

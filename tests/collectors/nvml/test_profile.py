@@ -7,13 +7,12 @@ from collections import Counter
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu_links as links
-from collectors.catalogue import gpu_profile as profile
-from collectors.metric import Sample
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.library import NVMLError
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
-SM = profile.GPU_SM_ACTIVITY.name
+SM = gpu_health_metrics.GPU_SM_ACTIVITY.name
 SEEN = {
     "gpm(2)": 91.5,
     "gpm(3)": 31.4,
@@ -38,12 +37,12 @@ def _asked(answers: dict[str, object], times: tuple[float, ...]) -> tuple[list[l
 @pytest.mark.parametrize(
     "sample",
     [
-        profile.GPU_SM_ACTIVITY.at(0.915, gpu="0"),
-        profile.GPU_SM_OCCUPANCY.at(0.314, gpu="0"),
-        profile.GPU_TENSOR_ACTIVITY.at(0.618, gpu="0", kind="hmma"),
-        profile.GPU_DRAM_ACTIVITY.at(0.446, gpu="0"),
-        links.GPU_PCIE_RATE.at(2 << 20, gpu="0", direction="received"),
-        links.GPU_NVLINK_RATE.at(1 << 30, gpu="0", direction="received"),
+        gpu_health_metrics.GPU_SM_ACTIVITY.at(0.915, gpu="0"),
+        gpu_health_metrics.GPU_SM_OCCUPANCY.at(0.314, gpu="0"),
+        gpu_health_metrics.GPU_TENSOR_ACTIVITY.at(0.618, gpu="0", kind="hmma"),
+        gpu_health_metrics.GPU_DRAM_ACTIVITY.at(0.446, gpu="0"),
+        gpu_health_metrics.GPU_PCIE_RATE.at(2 << 20, gpu="0", direction="received"),
+        gpu_health_metrics.GPU_NVLINK_RATE.at(1 << 30, gpu="0", direction="received"),
     ],
     ids=lambda sample: sample.metric,
 )
@@ -89,7 +88,7 @@ def test_a_metric_that_is_not_a_number_yet_is_absent() -> None:
         clock.now_s = 1.0
         found = values(collector.read())
     assert SM not in found
-    assert profile.GPU_SM_OCCUPANCY.name in found
+    assert gpu_health_metrics.GPU_SM_OCCUPANCY.name in found
 
 
 def test_monitors_that_something_else_holds_are_a_gap_and_no_end() -> None:

@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from collectors.catalogue import gpu as use
-from collectors.catalogue import gpu_links as links
-from collectors.catalogue import gpu_power as power
-from collectors.catalogue import gpu_profile as profile
-from collectors.metric import Sample
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recorder import record
-from collectors.nvml.recording import load, save
+from collectors.nvml.recorder import load, record, save
 from tests.collectors.nvml.nodes import of, values
-from tests.gpu.markers import why_numbered_otherwise
+from tests.support.markers import why_numbered_otherwise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 BEAT_S = 0.25
@@ -66,7 +63,7 @@ def test_power_times_time_is_what_the_energy_counter_grew_by(collector: NvmlColl
 
     def note() -> None:
         found = values(of(collector.read(), "0"))
-        watts, joules = found[power.GPU_POWER_INSTANT_WATTS.name], found[power.GPU_ENERGY_JOULES.name]
+        watts, joules = found[gpu_metrics.GPU_POWER_INSTANT_WATTS.name], found[gpu_metrics.GPU_ENERGY_JOULES.name]
         readings.append((time.monotonic(), watts, joules))
 
     _load_for(2.0, lambda: None)  # Warm.
@@ -77,9 +74,9 @@ def test_power_times_time_is_what_the_energy_counter_grew_by(collector: NvmlColl
 
 def test_memory_in_use_grows_by_what_torch_takes(collector: NvmlCollector) -> None:
     torch.zeros(1, device="cuda")
-    before = values(of(collector.read(), "0"))[use.GPU_MEMORY_USED_BYTES.name]
+    before = values(of(collector.read(), "0"))[gpu_metrics.GPU_MEMORY_USED_BYTES.name]
     taken = torch.empty(4 << 30, device="cuda", dtype=torch.uint8)
-    after = values(of(collector.read(), "0"))[use.GPU_MEMORY_USED_BYTES.name]
+    after = values(of(collector.read(), "0"))[gpu_metrics.GPU_MEMORY_USED_BYTES.name]
     assert after - before == pytest.approx(taken.numel(), rel=0.05)
 
 
@@ -91,8 +88,8 @@ def test_monitors_see_multiprocessors_and_tensor_cores_at_work(collector: NvmlCo
         pytest.skip("this GPU has no monitors (GPM)")
     busy: list[list[Sample]] = []
     _load_for(2.0, lambda: busy.append(collector.read()))
-    assert values(of(busy[-1], "0"))[profile.GPU_SM_ACTIVITY.name] > 0.5
-    assert values(busy[-1], gpu="0", kind="any")[profile.GPU_TENSOR_ACTIVITY.name] > 0.2
+    assert values(of(busy[-1], "0"))[gpu_health_metrics.GPU_SM_ACTIVITY.name] > 0.5
+    assert values(busy[-1], gpu="0", kind="any")[gpu_health_metrics.GPU_TENSOR_ACTIVITY.name] > 0.2
 
 
 def test_bytes_over_pcie_are_what_was_copied(collector: NvmlCollector) -> None:
@@ -106,7 +103,7 @@ def test_bytes_over_pcie_are_what_was_copied(collector: NvmlCollector) -> None:
         for _ in range(2):
             samples = collector.read()
             time.sleep(2 * BEAT_S)
-        return values(samples, **received).get(links.GPU_PCIE_BYTES.name)
+        return values(samples, **received).get(gpu_health_metrics.GPU_PCIE_BYTES.name)
 
     before = counted()
     if before is None:

@@ -10,9 +10,9 @@ import pynvml
 import pytest
 
 from collectors.nvml.library import NVMLError, code_of
-from collectors.nvml.made_recording import DURATION_S, eight_gpus
-from collectors.nvml.recorded import RecordedNvml
-from collectors.nvml.recording import EIGHT_GPUS, BadRecording, Event, Hang, Recording, Track, load, save
+from collectors.nvml.recorder import EIGHT_GPUS, BadRecording, Event, Hang, Recording, Track, load, save
+from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
+from collectors.nvml.replay import RecordedNvml
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node
 
 
@@ -184,7 +184,7 @@ def test_a_recording_of_a_newer_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_packaged_recording_is_what_its_script_writes() -> None:
-    assert load(EIGHT_GPUS) == eight_gpus(), "run `python -m collectors.nvml.made_recording`"
+    assert load(EIGHT_GPUS) == eight_gpus(), "run `python -m collectors.nvml.recordings.eight_gpus`"
 
 
 def test_within_its_duration_everything_happens() -> None:

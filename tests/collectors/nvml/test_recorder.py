@@ -7,16 +7,19 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from collectors.catalogue import gpu_reading as reading
-from collectors.metric import Sample
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Sample
 from collectors.nvml.library import Nvml
-from collectors.nvml.made_recording import eight_gpus
-from collectors.nvml.recorder import record
-from collectors.nvml.recording import Recording, load, save
+from collectors.nvml.recorder import Recording, load, record, save
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, opened, replayed
 
 SECONDS = 30
-OF_READING = {reading.GPU_CALL_SECONDS.name, reading.GPU_CALLS.name, reading.GPU_AGE_SECONDS.name}
+OF_READING = {
+    gpu_health_metrics.GPU_CALL_SECONDS.name,
+    gpu_health_metrics.GPU_CALLS.name,
+    gpu_health_metrics.GPU_AGE_SECONDS.name,
+}
 
 
 def _record(nvml: Nvml, clock: FakeClock) -> Recording:

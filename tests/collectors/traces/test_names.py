@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from collectors.traces.names import RULES, STEPS, collective_of, is_communication
+from collectors.traces.event_names import RULES, STEPS, collective_of, is_communication
 
 KERNELS = [
     ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.serve import command
-from tests.servers import absent_server
+from bench.cli.serve import command
+from tests.support.servers import absent_server
 
 UNIT = Path(__file__).parents[3] / "dashboards" / "stack" / "observatory.service"
 MOST_EXPOSED = 25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.engines.ending import ON_CUDA
-from collectors.catalogue.gpu_errors import GPU_XIDS
-from collectors.catalogue.results import RUN_LOSS
+from bench.engines.shutdown import ON_CUDA
+from collectors.metrics.gpu_health import GPU_XIDS
+from collectors.metrics.results import RUN_LOSS
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.checks.traffic import counted_as_expected
 from tests.gpu.readings import Ran, Unreadable, nvidia_smi, ran, smi_numbers, summary_of, told
@@ -79,7 +79,7 @@ def leaving(session: Session) -> Iterator[Finding]:
         found["gone_s"],
         high=ON_CUDA.killed_s,
         unit="s",
-        source="bench.engines.ending.ON_CUDA.killed_s",
+        source="bench.engines.shutdown.ON_CUDA.killed_s",
     )
     if session.is_rehearsal:
         return
@@ -90,7 +90,7 @@ def leaving(session: Session) -> Iterator[Finding]:
         found["free_s"],
         high=ON_CUDA.killed_s + ON_CUDA.freed_s,
         unit="s",
-        source="bench.engines.ending.ON_CUDA.killed_s and freed_s",
+        source="bench.engines.shutdown.ON_CUDA.killed_s and freed_s",
     )
 
 

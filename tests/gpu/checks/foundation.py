@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from collectors.catalogue import results
+from collectors.metrics import results
 from collectors.nvml.collector import OPEN_S
 from tests.gpu.check import Finding, NotHere, figure, holds, within
 from tests.gpu.readings import Unreadable, last_lines, nvidia_smi, ran, summary_of, told
@@ -22,13 +22,13 @@ COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
 
 GPU_TESTS = (
     "tests/collectors/nvml/test_real_gpu.py",
-    "tests/collectors/test_allocator.py",
-    "tests/collectors/test_memory_history.py",
-    "tests/collectors/test_state_bytes.py",
-    "tests/collectors/test_step_clock.py",
-    "tests/collectors/test_stopwatch.py",
+    "tests/collectors/rank/memory/test_allocator.py",
+    "tests/collectors/rank/test_memory_history.py",
+    "tests/collectors/rank/memory/test_state_bytes.py",
+    "tests/collectors/rank/test_step_clock.py",
+    "tests/collectors/rank/test_stopwatch.py",
     "tests/collectors/traces/reading/test_in_process.py",
-    "tests/workloads/parts/test_attention_kernels.py",
+    "tests/workloads/core/test_attention_kernels.py",
     "tests/workloads/probes/test_copies.py",
     "tests/workloads/probes/test_matmul.py",
 )

@@ -6,8 +6,8 @@ import math
 import pickle
 from collections.abc import Iterator
 
-from collectors.catalogue import results
-from collectors.catalogue.memory import TIMELINE_PEAK_BYTES
+from collectors.metrics import results
+from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.readings import Ran, Unreadable, ran
 from tests.gpu.session import Session

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from collectors.catalogue.agent import AGENT_CPU_SECONDS
-from collectors.catalogue.gpu import GPU_MEMORY_USED_BYTES
-from collectors.catalogue.gpu_power import GPU_CLOCK_HERTZ, GPU_POWER_WATTS
-from collectors.catalogue.placement import RANK_GPU
-from collectors.metric import Metric
-from collectors.nvml.recording import load as load_recording
+from collectors.metrics.agent import AGENT_CPU_SECONDS
+from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_MEMORY_USED_BYTES, GPU_POWER_WATTS, RANK_GPU
+from collectors.metrics.metric import Metric
+from collectors.nvml.recorder import load as load_recording
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.checks.steps import server
 from tests.gpu.checks.traffic import counted_as_expected

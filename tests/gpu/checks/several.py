@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collectors.catalogue import ceilings, joined_ranks, pipeline, results
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics import results
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.checks import faults
 from tests.gpu.readings import Unreadable, nvidia_smi, ran, summary_of, told
@@ -57,7 +58,7 @@ def bus_bandwidth(session: Session, *, ranks: int) -> Iterator[Finding]:
     options = (word for size in (*sizes, "factor=4") for word in ("--option", size))
     (done,) = session.commands.run(session.observed("collectives", *words, *options, "--steps", session.count(20)))
     run = ran(done)
-    rates = run.values(ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    rates = run.values(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
     largest = max(int(size) for _, _, size in rates)
     name = run.summary.hardware
     link = next((one for part, one in LINKS.items() if part in name and not any(no in name for no in NOT_SXM)), None)
@@ -106,7 +107,7 @@ def overlap(session: Session, *, ranks: int) -> Iterator[Finding]:
                 low=0.1,
                 source="both start communication before computing ends",
             )
-        waiting = run.values(joined_ranks.RUN_WAITING_RATIO)
+        waiting = run.values(results.RUN_WAITING_RATIO)
         if waiting:
             yield figure(f"{strategy}: waiting / time in collectives", next(iter(waiting.values())))
 
@@ -129,8 +130,8 @@ def bubble(session: Session, *, ranks: int) -> Iterator[Finding]:
     deep = ("--layers", str(max(4, ranks))) if session.is_rehearsal else ("--layers", str(3 * ranks))
     (done,) = session.commands.run(session.observed("one_f_one_b", *shape, *deep, *words, *options))
     run = ran(done)
-    measured = run.value(pipeline.RUN_BUBBLE_RATIO, account="measured")
-    expected = run.value(pipeline.RUN_BUBBLE_RATIO, account="expected")
+    measured = run.value(results.RUN_BUBBLE_RATIO, account="measured")
+    expected = run.value(results.RUN_BUBBLE_RATIO, account="expected")
     law = (ranks - 1) / (microbatches + ranks - 1)
     yield figure("bubble", measured, beside=f"(p-1)/(m+p-1) = {law:.4g} of equal stages")
     if session.is_rehearsal:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.peaks import Peak
-from bench.peaks import peak_of as peak_of_name
-from collectors.catalogue import ceilings, results
+from bench.analysis.mfu import Peak
+from bench.analysis.mfu import peak_of as peak_of_name
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics import results
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.readings import Ran, Unreadable, ran, rows, told
 from tests.gpu.session import Session
-from workloads.cards.card import Precision
+from workloads.spec import Precision
 
 PCIE_5_X16 = 63.0
 """GB/s one way: 32 GT/s x 16 lanes x 128/130 / 8 bits. Source: PCI Express 5.0."""
@@ -33,7 +34,7 @@ def matmul_bf16(session: Session) -> Iterator[Finding]:
     )
     (graph,) = session.commands.run(session.script("matmul", "--sizes", sizes))
     run, replayed = ran(done), told(graph)["flops_per_second"]
-    ours = {size: flops for (size, _, _), flops in run.values(ceilings.RUN_MATMUL_FLOPS).items()}
+    ours = {size: flops for (size, _, _), flops in run.values(probes_metrics.RUN_MATMUL_FLOPS).items()}
     yield _of_peak(run, "largest product", "bf16", max(ours.values()), key="flops")
     for size, flops in ours.items():
         if size in replayed:
@@ -55,7 +56,7 @@ def matmul_fp32(session: Session) -> Iterator[Finding]:
     largest = "256" if session.is_rehearsal else "8192"
     (done,) = session.commands.run(session.observed("matmul", "--precision", "fp32", "--option", f"max_size={largest}"))
     run = ran(done)
-    yield _of_peak(run, "largest product", "fp32", max(run.values(ceilings.RUN_MATMUL_FLOPS).values()))
+    yield _of_peak(run, "largest product", "fp32", max(run.values(probes_metrics.RUN_MATMUL_FLOPS).values()))
 
 
 def copies(session: Session) -> Iterator[Finding]:
@@ -64,7 +65,7 @@ def copies(session: Session) -> Iterator[Finding]:
     (done,) = session.commands.run(session.observed("copies", *size))
     run = ran(done)
     peak = peak_of_name(_device_name(run), "bf16")
-    for (kind, _), rate in run.values(ceilings.RUN_COPY_BANDWIDTH).items():
+    for (kind, _), rate in run.values(probes_metrics.RUN_COPY_BANDWIDTH).items():
         if kind == "device_copy" and isinstance(peak, Peak):
             yield within(
                 f"{kind} / data sheet",

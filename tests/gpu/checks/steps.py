@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from collectors.catalogue import results
-from collectors.catalogue.agent import AGENT_CPU_SECONDS
-from collectors.catalogue.communication import TRACED_STEP_SECONDS
-from collectors.catalogue.step import PHASE_SECONDS, STEP_SECONDS
-from collectors.log_reader import read
-from collectors.metric import Sample
-from collectors.sample_log import Reading
+from collectors.metrics import results
+from collectors.metrics.agent import AGENT_CPU_SECONDS
+from collectors.metrics.metric import Sample
+from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TRACED_STEP_SECONDS
+from collectors.sample_log import Reading, read
 from tests.gpu.check import Finding, figure, holds, within
 from tests.gpu.readings import Ran, Unreadable, ran, rows, sample, scraped, told
 from tests.gpu.session import Program, Session
@@ -148,7 +146,7 @@ def loader(session: Session) -> Iterator[Finding]:
         "sum of phases / step, at most",
         max(ratios),
         high=1.001,
-        source="docs/architecture.md: phases add up to at most the step",
+        source="docs/figures.md: phases add up to at most the step",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collectors.catalogue.results import RUN_PAYLOAD_BYTES
+from collectors.metrics.results import RUN_PAYLOAD_BYTES
 from tests.gpu.check import Finding, holds
 from tests.gpu.readings import Ran
 
@@ -29,7 +29,7 @@ def counted_as_expected(what: str, run: Ran) -> Iterator[Finding]:
         not differing,
         seen=("; ".join(differing) or f"as expected, {len(accounts) - len(beyond)} collectives") + unsaid,
         expected="counted == expected",
-        source="the strategy's law, workloads/laws",
+        source="the strategy's law, workloads/cost_models",
     )
 
 

@@ -18,36 +18,33 @@ from typing import Any
 import click
 import msgspec
 
+from bench.analysis.estimate import Estimate, estimate, estimate_share
+from bench.analysis.mfu import Absent
 from bench.case import Case, check, find_card, parse_options
-from bench.cli import observatory
-from bench.cli import run as run_command
-from bench.doctor.gpu_state import gpu_clocks, pcie_links
+from bench.cli.main import observatory
+from bench.cli.main import run as run_command
+from bench.doctor.node_state import gpu_clocks, pcie_links
 from bench.doctor.page import GpuFields, Page, Section
-from bench.engines.messages import Cause
 from bench.errors import Misuse
-from bench.gpus import Gpu
-from bench.judgement.estimate import Estimate, estimate, estimate_share
-from bench.peaks import Absent
-from bench.summary import Summary
-from collectors.catalogue import agent, ceilings, gpu, gpu_power, joined_ranks, pipeline, placement, results
-from collectors.catalogue.communication import TRACED_STEP_SECONDS
-from collectors.catalogue.memory import TIMELINE_PEAK_BYTES
-from collectors.catalogue.step import PHASE_SECONDS, STEP_SECONDS
-from collectors.metric import Metric, Sample
+from bench.machine.gpus import Gpu
+from bench.rank.messages import Cause
+from bench.runs.summary import Summary
+from collectors.metrics import agent, gpu, results
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric, Sample
+from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_BYTES, TRACED_STEP_SECONDS
 from collectors.node_log import NodeLogWriter, open_node_log
-from collectors.nvml.made_recording import eight_gpus
-from collectors.nvml.recording import save as save_recording
-from collectors.nvml.standing import Standing
+from collectors.nvml.library import Standing
+from collectors.nvml.recorder import save as save_recording
+from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.sample_log import Mark, Opened, Reading, SampleLog
-from collectors.traces.names import STEP
-from collectors.traces.reading.json_reader import read_trace
-from collectors.traces.timeline_file import save as save_timeline
+from collectors.traces.event_names import STEP
+from collectors.traces.reading.reader import read_trace
+from collectors.traces.timeline import save as save_timeline
 from tests.gpu.session import Completed, Program, Running
-from workloads.cards.card import ELEMENT_BYTES
-from workloads.cards.collectives import chosen_collectives, counted_sizes
-from workloads.cards.copies import KINDS, size_bytes
-from workloads.cards.matmul import sizes
-from workloads.parts.shape import DIMENSIONS, PRESETS
+from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from workloads.probes.spec import KINDS, chosen_collectives, counted_sizes, size_bytes, sizes
+from workloads.spec import ELEMENT_BYTES
 
 GPU_NAME = "NVIDIA H200"
 GPUS = 8
@@ -297,10 +294,10 @@ def _estimates(case: Case) -> list[Estimate]:
         ]
     if case.ranks > 1:
         found.append(estimate_share(results.RUN_OVERLAP_RATIO, [0.7]))
-        found.append(estimate_share(joined_ranks.RUN_WAITING_RATIO, [0.1]))
+        found.append(estimate_share(results.RUN_WAITING_RATIO, [0.1]))
     if case.card().pipeline(case) is not None:
-        found.append(estimate_share(pipeline.RUN_BUBBLE_RATIO, [0.12], account="measured"))
-        found.append(estimate_share(pipeline.RUN_BUBBLE_RATIO, [0.11], account="expected"))
+        found.append(estimate_share(results.RUN_BUBBLE_RATIO, [0.12], account="measured"))
+        found.append(estimate_share(results.RUN_BUBBLE_RATIO, [0.11], account="expected"))
     return found
 
 
@@ -309,19 +306,21 @@ def _probed(case: Case) -> list[Estimate]:
         case "matmul":
             flops = 680e12 if case.precision == "bf16" else 52e12
             return [
-                estimate(ceilings.RUN_MATMUL_FLOPS, [flops], m=str(size), n=str(size), k=str(size))
+                estimate(probes_metrics.RUN_MATMUL_FLOPS, [flops], m=str(size), n=str(size), k=str(size))
                 for size in sizes(case)
             ]
         case "copies":
             rates = {"device_copy": 4.2e12, "host_to_device": 54e9, "device_to_host": 52e9}
             return [
-                estimate(ceilings.RUN_COPY_BANDWIDTH, [rates.get(kind, 1e10)], kind=kind, size=str(size_bytes(case)))
+                estimate(
+                    probes_metrics.RUN_COPY_BANDWIDTH, [rates.get(kind, 1e10)], kind=kind, size=str(size_bytes(case))
+                )
                 for kind in KINDS[case.device]
             ]
         case "collectives":
             return [
                 estimate(
-                    ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH,
+                    probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH,
                     [360e9],
                     collective=collective,
                     algorithm="library",
@@ -465,10 +464,10 @@ def _metrics_page(looks: int) -> str:
         (
             f"# HELP {agent.AGENT_CPU_SECONDS.name} ...",
             series(agent.AGENT_CPU_SECONDS, 1 + 0.004 * looks, node="node"),
-            series(placement.RANK_GPU, 1, run="r", rank="0", slot="0", gpu="0", slice=""),
+            series(gpu.RANK_GPU, 1, run="r", rank="0", slot="0", gpu="0", slice=""),
             series(gpu.GPU_MEMORY_USED_BYTES, 40000 * 2**20, gpu="0", node="node"),
-            series(gpu_power.GPU_POWER_WATTS, 645.0, gpu="0", node="node"),
-            series(gpu_power.GPU_CLOCK_HERTZ, 1.755e9, gpu="0", clock="sm", node="node"),
+            series(gpu.GPU_POWER_WATTS, 645.0, gpu="0", node="node"),
+            series(gpu.GPU_CLOCK_HERTZ, 1.755e9, gpu="0", clock="sm", node="node"),
         )
     )
 

@@ -9,21 +9,16 @@ from pathlib import Path
 import click
 import pytest
 
-from collectors.catalogue import agent, ceilings, pipeline, results
+from collectors.metrics import agent, results
+from collectors.metrics import probes as probes_metrics
 from tests.gpu.check import Check
 from tests.gpu.checks.foundation import pytest_counts
 from tests.gpu.checks.several import contexts_by_process
-from tests.gpu.rehearsal.recorded import (
-    Change,
-    RecordedCommands,
-    dry_context,
-    with_estimate,
-    with_json,
-)
+from tests.gpu.rehearsal.recorded import Change, RecordedCommands, dry_context, with_estimate, with_json
 from tests.gpu.roster import CHECKS
 from tests.gpu.runner import Result, Setting, judge
 from tests.gpu.session import Completed, Program, Session
-from workloads.cards.card import Device
+from workloads.spec import Device
 
 BY_NAME = {check.name: check for check in CHECKS}
 EARLIER = {"training": {"step_ms": 100.0, "peak_gib": 20.0}}
@@ -96,11 +91,11 @@ _WRONG: list[tuple[str, Change, str]] = [
     ("window", with_json("windows", is_device=False), "spans"),
     ("window", with_json("plain_training", kernel_s=1e-4), "kernels of a step, ours / plain profile's"),
     ("tests", _text("12 passed", "1 failed, 11 passed", "pytest"), "tests"),
-    ("matmul", with_estimate(ceilings.RUN_MATMUL_FLOPS, 1.2e15), "largest product / data sheet"),
-    ("matmul", with_estimate(ceilings.RUN_MATMUL_FLOPS, 300e12, m="8192"), "8192 rows, ours / graph"),
-    ("fp32", with_estimate(ceilings.RUN_MATMUL_FLOPS, 210e12), "largest product / data sheet"),
-    ("copies", with_estimate(ceilings.RUN_COPY_BANDWIDTH, 5e12, kind="device_copy"), "device_copy / data sheet"),
-    ("copies", with_estimate(ceilings.RUN_COPY_BANDWIDTH, 80e9, kind="host_to_device"), "host_to_device"),
+    ("matmul", with_estimate(probes_metrics.RUN_MATMUL_FLOPS, 1.2e15), "largest product / data sheet"),
+    ("matmul", with_estimate(probes_metrics.RUN_MATMUL_FLOPS, 300e12, m="8192"), "8192 rows, ours / graph"),
+    ("fp32", with_estimate(probes_metrics.RUN_MATMUL_FLOPS, 210e12), "largest product / data sheet"),
+    ("copies", with_estimate(probes_metrics.RUN_COPY_BANDWIDTH, 5e12, kind="device_copy"), "device_copy / data sheet"),
+    ("copies", with_estimate(probes_metrics.RUN_COPY_BANDWIDTH, 80e9, kind="host_to_device"), "host_to_device"),
     ("training", with_json("plain_training", step_s=0.09), "our step rate / the plain loop's"),
     ("training", with_json("plain_training", peak_bytes=2**30), "our peak / the plain loop's"),
     ("training", with_estimate(results.RUN_MFU, 1.1), "MFU"),
@@ -117,10 +112,10 @@ _WRONG: list[tuple[str, Change, str]] = [
     ("doctor", _text("generation 5", "generation 1", "doctor", "--format"), "PCIe"),
     ("doctor", _text("not permitted", "not always", "doctor", "--format"), "fields that fail at times"),
     ("attention", with_json("attention", kernels={"s": {"cudnn": {"step_s": 1, "apart": 1.0}}}), "cudnn at s"),
-    ("busbw_8", with_estimate(ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, 90e9), "all_gather of 1024 MiB"),
-    ("busbw_8", with_estimate(ceilings.RUN_COLLECTIVE_BUS_BANDWIDTH, 600e9), "all_reduce of 1024 MiB"),
+    ("busbw_8", with_estimate(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, 90e9), "all_gather of 1024 MiB"),
+    ("busbw_8", with_estimate(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, 600e9), "all_reduce of 1024 MiB"),
     ("overlap_2", with_estimate(results.RUN_OVERLAP_RATIO, 0.0), "fsdp: overlap / communication"),
-    ("bubble_8", with_estimate(pipeline.RUN_BUBBLE_RATIO, 0.4, account="measured"), "measured less expected"),
+    ("bubble_8", with_estimate(results.RUN_BUBBLE_RATIO, 0.4, account="measured"), "measured less expected"),
     ("blame_2", _text('"rank": 1', '"rank": 0', "raise@1:7"), "raise: blamed"),
     ("ending_8", _code(3, "fsdp"), "fsdp with a snapshot"),
     ("clocks_2", with_json("windows", apart_ns=21_000), "ends apart"),

@@ -15,9 +15,9 @@ import pytest
 
 from tests.gpu import first, start
 from tests.gpu.first import command_parser
-from tests.gpu.markers import usable_gpus
 from tests.gpu.roster import CHECKS
 from tests.gpu.session import ROOT
+from tests.support.markers import usable_gpus
 
 
 def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from collectors.allocator import make_memory
+from collectors.rank.memory import make_memory
 from tests.gpu.scripts.device import device_of_words
 
 CALLS = 1000

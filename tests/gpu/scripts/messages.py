@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-from collectors.catalogue.gpu_links import GPU_NVLINK_BYTES
+from collectors.metrics.gpu_health import GPU_NVLINK_BYTES
 from collectors.nvml.collector import NvmlCollector
 
 _RANK = """

@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
 from tests.gpu.scripts.device import device_of_words, times_s, wait
-from workloads.parts.data import Progressions
-from workloads.parts.shape import PRESETS
-from workloads.parts.transformer import Transformer
+from workloads.core.data import Progressions
+from workloads.core.transformer import Transformer
+from workloads.cost_models.shape import PRESETS
 
 WARM_UP = 5
 TRACED = 3

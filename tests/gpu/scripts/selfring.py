@@ -21,7 +21,7 @@ from torch.distributed import HashStore, P2POp  # type: ignore[attr-defined]  # 
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 from torch.profiler import ProfilerActivity, profile
 
-from collectors import flight_recorder
+from collectors.rank import flight_recorder
 from tests.gpu.scripts.device import device_of_words, wait
 
 ELEMENTS = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.gpus import read_gpus
+from bench.machine.gpus import read_gpus
 from tests.gpu.scripts.device import cudnn_version, device_of_words
 
 

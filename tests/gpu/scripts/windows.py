@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 from statistics import median
 
-from collectors.traces.ranks.matching import match
-from collectors.traces.spans import Timeline
-from collectors.traces.timeline_file import load
+from collectors.traces.cross_rank.matching import match
+from collectors.traces.timeline import Timeline, load
 from tests.gpu.scripts.device import device_of_words
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from workloads.cards.card import Backend, Card, Device, OptionValue, Precision
-from workloads.parts.shape import Shape
-from workloads.probe import Elapsed, Quantity
+from workloads.cost_models.shape import Shape
+from workloads.protocols import Elapsed, Quantity
+from workloads.spec import Backend, Card, Device, OptionValue, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

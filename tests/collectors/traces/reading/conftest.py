@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.traces.reading.scanned_events import IS_BUILT
-from tests.servers import absent_server
+from collectors.traces.reading.decoders import IS_BUILT
+from tests.support.servers import absent_server
 
 
 @pytest.fixture(scope="session")

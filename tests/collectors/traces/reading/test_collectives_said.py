@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.traces.calls import Call
-from collectors.traces.reading.collectives_said import Spoken, collectives, elements_of
-from collectors.traces.reading.kinds import kinds
+from collectors.traces.reading.collective_args import Spoken, collectives, elements_of
+from collectors.traces.reading.event_kinds import kinds
 from collectors.traces.reading.raw_events import Said
-from collectors.traces.spans import ABSENT
-from tests.collectors.traces.raw import Row, raw_of
+from collectors.traces.timeline import ABSENT, Call
+from tests.collectors.traces.made.raw import Row, raw_of
 
 SAID = Said(
     collective="_allgather_base",

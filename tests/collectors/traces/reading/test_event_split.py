@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from collectors.traces.reading.event_split import Split, likely_boundary, split
-from collectors.traces.reading.trace_text import Window
+from collectors.traces.reading.damaged_json import Split, likely_boundary, split
+from collectors.traces.reading.json_chunks import Window
 
 ONE = b'{"ph": "X", "cat": "kernel", "name": "one", "pid": 0, "tid": 7, "ts": 1, "dur": 1}'
 TWO = b'{"ph": "X", "cat": "kernel", "name": "two", "pid": 0, "tid": 7, "ts": 2, "dur": 1, "args": {"}": [{"ph": 1}]}}'

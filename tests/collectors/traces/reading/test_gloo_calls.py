@@ -9,14 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile
 
-from collectors import flight_recorder
-from collectors.profiler import EVENTS_TELL_ALL, recording
-from collectors.traces.calls import Call
-from collectors.traces.reading.collectives_said import elements_of
-from collectors.traces.reading.gloo_calls import CLOCKS_APART_NS, Issued, with_calls
-from collectors.traces.reading.in_process import read_events
-from collectors.traces.spans import ABSENT, Span, Timeline, timeline_of
-from tests.ranks import OnRanks
+from collectors.rank import flight_recorder
+from collectors.rank.profiler import EVENTS_TELL_ALL, recording
+from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, elements_of, with_calls
+from collectors.traces.reading.profiler_events import read_events
+from collectors.traces.timeline import ABSENT, Call, Span, Timeline, timeline_of
+from tests.support.ranks import OnRanks
 
 MS = 1_000_000
 of_real_events = pytest.mark.skipif(

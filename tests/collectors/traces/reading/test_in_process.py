@@ -13,15 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from collectors.profiler import EVENTS_TELL_ALL, recording
-from collectors.traces.calls import Call
-from collectors.traces.names import STEP
-from collectors.traces.reading.in_process import read_events
-from collectors.traces.reading.json_reader import read_trace
+from collectors.rank.profiler import EVENTS_TELL_ALL, recording
+from collectors.traces.event_names import STEP
+from collectors.traces.reading.profiler_events import read_events
+from collectors.traces.reading.reader import read_trace
 from collectors.traces.reading.tree_memory import allocations_of
-from collectors.traces.spans import ABSENT, KINDS, Timeline
-from tests.collectors.traces.kineto_text import differing
-from tests.ranks import OnRanks
+from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline
+from tests.collectors.traces.made.kineto_text import differing
+from tests.support.ranks import OnRanks
 
 of_real_events = pytest.mark.skipif(
     not EVENTS_TELL_ALL, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"

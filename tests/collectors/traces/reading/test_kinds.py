@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.traces.names import STEP
-from collectors.traces.reading.kinds import devices, kinds
+from collectors.traces.event_names import STEP
+from collectors.traces.reading.event_kinds import devices, kinds
 from collectors.traces.reading.raw_events import Said
-from collectors.traces.spans import KINDS
-from tests.collectors.traces.raw import Row, raw_of
+from collectors.traces.timeline import KINDS
+from tests.collectors.traces.made.raw import Row, raw_of
 
 
 def _kinds(*rows: Row) -> list[str]:

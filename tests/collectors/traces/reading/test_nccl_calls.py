@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from collectors.flight_recorder import works_since
-from collectors.traces.calls import Call
-from collectors.traces.reading.gloo_calls import CLOCKS_APART_NS, Issued
+from collectors.rank.flight_recorder import works_since
+from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued
 from collectors.traces.reading.nccl_calls import replayed, why_uncounted, with_calls
-from collectors.traces.spans import ABSENT, Span, Timeline, timeline_of
+from collectors.traces.timeline import ABSENT, Call, Span, Timeline, timeline_of
 from tests.collectors.made_nccl_record import EMPTY, MadeRecord
 
 MS = 1_000_000

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.allocations import Allocations
-from collectors.traces.reading.raw_events import Said
-from collectors.traces.reading.rows import Rows
-from tests.collectors.traces.kineto_text import differing_raw
-from tests.collectors.traces.raw import Row, raw_of
+from collectors.traces.reading.raw_events import Rows, Said
+from collectors.traces.timeline import Allocations
+from tests.collectors.traces.made.kineto_text import differing_raw
+from tests.collectors.traces.made.raw import Row, raw_of
 
 FIRST = [Row("a", "kernel", 1, 2), Row("b", "cpu_op", 3, 5, thread=9, shape="[[1]]")]
 SECOND = [

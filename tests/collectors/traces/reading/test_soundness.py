@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectors.traces.allocations import Allocations
-from collectors.traces.reading.kinds import kinds
+from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS, LATEST_NS, kinds, remarks, sound
 from collectors.traces.reading.raw_events import Said
-from collectors.traces.reading.soundness import EARLIEST_UNIX_NS, LATEST_NS, remarks, sound
-from tests.collectors.traces.raw import Row, raw_of
+from collectors.traces.timeline import Allocations
+from tests.collectors.traces.made.raw import Row, raw_of
 
 KERNEL = Row("k", "kernel", EARLIEST_UNIX_NS, EARLIEST_UNIX_NS + 10, thread=7)
 

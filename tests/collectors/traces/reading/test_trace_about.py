@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from collectors.traces.reading.trace_about import NoEvents, Surroundings, go_to_events, ranks_of, surroundings, tail
-from collectors.traces.reading.trace_text import Window
+from collectors.traces.reading.json_chunks import Window
+from collectors.traces.reading.metadata import NoEvents, Surroundings, go_to_events, ranks_of, surroundings, tail
 
 
 def _window(text: bytes, size_bytes: int = 1 << 16) -> Window:

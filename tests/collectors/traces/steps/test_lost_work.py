@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.spans import Span
-from collectors.traces.steps.launches import launches
-from collectors.traces.steps.lost_work import lost_work
-from tests.collectors.traces.small_traces import BACKWARD, MAIN, MICROSECOND_NS, device, launch, span
+from collectors.traces.steps import launches, lost_work
+from collectors.traces.timeline import Span
+from tests.collectors.traces.made.small_traces import BACKWARD, MAIN, MICROSECOND_NS, device, launch, span
 
 
 def _lost(*spans: Span, start_us: int = 0, end_us: int = 100) -> tuple[int, int]:

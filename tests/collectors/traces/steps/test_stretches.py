@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.names import STEP
-from collectors.traces.spans import About, Span, Timeline, timeline_of
-from collectors.traces.steps.stretches import CUT, NOTHING, Stretch, step_names, steps, stretches
+from collectors.traces.event_names import STEP
+from collectors.traces.steps import CUT, NOTHING, Stretch, step_names, steps, stretches
+from collectors.traces.timeline import About, Span, Timeline, timeline_of
 
 
 def _step(number: int, start_ns: int, end_ns: int) -> Span:

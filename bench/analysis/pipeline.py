@@ -1,0 +1,480 @@
+"""What the ranks of a pipeline computed in one timed step, on one clock, and what that says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import fmean, median
+from typing import Protocol, cast, get_args
+
+from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share
+from collectors.metrics.results import (
+    RUN_BUBBLE_PART_RATIO,
+    RUN_BUBBLE_RATIO,
+    RUN_LIVE_MICROBATCHES,
+    RUN_STAGE_ACTIVATION_BYTES,
+    RUN_STAGE_SECONDS,
+)
+from collectors.sample_log import Performed
+from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches_of_stages
+from workloads.cost_models.terms import NotCovered
+from workloads.pipeline_parallel.simulator import (
+    BubbleSplit,
+    Delay,
+    needs_of,
+    planned_on,
+    replay,
+    simulate,
+    split_bubble,
+)
+
+AXIS = "stage"
+"""The mesh axis whose ranks are one pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One action of a rank. start_ns, end_ns: since the step began.
+
+    asked_ns: when the rank last dealt with a message between the action before and this one; None where it did not, or
+    nobody knows. sent_ns: when it handed over what the action made; None as well.
+    core_wait_ns: what the rank's thread waited for a core since the end of the action before, or the step's beginning;
+    None where nobody knows.
+    """
+
+    rank: int
+    action: Action
+    start_ns: int
+    end_ns: int
+    asked_ns: int | None = None
+    sent_ns: int | None = None
+    core_wait_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """One step of all ranks, its works in the order of each rank's own.
+
+    begun_ns: on the monotonic clock of the first rank.
+    is_one_clock: all ranks read the same clock; otherwise each counts from the end of their meeting before the step.
+    has_messages, has_core_waits: of all ranks it is known when they dealt with messages, and waited for a core.
+    """
+
+    trial: int
+    step: int
+    begun_ns: int
+    is_one_clock: bool
+    works: tuple[Work, ...]
+    has_messages: bool = False
+    has_core_waits: bool = False
+
+
+def join_steps(performed_by_rank: Sequence[Sequence[Performed]]) -> tuple[TimedStep, ...]:
+    """The steps of one trial that every rank has logged, in order."""
+    if not performed_by_rank:
+        return ()
+    by_step = [{one.step: one for one in performed} for performed in performed_by_rank]
+    common = set(by_step[0]).intersection(*by_step[1:])
+    return tuple(_join([steps[step] for steps in by_step]) for step in sorted(common))
+
+
+def _join(ranks: Sequence[Performed]) -> TimedStep:
+    first = ranks[0]
+    is_one_clock = first.clock is not None and all(one.clock == first.clock for one in ranks)
+    return TimedStep(
+        trial=first.trial,
+        step=first.step,
+        begun_ns=first.begun_ns,
+        is_one_clock=is_one_clock,
+        works=tuple(
+            work
+            for rank, one in enumerate(ranks)
+            for work in _works(rank, one, one.begun_ns - first.begun_ns if is_one_clock else 0)
+        ),
+        has_messages=all(one.messages is not None for one in ranks),
+        has_core_waits=all(one.core_waits_ns is not None for one in ranks),
+    )
+
+
+def _works(rank: int, performed: Performed, shift_ns: int) -> Iterator[Work]:
+    """The rank's, later by so much than it says."""
+    messages = performed.messages or []
+    sent_ns = {(one.stage, one.kind != "forward", one.microbatch): one.time_ns for one in messages if one.end == "sent"}
+    before_ns = waited_ns = 0
+    for number, timed in enumerate(performed.actions):
+        asked_ns = max((one.time_ns for one in messages if before_ns <= one.time_ns <= timed.start_ns), default=None)
+        # What a backward hands on is made by the whole of it, or by the half that makes gradients of inputs.
+        place = (timed.stage, timed.kind != "forward", timed.microbatch)
+        handed_ns = None if timed.kind == "weight_backward" else sent_ns.get(place)
+        waits = None if performed.core_waits_ns is None else performed.core_waits_ns[number]
+        yield Work(
+            rank=rank,
+            action=Action(kind=timed.kind, stage=timed.stage, microbatch=timed.microbatch),
+            start_ns=timed.start_ns + shift_ns,
+            end_ns=timed.end_ns + shift_ns,
+            asked_ns=None if asked_ns is None else asked_ns + shift_ns,
+            sent_ns=None if handed_ns is None else handed_ns + shift_ns,
+            core_wait_ns=None if waits is None else waits[0] - waited_ns,
+        )
+        before_ns = timed.end_ns
+        waited_ns = 0 if waits is None else waits[1]
+
+
+def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each pipeline, in its own order.
+
+    axes: of the mesh over all ranks, outermost first; the last runs fastest.
+
+    Raises:
+        ValueError: there is no axis of stages.
+    """
+    if AXIS not in axes:
+        raise ValueError(f"the mesh has the axes {', '.join(axes)}; a pipeline is along one called {AXIS}")
+    names = list(axes)
+    stride = prod(axes[name] for name in names[names.index(AXIS) + 1 :])
+    length = axes[AXIS]
+    return tuple(
+        tuple(range(first, first + length * stride, stride))
+        for first in range(prod(axes.values()))
+        if first // stride % length == 0
+    )
+
+
+def bubble_ratio(works: Iterable[Work], ranks: Sequence[int]) -> float:
+    """Share of their time that the ranks of one pipeline compute for no stage.
+
+    Their time runs from the first action's start to the last one's end, on whichever rank these are.
+
+    Raises:
+        ValueError: the ranks did nothing.
+    """
+    own = [work for work in works if work.rank in ranks]
+    if not own:
+        raise ValueError(f"ranks {', '.join(map(str, ranks))} performed no action; a bubble is a share of their time")
+    span_ns = max(work.end_ns for work in own) - min(work.start_ns for work in own)
+    busy_ns = sum(work.end_ns - work.start_ns for work in own)
+    return 1 - busy_ns / (len(ranks) * span_ns)
+
+
+def stage_seconds(works: Iterable[Work]) -> dict[tuple[int, ActionKind], float]:
+    """What a stage takes for a microbatch, by stage and kind of action: the median."""
+    found: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
+    for work in works:
+        found[work.action.stage, work.action.kind].append(work.end_ns - work.start_ns)
+    return {place: median(found[place]) / 1e9 for place in sorted(found, key=_by_stage)}
+
+
+def _by_stage(place: tuple[int, ActionKind]) -> tuple[int, int]:
+    stage, kind = place
+    return stage, get_args(ActionKind).index(kind)
+
+
+def most_live(works: Iterable[Work], stage: int) -> int:
+    """Most microbatches that a stage held at once, by the order of its actions; of several pipelines the most.
+
+    One is held from its forward to the end of its backward, of both halves where these are parted.
+    """
+    live: Counter[int] = Counter()
+    most = 0
+    halves: Counter[tuple[int, int]] = Counter()
+    for work in works:
+        if work.action.stage != stage:
+            continue
+        if work.action.kind == "forward":
+            live[work.rank] += 1
+            most = max(most, live[work.rank])
+            continue
+        place = (work.rank, work.action.microbatch)
+        halves[place] += 2 if work.action.kind == "backward" else 1
+        if halves[place] == 2:
+            live[work.rank] -= 1
+    return most
+
+
+# What of a measured bubble the step's own delays explain: uneven actions, messages, and waiting for a core.
+
+UNEVEN, MESSAGE, CORE = "uneven", "message", "waiting_for_a_core"
+
+
+def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Parts of the trial's bubble, each what the measured step gains when one more of its delays is in it.
+
+    They are of the step whose bubble is the trial's median; of the mean of two such where their number is even.
+    uneven: each action takes what it took, and not the median of its stage and kind.
+    message: from the sender's handing over and the receiver's asking to the action's start; with the transfer in it.
+    waiting_for_a_core: what the ranks' threads waited between their actions.
+    What is left besides is what hosts do between actions. Where it is not known when ranks dealt with messages, on one
+    clock, there is the first part only; where it is not known what they waited for a core, not the last. Of a step that
+    is not this pipeline's there are none.
+
+    groups: the ranks of each pipeline.
+    """
+    planned = set(planned_on(actions(pipeline)))
+    if any({work.action for work in step.works if work.rank in ranks} != planned for step in steps for ranks in groups):
+        return {}
+    times = stage_seconds(work for step in steps for work in step.works)
+    even_ratio = simulate(actions(pipeline), times).bubble_ratio
+    ordered = sorted(
+        (bubble_ratio(step.works, ranks), number, place)
+        for number, step in enumerate(steps)
+        for place, ranks in enumerate(groups)
+    )
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    found = [dict(_parts_of_delays(steps[number], groups[place], even_ratio)) for _, number, place in middle]
+    return {part: fmean(one[part] for one in found) for part in found[0] if all(part in one for one in found)}
+
+
+def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -> Iterator[tuple[str, float]]:
+    works = [[work for work in step.works if work.rank == rank] for rank in ranks]
+    order = [[work.action for work in own] for own in works]
+    taken_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for own in works for work in own}
+    own_ratio = replay(order, taken_s, {}).bubble_ratio
+    yield UNEVEN, own_ratio - even_ratio
+    if not (step.has_messages and step.is_one_clock):
+        return
+    without, core = {}, {}
+    for action, delay, waited in _delays_of_actions(works):
+        without[action] = Delay(message_s=delay.message_s - waited.message_s)
+        core[action] = Delay(host_s=waited.host_s, hand_over_s=waited.hand_over_s, message_s=delay.message_s)
+    message_ratio = replay(order, taken_s, without).bubble_ratio
+    yield MESSAGE, message_ratio - own_ratio
+    if step.has_core_waits:
+        yield CORE, replay(order, taken_s, core).bubble_ratio - message_ratio
+
+
+def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action, Delay, Delay]]:
+    """Of each action its delay, with all of which a replay is the measured step, and the part spent waiting for a core.
+
+    Waiting for a core counts first among what the rank's host did, and then as the end of waiting for a message.
+    """
+    place = {work.action: work for own in works for work in own}
+    needs = needs_of(planned_on([[work.action for work in own] for own in works]))
+    first_ns = min(work.start_ns for work in place.values())
+    for own in works:
+        before_ns = [first_ns, *(work.end_ns for work in own)]
+        waits_ns = [*(work.core_wait_ns or 0 for work in own), 0]
+        for number, work in enumerate(own):
+            remote = [place[needed] for needed in needs[work.action] if place[needed].rank != work.rank]
+            # A rank that asked earlier waits from the end of its last action on.
+            asked_ns = work.asked_ns if work.asked_ns is not None else before_ns[number] if remote else work.start_ns
+            asked_ns = max(asked_ns, before_ns[number])
+            handed_ns = [one.end_ns if one.sent_ns is None else max(one.sent_ns, one.end_ns) for one in remote]
+            host_ns = asked_ns - before_ns[number]
+            message_ns = work.start_ns - max(asked_ns, *handed_ns) if handed_ns else work.start_ns - asked_ns
+            hand_over_ns = 0 if work.sent_ns is None else max(0, work.sent_ns - work.end_ns)
+            of_host_ns = min(host_ns, waits_ns[number])
+            of_message_ns = max(0, min(message_ns, waits_ns[number] - of_host_ns))
+            yield (
+                work.action,
+                Delay(host_s=host_ns / 1e9, hand_over_s=hand_over_ns / 1e9, message_s=message_ns / 1e9),
+                Delay(
+                    host_s=of_host_ns / 1e9,
+                    hand_over_s=min(hand_over_ns, waits_ns[number + 1]) / 1e9,
+                    message_s=of_message_ns / 1e9,
+                ),
+            )
+
+
+# A run's bubble beside what its schedule, its stages and the link explain of it.
+
+PARTS = ("schedule", "imbalance", "transfer", UNEVEN, MESSAGE, CORE, "unexplained")
+"""Of the measured bubble, in the order in which they add up to it. Runs of before the delays' parts have the others."""
+_DECIMALS = 12
+"""What stands further behind is rounding's, and no difference between trials."""
+CLEARLY_LONGER = 0.05
+"""Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
+
+
+def bubble_parts(
+    pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | NotCovered
+) -> Iterator[Estimate | str]:
+    """The expected bubble and the parts of the measured one, and notes: what is absent, which stage is the bottleneck.
+
+    The parts are those of the run's own figures, so that these add up; each trial's parts give the intervals.
+    found: the run's estimates, of which the measured bubble, the times of stages and the parts of `delay_parts` are
+        read; that of messages is given anew where the transfer, which is in it, is known.
+    transfer_s: of one boundary tensor between two ranks, or why nobody knows.
+    """
+    measured = [one for one in found if one.metric == RUN_BUBBLE_RATIO.name]
+    times = {
+        (int(one.labels["stage"]), cast(ActionKind, one.labels["action"])): one
+        for one in found
+        if one.metric == RUN_STAGE_SECONDS.name
+    }
+    if not measured:
+        return
+    untimed = sorted({(action.stage, action.kind) for rank in actions(pipeline) for action in rank} - times.keys())
+    if untimed:
+        stage, kind = untimed[0]
+        yield f"the expected bubble is absent: no {kind} of stage {stage} took any time in the timed steps"
+        return
+    (bubble,) = measured
+    whole = split_bubble(
+        bubble.median, pipeline, {place: one.median for place, one in times.items()}, transfer_s=transfer_s
+    )
+    trials = [
+        split_bubble(
+            value, pipeline, {place: one.trials[number] for place, one in times.items()}, transfer_s=transfer_s
+        )
+        for number, value in enumerate(bubble.trials)
+    ]
+    expected = [_rounded(trial.expected_ratio) for trial in trials]
+    yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(whole.expected_ratio), account="expected")
+    delays = {
+        one.labels["part"]: one
+        for one in found
+        if one.metric == RUN_BUBBLE_PART_RATIO.name and one.labels["part"] in (UNEVEN, MESSAGE, CORE)
+    }
+    of_whole = _with_delays(_parts_of_bubble(whole), {part: one.median for part, one in delays.items()})
+    of_trials = [
+        _with_delays(_parts_of_bubble(trial), {part: one.trials[number] for part, one in delays.items()})
+        for number, trial in enumerate(trials)
+    ]
+    for part, middle in of_whole.items():
+        if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, NotCovered)):
+            values = [parts[part] for parts in of_trials]
+            yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
+    if isinstance(whole.transfer_ratio, NotCovered):
+        where = MESSAGE if MESSAGE in delays else "unexplained"
+        yield f"the transfer's part of the bubble is absent, and is in {where}: {whole.transfer_ratio.reason}"
+    yield from _bottleneck(pipeline, times)
+
+
+def _parts_of_bubble(split: BubbleSplit) -> dict[str, float]:
+    ratios = {
+        "schedule": split.schedule_ratio,
+        "imbalance": split.imbalance_ratio,
+        "transfer": split.transfer_ratio,
+        "unexplained": split.unexplained_ratio,
+    }
+    return {part: _rounded(ratio) for part, ratio in ratios.items() if not isinstance(ratio, NotCovered)}
+
+
+def _with_delays(parts: Mapping[str, float], delays: Mapping[str, float]) -> dict[str, float]:
+    """The parts with those of delays, which unexplained has in it without them; a message's has no transfer in it."""
+    beyond = dict(delays)
+    if MESSAGE in beyond:
+        beyond[MESSAGE] -= parts.get("transfer", 0.0)
+    unexplained = parts["unexplained"] - sum(beyond.values())
+    return {**parts, **{part: _rounded(ratio) for part, ratio in beyond.items()}, "unexplained": _rounded(unexplained)}
+
+
+def _rounded(ratio: float) -> float:
+    return round(ratio, _DECIMALS) + 0.0  # Not -0.
+
+
+def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estimate]) -> Iterator[str]:
+    """The rank that all others wait for, where one computes clearly longer than the mean rank."""
+    stages_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
+    ranks_s = [sum(stages_s[stage] for stage in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
+    slowest = max(range(pipeline.ranks), key=ranks_s.__getitem__)
+    if ranks_s[slowest] < (1 + CLEARLY_LONGER) * fmean(ranks_s):
+        return
+    stages = pipeline.stages_of(slowest)
+    held = f"stage {stages[0]}" if len(stages) == 1 else f"stages {' and '.join(map(str, stages))}"
+    yield (
+        f"the bottleneck is {held}, on pipeline rank {slowest}: it computes {1e3 * ranks_s[slowest]:,.4g} ms for a"
+        f" microbatch, a mean rank {1e3 * fmean(ranks_s):,.4g} ms"
+    )
+
+
+# From the timed steps of a run's trials to its bubble, the times of its stages and what they hold.
+
+
+class TimedTrial(Protocol):
+    """What one trial measured of stages; see `bench.analysis.trials.Trial`."""
+
+    @property
+    def timed_steps(self) -> tuple[TimedStep, ...]: ...
+    @property
+    def stage_activation_bytes(self) -> Mapping[int, float]: ...
+
+
+def pipeline_estimates(
+    pipeline: Pipeline,
+    axes: Mapping[str, int],
+    trials: Sequence[TimedTrial],
+    activations: Sequence[int] | NotCovered,
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """What was measured of a pipeline, what it should hold, and what is absent with its reason.
+
+    axes: of the mesh, one of which is the pipeline's; see `bench.analysis.pipeline.pipelines`.
+    activations: bytes that forwards of each stage's live microbatches should leave, or why no law tells them.
+    """
+    if not all(trial.timed_steps for trial in trials):
+        return (), (
+            "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
+        )
+    groups = pipelines(axes)
+    bubbles = [
+        median(bubble_ratio(step.works, ranks) for step in trial.timed_steps for ranks in groups) for trial in trials
+    ]
+    found = [
+        estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured"),
+        *_estimated_delays(pipeline, trials, groups),
+        *_stage_times(trials),
+        *_live(pipeline, trials),
+        *_activations(trials, activations),
+    ]
+    return tuple(found), tuple(_notes(trials, activations))
+
+
+def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
+    by_trial = [stage_seconds(work for step in trial.timed_steps for work in step.works) for trial in trials]
+    for stage, kind in by_trial[0]:
+        values = [times_s.get((stage, kind), 0.0) for times_s in by_trial]
+        if all(values):
+            yield estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind)
+
+
+def _estimated_delays(
+    pipeline: Pipeline, trials: Sequence[TimedTrial], groups: Sequence[Sequence[int]]
+) -> Iterator[Estimate]:
+    """The parts of the bubble that need no law, of which those of `bench.analysis.pipeline` are the rest."""
+    by_trial = [delay_parts(pipeline, trial.timed_steps, groups) for trial in trials]
+    for part in by_trial[0]:
+        if all(part in parts for parts in by_trial):
+            values = [parts[part] for parts in by_trial]
+            yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part)
+
+
+def _live(pipeline: Pipeline, trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
+    for stage, expected in live_microbatches_of_stages(actions(pipeline)).items():
+        values = [max(most_live(step.works, stage) for step in trial.timed_steps) for trial in trials]
+        if all(values):
+            yield estimate(RUN_LIVE_MICROBATCHES, values, stage=str(stage), account="measured")
+        yield estimate(RUN_LIVE_MICROBATCHES, [expected] * len(trials), stage=str(stage), account="expected")
+
+
+def _activations(trials: Sequence[TimedTrial], expected: Sequence[int] | NotCovered) -> Iterator[Estimate]:
+    known = set.intersection(*(set(trial.stage_activation_bytes) for trial in trials))
+    stages = sorted(known) if isinstance(expected, NotCovered) else range(len(expected))
+    for stage in stages:
+        values = [trial.stage_activation_bytes.get(stage, 0.0) for trial in trials]
+        if all(values):
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, values, stage=str(stage), account="measured")
+        if not isinstance(expected, NotCovered):
+            sizes = [expected[stage]] * len(trials)
+            yield estimate(RUN_STAGE_ACTIVATION_BYTES, sizes, stage=str(stage), account="expected")
+
+
+def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered) -> Iterator[str]:
+    if isinstance(activations, NotCovered):
+        yield f"expected activations of stages are absent: {activations.reason}"
+    steps = [step for trial in trials for step in trial.timed_steps]
+    if not all(step.has_messages and step.is_one_clock for step in steps):
+        is_told = all(step.has_messages for step in steps)
+        why = "ranks read several clocks" if is_told else "the ranks' logs do not tell them, as on a GPU"
+        yield f"waits for messages and for a core are absent from the bubble's parts, and are in unexplained: {why}"
+    elif not all(step.has_core_waits for step in steps):
+        yield (
+            "waiting for a core is absent from the bubble's parts, and is in unexplained: this system has no"
+            " /proc/thread-self/schedstat"
+        )
+    if not all(step.is_one_clock for trial in trials for step in trial.timed_steps):
+        yield (
+            "ranks read several clocks: in the bubble each counts from the end of their meeting before the step, so"
+            " that it is off by as much as the meeting left them apart"
+        )

@@ -1,0 +1,364 @@
+"""From the logs of a probe's ranks to its Estimates, with a reason for each one that is absent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import cast
+
+from bench.analysis.estimate import Estimate, estimate, per_second
+from bench.analysis.gpu_clocks import GpuBeats, Reached
+from bench.analysis.trials import RankTrial, by_labels, read_rank_logs, samples_of
+from bench.case import Case
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric
+from collectors.sample_log import Reading
+from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes, wire_messages
+from workloads.cost_models.link_fit import Interval, NoFit, Point, fit
+from workloads.cost_models.terms import Collective, Transfer
+from workloads.probes import cost_model as probes
+from workloads.probes.cost_model import ALGORITHMS, Algorithm, matmul_flops, moved_bytes
+from workloads.spec import ELEMENT_BYTES
+
+# What the law expects of a run's collectives, on the link that the run's own sweep shows.
+
+LIBRARY = "library"
+"""The label `algorithm` of the backend's own collectives."""
+CALIBRATION = "all_reduce"
+"""The collective on whose fitted link all others of the run are expected."""
+
+POOR_FIT_RATIO = 0.5
+"""A fit that is farther off than this share of a measured time is said to be poor."""
+
+
+def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
+    """Latency and bandwidth by each of the library's collectives, and why one has none.
+
+    Points of one trial share its luck: intervals are over the lines of the trials, which stand beside them.
+    """
+    estimates: list[Estimate] = []
+    reasons: list[str] = []
+    with_host = _sweeps(case, found, probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    for collective, trials in _sweeps(case, found, probes_metrics.RUN_COLLECTIVE_SECONDS).items():
+        try:
+            whole = fit(trials)
+        except NoFit as error:
+            reasons.append(f"the link by {collective} is absent: {error}")
+            continue
+        if whole.largest_error_ratio > POOR_FIT_RATIO:
+            reasons.append(
+                f"the link by {collective} misses a size by {100 * whole.largest_error_ratio:.0f} %: no one latency and"
+                " bandwidth holds at all sizes (another protocol, a cache), or times scatter"
+            )
+        estimates += [
+            _fitted(probes_metrics.RUN_LINK_LATENCY_SECONDS, collective, whole.latency_s),
+            _fitted(probes_metrics.RUN_LINK_BANDWIDTH, collective, whole.bandwidth_bytes_per_second),
+        ]
+        if collective in with_host:
+            try:
+                estimates.append(_latency_with_host(collective, with_host[collective]))
+            except NoFit as error:
+                reasons.append(f"the latency by {collective} with the host is absent: {error}")
+    if estimates and case.backend == "nccl":
+        sizes = [int(one.labels["size"]) for one in _of(found, probes_metrics.RUN_COLLECTIVE_SECONDS)]
+        reasons.append(
+            f"links are fitted to calls of {min(sizes):,} to {max(sizes):,} bytes, whichever algorithm and protocol"
+            " NCCL chose for a size (LL, LL128, Simple): one latency and one bandwidth stand for all of them"
+        )
+    return estimates, reasons
+
+
+def _latency_with_host(collective: str, trials: Sequence[Sequence[Point]]) -> Estimate:
+    """What a loop in Python sees as the link's latency.
+
+    Raises:
+        NoFit: the sweep does not tell it.
+    """
+    return _fitted(probes_metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, fit(trials).latency_s)
+
+
+def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
+    """The link that a run fitted by this collective, None where it fitted none."""
+    values = {estimate.metric: estimate.median for estimate in found if estimate.labels == {"collective": collective}}
+    bandwidth = values.get(probes_metrics.RUN_LINK_BANDWIDTH.name)
+    if bandwidth is None:
+        return None
+    return Link(
+        bandwidth_bytes_per_second=bandwidth, latency_s=values.get(probes_metrics.RUN_LINK_LATENCY_SECONDS.name, 0.0)
+    )
+
+
+def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
+    """Time of each measured collective by its law, and what a textbook's algorithm should count."""
+    link = link_by(found)
+    for measured in _of(found, probes_metrics.RUN_COLLECTIVE_SECONDS):
+        labels = measured.labels
+        size_bytes, algorithm = int(labels["size"]), labels["algorithm"]
+        if algorithm in ALGORITHMS:
+            cost = _cost(case, algorithm, size_bytes)
+            for metric, expected in (
+                (probes_metrics.RUN_COLLECTIVE_ROUNDS, cost.steps),
+                (probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES, cost.total_bytes),
+                (probes_metrics.RUN_COLLECTIVE_PEAK_BYTES, cost.peak_node_bytes),
+            ):
+                if expected > 0:
+                    yield estimate(metric, [expected], account="expected", **labels)
+        if link is None or case.ranks == 1:
+            continue
+        if algorithm in ALGORITHMS:
+            expected_s = probes.time_s(cost, link)
+        else:
+            collective = cast(Collective, labels["collective"])
+            expected_s = collective_time_s(collective, size_bytes, case.ranks, link, case.backend)
+        yield estimate(probes_metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
+
+
+def why_not_expected(case: Case, found: Sequence[Estimate]) -> list[str]:
+    """Why no time is expected, where none is."""
+    if case.ranks == 1 or link_by(found) is not None:
+        return []
+    return [f"times by the law are absent: they need the link by {CALIBRATION}, which this run does not tell"]
+
+
+def _cost(case: Case, algorithm: Algorithm, size_bytes: int) -> probes.Cost:
+    element_bytes = ELEMENT_BYTES[case.precision]
+    return probes.cost(algorithm, case.ranks, size_bytes // element_bytes, element_bytes)
+
+
+def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
+    """The points of each trial, by the library's collective. times: on the device alone, or with the host."""
+    if case.ranks == 1:
+        return {}
+    sweeps: dict[str, list[list[Point]]] = defaultdict(list)
+    for measured in _of(found, times):
+        if measured.labels["algorithm"] != LIBRARY:
+            continue
+        name = measured.labels["collective"]
+        collective = cast(Collective, name)
+        transfer = Transfer(collective=collective, axis="data", payload_bytes=int(measured.labels["size"]))
+        trials = sweeps[name] = sweeps[name] or [[] for _ in measured.trials]
+        for points, time_s in zip(trials, measured.trials, strict=True):
+            points.append(
+                Point(
+                    messages=wire_messages(collective, case.ranks, case.backend),
+                    wire_bytes=wire_bytes(transfer, case.ranks, case.backend),
+                    elapsed_s=time_s,
+                )
+            )
+    return sweeps
+
+
+def _of(found: Iterable[Estimate], metric: Metric) -> list[Estimate]:
+    return [estimate for estimate in found if estimate.metric == metric.name]
+
+
+def _fitted(metric: Metric, collective: str, whole: Interval) -> Estimate:
+    return Estimate(
+        metric=metric.name,
+        labels={"collective": collective},
+        median=whole.value,
+        low=whole.low,
+        high=whole.high,
+        trials=whole.trials,
+    )
+
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTrial:
+    """One complete trial of a probe: by the name of a rank's metric, and by labels, one value over all ranks.
+
+    reached: clock and power of the GPU of the rank whose products of a shape took longest.
+    """
+
+    values: Mapping[str, Mapping[Labels, float]]
+    reached: Mapping[Labels, Reached] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLogs:
+    """The trials that every rank finished, and what the ranks said is absent.
+
+    choices: collective, size, algorithm and protocol that NCCL said it chose, in a trial that is no part of `trials`.
+    """
+
+    trials: tuple[ProbeTrial, ...]
+    notes: tuple[str, ...]
+    choices: tuple[Labels, ...] = ()
+
+
+JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
+    probes_metrics.COLLECTIVE_SECONDS: fmean,  # As nccl-tests has it.
+    probes_metrics.COLLECTIVE_WITH_HOST_SECONDS: fmean,
+    probes_metrics.COLLECTIVE_ROUNDS: max,
+    probes_metrics.COLLECTIVE_SENT_BYTES: sum,
+    probes_metrics.COLLECTIVE_PEAK_BYTES: max,
+    probes_metrics.MATMUL_SECONDS: max,
+    probes_metrics.MATMUL_WITH_HOST_SECONDS: max,
+    probes_metrics.COPY_SECONDS: max,
+    probes_metrics.COPY_WITH_HOST_SECONDS: max,
+}
+"""How the values of several ranks become one."""
+
+
+def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
+    """Join the logs of all ranks of a run. A trial counts when each rank says that it ended well.
+
+    Raises:
+        NewerSchema: a newer version wrote the logs.
+    """
+    logs = read_rank_logs(folder, ranks, mark="probed")
+    told = read_rank_logs(folder, ranks, mark="told").trials.values()
+    beats = GpuBeats(folder)
+    return ProbeLogs(
+        trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
+        notes=logs.notes,
+        choices=tuple(
+            labels for parts in told for labels in by_labels(parts, "told", probes_metrics.COLLECTIVE_CHOICE, max)
+        ),
+    )
+
+
+def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """All Estimates of a probe's run, and what is absent with its reason."""
+    trials = logs.trials
+    if not trials:
+        return (), ("no trial was completed: all figures are absent",)
+    found = [*_collectives(case, trials), *_choices(logs), *_counts(trials), *_matmuls(trials), *_copies(trials)]
+    notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
+    fitted, reasons = links(case, found)
+    found += fitted
+    found += expectations(case, found)
+    reasons += _why_no_clock(case, trials, found)
+    if any(one.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name for one in found):
+        reasons += why_not_expected(case, found)
+        reasons += _why_no_choice(case, logs)
+    return tuple(found), (*notes, *reasons)
+
+
+def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
+    return ProbeTrial(
+        values={metric.name: by_labels(parts, "probed", metric, join) for metric, join in JOINS.items()},
+        reached=dict(_reached(parts, beats)),
+    )
+
+
+def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, Reached]]:
+    """Of each shape, what the node read last while the slowest rank computed it; nothing where it read nothing then."""
+    slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
+    for part in parts:
+        for reading in part.of("probed"):
+            for sample in samples_of([reading], probes_metrics.MATMUL_SECONDS):
+                labels = tuple(sample.labels[name] for name in probes_metrics.MATMUL_SECONDS.labels)
+                if labels not in slowest or sample.value > slowest[labels][0]:
+                    slowest[labels] = sample.value, part, reading
+    for labels, (_, part, reading) in slowest.items():
+        if part.gpu_uuid is None or reading.begun_ns is None:
+            continue
+        if (beat := beats.last(part.gpu_uuid, reading.begun_ns, reading.time_ns)) is not None:
+            yield labels, beat
+
+
+def _values(trials: Sequence[ProbeTrial], metric: Metric) -> Iterable[tuple[dict[str, str], list[float]]]:
+    """Labels that every trial has, with the value of each trial."""
+    for labels in trials[0].values[metric.name]:
+        if all(labels in trial.values[metric.name] for trial in trials):
+            yield (
+                dict(zip(metric.labels, labels, strict=True)),
+                [trial.values[metric.name][labels] for trial in trials],
+            )
+
+
+def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
+    for labels, times_s in _values(trials, probes_metrics.COLLECTIVE_SECONDS):
+        size_bytes = int(labels["size"])
+        yield estimate(probes_metrics.RUN_COLLECTIVE_SECONDS, times_s, **labels)
+        yield per_second(probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, size_bytes, times_s, **labels)
+        if case.ranks > 1:  # A rank that is alone has no bus, whatever its factor.
+            bus_bytes = size_bytes * bus_factor(cast(Collective, labels["collective"]), case.ranks)
+            yield per_second(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, float(bus_bytes), times_s, **labels)
+    for labels, times_s in _values(trials, probes_metrics.COLLECTIVE_WITH_HOST_SECONDS):
+        yield estimate(probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS, times_s, **labels)
+
+
+def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
+    """What NCCL said it chose for the collectives and sizes that were measured."""
+    measured = {
+        (collective, size) for collective, _, size in logs.trials[0].values[probes_metrics.COLLECTIVE_SECONDS.name]
+    }
+    for labels in logs.choices:
+        named = dict(zip(probes_metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
+        if (named["collective"], named["size"]) in measured:  # A barrier is an all_reduce of 4 bytes, too.
+            yield estimate(probes_metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
+
+
+def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
+    if case.backend == "gloo":
+        return ["algorithm and protocol are absent: gloo does not tell which it chose"]
+    if logs.choices:
+        return ["trial 0 asked NCCL for its choices, which costs a line for each call: its times are left out"]
+    if case.trials == 1:
+        return ["algorithm and protocol are absent: one trial is measured and none asks NCCL; --trials 2 does"]
+    return []
+
+
+def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
+    for counted, shown in (
+        (probes_metrics.COLLECTIVE_ROUNDS, probes_metrics.RUN_COLLECTIVE_ROUNDS),
+        (probes_metrics.COLLECTIVE_SENT_BYTES, probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES),
+        (probes_metrics.COLLECTIVE_PEAK_BYTES, probes_metrics.RUN_COLLECTIVE_PEAK_BYTES),
+    ):
+        for labels, values in _values(trials, counted):
+            if min(values) > 0:
+                yield estimate(shown, values, account="counted", **labels)
+
+
+def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
+    for measured, shown in (
+        (probes_metrics.MATMUL_SECONDS, probes_metrics.RUN_MATMUL_FLOPS),
+        (probes_metrics.MATMUL_WITH_HOST_SECONDS, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS),
+    ):
+        for labels, times_s in _values(trials, measured):
+            flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
+            yield per_second(shown, flops, times_s, **labels)
+    for place in trials[0].values[probes_metrics.MATMUL_SECONDS.name]:
+        labels = dict(zip(probes_metrics.MATMUL_SECONDS.labels, place, strict=True))
+        beats = [trial.reached[place] for trial in trials if place in trial.reached]
+        clocks = [beat.clock_hertz for beat in beats if beat.clock_hertz]
+        powers = [beat.power_watts for beat in beats if beat.power_watts]
+        if len(clocks) == len(trials):
+            yield estimate(probes_metrics.RUN_MATMUL_CLOCK_HERTZ, clocks, **labels)
+        if len(powers) == len(trials):
+            yield estimate(probes_metrics.RUN_MATMUL_POWER_WATTS, powers, **labels)
+
+
+def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Estimate]) -> list[str]:
+    """Why clock and power of the largest products are not told, where they are not."""
+    if not trials[0].values[probes_metrics.MATMUL_SECONDS.name]:
+        return []
+    if case.device == "cpu":
+        return ["clock and power of products are absent: the node's collectors read those of GPUs only"]
+    if any(
+        one.metric in (probes_metrics.RUN_MATMUL_CLOCK_HERTZ.name, probes_metrics.RUN_MATMUL_POWER_WATTS.name)
+        for one in found
+    ):
+        return []
+    return [
+        "clock and power of products are absent: no beat of the node's log fell into them in each trial, or it does not"
+        " name the GPU; products of 4,096 rows and more take long enough"
+    ]
+
+
+def _copies(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
+    for measured, shown in (
+        (probes_metrics.COPY_SECONDS, probes_metrics.RUN_COPY_BANDWIDTH),
+        (probes_metrics.COPY_WITH_HOST_SECONDS, probes_metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
+    ):
+        for labels, times_s in _values(trials, measured):
+            moved = moved_bytes(labels["kind"], int(labels["size"]))
+            yield per_second(shown, moved, times_s, **labels)

@@ -1,0 +1,121 @@
+"""How much of a rank's speed is left when there are more of them: scaling efficiency against a baseline run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.analysis.estimate import Ratio, estimate, ratio
+from bench.case import Case
+from bench.errors import Misuse
+from collectors.metrics.results import RUN_TOKENS_PER_SECOND_PER_DEVICE
+from workloads.cost_models.shape import DIMENSIONS
+
+Scaling = Literal["weak", "strong"]
+BaselineOrigin = Literal["beside", "history", "told", "unknown"]
+"""beside: measured in turn with the run. history: an earlier run that was measured alike. told: a person named it.
+unknown: an older version did not write it down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingEfficiency:
+    """Tokens per second and rank of a run, divided by those of its baseline.
+
+    scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
+    baseline_ranks: 1, unless a person named a smaller run of several ranks, or the run is on a curve whose first has
+    several.
+    is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
+    is_told: whether a person named the baseline, which then need not have been measured like the run.
+    """
+
+    scaling: Scaling
+    baseline_run: str
+    ratio: Ratio
+    baseline_ranks: int = 1
+    is_beside: bool | None = None
+    is_told: bool = False
+
+    @property
+    def baseline(self) -> BaselineOrigin:
+        """Where the baseline is from: efficiencies compare with each other where this is the same."""
+        if self.is_told:
+            return "told"
+        if self.is_beside is None:
+            return "unknown"
+        return "beside" if self.is_beside else "history"
+
+
+def scaling_efficiency(
+    case: Case,
+    tokens_per_second: Sequence[float],
+    baseline_case: Case,
+    baseline_tokens_per_second: Sequence[float],
+    baseline_run: str,
+    *,
+    is_beside: bool | None = None,
+    is_told: bool = False,
+) -> ScalingEfficiency:
+    """The efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
+
+    That both ran on the same hardware is for the caller to see to: a Case does not know it.
+
+    Raises:
+        Misuse: the baseline is none, see `scaling_between`.
+    """
+    return ScalingEfficiency(
+        scaling=scaling_between(case, baseline_case),
+        baseline_run=baseline_run,
+        ratio=ratio(
+            estimate(RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
+            estimate(
+                RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / baseline_case.ranks for rate in baseline_tokens_per_second]
+            ),
+        ),
+        baseline_ranks=baseline_case.ranks,
+        is_beside=is_beside,
+        is_told=is_told,
+    )
+
+
+def scaling_between(case: Case, baseline_case: Case) -> Scaling:
+    """Which of the two scalings the baseline is for.
+
+    The strategies may differ, and so may `accumulate`, which only says how a batch is carried out.
+
+    Raises:
+        Misuse: the baseline has not fewer ranks, another workload, or a batch that fits neither.
+    """
+    name = f"baseline ({baseline_case.strategy}, ranks {baseline_case.ranks})"
+    if baseline_case.ranks >= case.ranks:
+        raise Misuse(f"{name} has not fewer ranks than the run, which has {case.ranks}; choose one with fewer, best 1")
+    differences = _differences_of_cases(case, baseline_case)
+    if differences:
+        raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
+    batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
+    trained, baseline_trained = (one.card().training_ranks(one) for one in (case, baseline_case))
+    if batch * baseline_trained == baseline_batch * trained:
+        return "weak"
+    if batch == baseline_batch:
+        return "strong"
+    share = batch * baseline_trained
+    weak = f"{share // trained} (weak) or " if share % trained == 0 else ""
+    raise Misuse(
+        f"{name} has batch {baseline_batch}, which is neither scaling of batch {batch} on {case.ranks} ranks;"
+        f" it may be {weak}{batch} (strong)"
+    )
+
+
+def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
+    pairs = [
+        (dimension, getattr(case.shape, dimension), getattr(baseline.shape, dimension))
+        for dimension in DIMENSIONS
+        if dimension != "batch"
+    ]
+    pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
+    if case.strategy == baseline.strategy:
+        pairs.append(("version", case.version, baseline.version))
+    theirs_too = {option.name for option in baseline.card().options} - {"accumulate"}
+    shared = sorted((option for option in case.card().options if option.name in theirs_too), key=lambda one: one.name)
+    pairs += [(f"option {option.name}", option.of(case), option.of(baseline)) for option in shared]
+    return [f"{name} is {theirs}, the run's is {ours}" for name, ours, theirs in pairs if ours != theirs]

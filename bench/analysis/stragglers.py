@@ -1,0 +1,253 @@
+"""The windows of one trial's ranks, joined: who waited for whom in which collective, as samples of the run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import get_args
+
+from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share
+from bench.analysis.timelines import read_files, window_path, windows_by_trial
+from bench.case import Case
+from bench.errors import Misuse
+from collectors.metrics import results as results_metrics
+from collectors.metrics.metric import Metric, Sample
+from collectors.metrics.results import JOINED_RANKS_METRICS, RUN_STRAGGLER_RATIO
+from collectors.traces.analyzers.collectives import Collectives, collectives
+from collectors.traces.analyzers.lateness import TracedLateness, traced_lateness
+from collectors.traces.analyzers.stragglers import Nobody, verdict
+from collectors.traces.cross_rank.clock_sync import Alignment
+from collectors.traces.cross_rank.collective_times import CollectiveTime
+from collectors.traces.cross_rank.matching import Matching
+from collectors.traces.timeline import Timeline
+from workloads.cost_models.terms import Collective
+
+_REASONS_TOLD = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One trial. samples: of the run. notes: what they leave out and what was assumed, each once."""
+
+    samples: tuple[Sample, ...]
+    lateness: TracedLateness
+    notes: tuple[str, ...]
+
+
+def join_ranks(timelines: Sequence[Timeline]) -> Joined:
+    """What the windows of all ranks of a trial say together.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    found = collectives(timelines)
+    lateness = traced_lateness(found)
+    samples = (*_of_collectives(found), *_of_lateness(lateness))
+    notes = (
+        *_left_out(found.matching, timelines),
+        *_without_bandwidth(samples),
+        *found.notes,
+        *found.matching.notes,
+        *found.alignment.notes,
+    )
+    return Joined(
+        samples=samples,
+        lateness=lateness,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _left_out(matching: Matching, timelines: Sequence[Timeline]) -> Iterator[str]:
+    if not matching.unmatched:
+        return
+    events = sum(int(timeline.of_kind("communication").sum()) for timeline in timelines)
+    counts = sorted(Counter(one.reason for one in matching.unmatched).items(), key=lambda found: (-found[1], found[0]))
+    told = [f"{count} ({reason})" for reason, count in counts[:_REASONS_TOLD]]
+    if rest := sum(count for _, count in counts[_REASONS_TOLD:]):
+        told.append(f"{rest} (for other reasons; `observatory analyse collectives` lists them)")
+    yield f"waits leave out {len(matching.unmatched)} of {events} events of communication: {', '.join(told)}"
+
+
+def _without_bandwidth(samples: Sequence[Sample]) -> Iterator[str]:
+    """What is said of collectives that move data, and of which the samples lack a bandwidth."""
+    timed, known = (
+        {one.labels["collective"] for one in samples if one.metric == metric.name}
+        for metric in (results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS, results_metrics.RUN_TRACED_BUS_BANDWIDTH)
+    )
+    if absent := sorted((timed - known) & set(get_args(Collective))):
+        yield f"traced bus bandwidth of {', '.join(absent)} is left out; `observatory analyse collectives` tells why"
+
+
+def _of_collectives(found: Collectives) -> Iterator[Sample]:
+    if found.waiting_ratio is not None:
+        yield results_metrics.RUN_WAITING_RATIO.at(found.waiting_ratio)
+    by_name: dict[str, list[CollectiveTime]] = defaultdict(list)
+    for time in found.times:
+        if not time.matched.is_first:
+            by_name[time.matched.collective].append(time)
+    for name, times in sorted(by_name.items()):
+        wait_ns = fmean(ns for time in times for ns in time.wait_ns)
+        transfer_ns = fmean(ns for time in times for ns in time.transfer_ns)
+        yield results_metrics.RUN_COLLECTIVE_WAIT_SECONDS.at(wait_ns / 1e9, collective=name)
+        yield results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS.at(transfer_ns / 1e9, collective=name)
+        if (bandwidth := _bus_bandwidth(times)) is not None:
+            yield results_metrics.RUN_TRACED_BUS_BANDWIDTH.at(bandwidth, collective=name)
+    if (residual_ns := _residual_ns(found.alignment)) is not None:
+        yield results_metrics.RUN_CLOCK_RESIDUAL_SECONDS.at(residual_ns / 1e9)
+
+
+def _residual_ns(alignment: Alignment) -> int | None:
+    """How far times of different clocks may be off; None where none is known, or the ranks share one clock."""
+    host_of = {timeline.rank: timeline.about.host for timeline in alignment.timelines}
+    known = []
+    for one in alignment.agreements:
+        hosts = {host_of[rank] for rank in one.ranks}
+        # Within one host it is 0 by definition, no measurement; more where its ranks turn out to have several clocks.
+        if one.residual_ns is not None and (one.residual_ns or None in hosts or len(hosts) > 1):
+            known.append(one.residual_ns)
+    return max(known, default=None)
+
+
+def _bus_bandwidth(times: Sequence[CollectiveTime]) -> float | None:
+    """That of all calls together, which weighs each by its time; None where that of one is not known."""
+    elapsed_ns = [max(time.end_ns) - max(time.arrival_ns) for time in times]
+    speeds = [time.bus_bandwidth for time in times]
+    known = [speed * ns for speed, ns in zip(speeds, elapsed_ns, strict=True) if speed is not None]
+    return sum(known) / sum(elapsed_ns) if len(known) == len(times) else None
+
+
+def _of_lateness(lateness: TracedLateness) -> Iterator[Sample]:
+    for one in lateness.ranks:
+        rank = str(one.rank)
+        yield results_metrics.RUN_LAST_RATIO.at(one.last / one.collectives, rank=rank)
+        if lateness.traced_ns:
+            yield results_metrics.RUN_HELD_UP_RATIO.at(min(1.0, one.delay_ns / lateness.traced_ns), rank=rank)
+
+
+# What the trials of a run say of the rank that holds the others up: an Estimate and a sentence, or the reason why not.
+#
+# By the rule of `collectors.traces.analyzers.stragglers`.
+
+
+def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
+    """The straggler's share of each trial's traced time, None where nobody is one; and what is said of it.
+
+    Judged by trials: lateness that sticks to a trial is that trial's luck, however many of its steps were traced.
+    """
+    found = verdict(trials)
+    if isinstance(found, Nobody):
+        said = f"no straggler is named: {found.why}"
+        if found.more is not None:
+            said += f"; --trials {len(trials) + found.more} or more tells"
+        return None, said
+    doing = f" ({', '.join(found.names)})" if found.names else ""
+    said = (
+        f"rank {found.rank} holds the others up by {found.cause}{doing}: it has {found.delay_ratio:.0%} of the lateness"
+        " in traced steps"
+    )
+    return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), said
+
+
+# What the trials of a run note, each thing once.
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def said_once(by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """The notes of all trials, with their trials where not all say the same.
+
+    Of notes that differ in their numbers alone, those of the trial with the largest stand for all.
+    """
+    alike: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
+    for trial, notes in by_trial.items():
+        for note in dict.fromkeys(notes):
+            of_trial = alike[_NUMBER.sub("0", note)]
+            of_trial[trial] = (*of_trial.get(trial, ()), note)
+    for of_trial in alike.values():
+        worst = max(of_trial, key=lambda trial: [_numbers(note) for note in of_trial[trial]])
+        if len(set(of_trial.values())) > 1:
+            where = f"trial {worst}, the worst of {len(of_trial)}: "
+        elif len(of_trial) < len(by_trial):
+            where = f"trial {' and '.join(map(str, of_trial))}: "
+        else:
+            where = ""
+        yield from (f"{where}{note}" for note in of_trial[worst])
+
+
+def _numbers(note: str) -> list[float]:
+    return [float(number) for number in _NUMBER.findall(note)]
+
+
+# The joined ranks of all trials of a run: Estimates of who waits for whom, with a reason for what is absent.
+
+_METRICS = {metric.name: metric for metric in JOINED_RANKS_METRICS}
+
+
+def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """What the windows of the run's ranks say together; what is absent, with its reason; and who the straggler is.
+
+    folder: the run's. trials: so many are complete, the first ones; those of which a rank's window is missing or cannot
+    be read or joined are left out and named. A run that traces nothing, of one rank or of a probe says nothing.
+    """
+    if case.model is None or case.ranks == 1 or not case.trace_steps or not trials:
+        return (), ()
+    joined: dict[int, Joined] = {}
+    notes = []
+    for trial in range(trials):
+        paths = [window_path(folder, trial, rank) for rank in range(case.ranks)]
+        if missing := [str(rank) for rank, path in enumerate(paths) if not path.exists()]:
+            why = f"no window of rank {' and '.join(missing)} was kept"
+        else:
+            try:
+                joined[trial] = join_ranks(read_files(paths))
+                continue
+            except (Misuse, ValueError) as error:
+                why = str(error)
+        notes.append(f"trial {trial} is left out of waits and stragglers: {why}")
+    if not joined:
+        return (), (*notes, "waits and stragglers are absent: of no trial can the windows of all ranks be joined")
+    windows = windows_by_trial(folder)
+    if (most := max(windows.get(trial, 1) for trial in joined)) > 1:
+        notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")
+    notes += said_once({trial: one.notes for trial, one in joined.items()})
+    found = list(_estimates(joined, notes))
+    straggler, said = held_up([one.lateness for one in joined.values()])
+    if straggler is not None:
+        found.append(straggler)
+    return tuple(found), (*notes, said)
+
+
+def _estimates(joined: Mapping[int, Joined], notes: list[str]) -> Iterator[Estimate]:
+    """Of what all trials have; what a trial does not have is noted.
+
+    joined: by trial.
+    """
+    by_trial = {
+        trial: {(sample.metric, tuple(sample.labels.items())): sample.value for sample in one.samples}
+        for trial, one in joined.items()
+    }
+    lacking: dict[str, list[str]] = {}
+    for name, labels in dict.fromkeys(key for of_trial in by_trial.values() for key in of_trial):
+        without = [str(trial) for trial, of_trial in by_trial.items() if (name, labels) not in of_trial]
+        if without:
+            of = f" of {' '.join(' '.join(label) for label in labels)}" if labels else ""
+            lacking.setdefault(name, []).append(f"that{of} of trial {' and '.join(without)}")
+        else:
+            yield _estimate(_METRICS[name], [of_trial[name, labels] for of_trial in by_trial.values()], dict(labels))
+    notes.extend(
+        f"{name} is left out where a trial's traces do not tell it: {', '.join(told)}" for name, told in lacking.items()
+    )
+
+
+def _estimate(metric: Metric, values: Sequence[float], labels: Mapping[str, str]) -> Estimate:
+    if metric.unit == "ratio":
+        return estimate_share(metric, values, **labels)
+    if min(values) > 0:
+        return estimate(metric, values, **labels)
+    # Nothing has no logarithm, so that the interval is of the values themselves; none is below nothing.
+    found = estimate_part(metric, values, middle=median(values), **labels)
+    return found if found.low is None else replace(found, low=max(0.0, found.low))

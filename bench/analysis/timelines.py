@@ -1,0 +1,209 @@
+"""Trace files read into Timelines, large ones in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import traceback
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from bench.errors import InfrastructureFailed, Misuse
+from collectors.sample_log import Reading, read
+from collectors.traces.timeline import Timeline, save
+
+# Where the windows of a run's ranks stay: those of each trial in a folder, and the newest beside the ranks' logs.
+
+
+def keep(timeline: Timeline, folder: Path, trial: int) -> None:
+    """Write the rank's window of this trial, in place of an earlier one of the same. folder: the run's.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = window_path(folder, trial, timeline.rank)
+    path.parent.mkdir(exist_ok=True)
+    save(timeline, path)
+    newest = folder / path.name
+    newest.unlink(missing_ok=True)
+    try:
+        newest.hardlink_to(path)
+    except OSError:  # Not every file system gives a file two names.
+        shutil.copyfile(path, newest)
+
+
+def window_path(folder: Path, trial: int, rank: int) -> Path:
+    """Where a rank's window of a trial is. folder: the run's."""
+    return folder / f"trial{trial}" / f"rank{rank}.timeline.npz"
+
+
+def newest_windows(folder: Path) -> list[Path]:
+    """The windows of the last trial that kept any, though not of all ranks: those of two trials never met.
+
+    folder: the run's; one of before each trial had a folder of its own has them beside the ranks' logs.
+    """
+    trials = {
+        int(found[1]): path for path in folder.glob("trial*") if (found := re.fullmatch(r"trial(\d+)", path.name))
+    }
+    for _, path in sorted(trials.items(), reverse=True):
+        if windows := list(path.glob("rank*.timeline.npz")):
+            return windows
+    return list(folder.glob("rank*.timeline.npz"))
+
+
+OWN = ".timeline.npz"
+"""How the name of a file ends that holds one of our own Timelines."""
+APART_FROM_BYTES = 256 << 20
+"""Files that are together larger are read side by side; for less, starting processes costs more than it saves."""
+_PACKED = 16
+"""How many times as large a trace is without gzip, about."""
+
+_BROKEN = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError)
+"""What reading a timeline raises of a damaged one; the RuntimeErrors are zipfile's, of encryptions that it lacks."""
+
+Answer: TypeAlias = tuple[Literal["read"], Timeline] | tuple[Literal["refused", "broken"], str]
+
+
+def read_files(
+    paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
+) -> tuple[Timeline, ...]:
+    """The Timeline of each file. rank: in place of what the file says.
+
+    Raises:
+        Misuse: a file is missing, no trace, or broken.
+        InfrastructureFailed: a process that read one died.
+    """
+    found = read_traces(paths, rank=rank, apart_from_bytes=apart_from_bytes)
+    for one in found:
+        if isinstance(one, str):
+            raise Misuse(one)
+    return tuple(one for one in found if isinstance(one, Timeline))
+
+
+def read_traces(
+    paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
+) -> tuple[Timeline | str, ...]:
+    """The Timeline of each file, or why there is none. rank: in place of what the file says.
+
+    Raises:
+        InfrastructureFailed: a process that read one died.
+    """
+    foreign = [path for path in paths if not path.name.endswith(OWN)]
+    cores = len(os.sched_getaffinity(0))
+    if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
+        return tuple(_value(_read(path, rank)) for path in paths)
+    with ThreadPoolExecutor(cores) as threads:  # Each waits for a process, which ends with what it reads.
+        largest_first = sorted(paths, key=_content_bytes, reverse=True)
+        read = threads.map(lambda path: _read_apart(path, rank), largest_first)
+        answers = dict(zip(largest_first, read, strict=True))
+    return tuple(_value(answers[path]) for path in paths)
+
+
+def _value(answer: Answer) -> Timeline | str:
+    if answer[0] == "broken":
+        raise RuntimeError(answer[1])
+    return answer[1]
+
+
+def _content_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size * (_PACKED if path.suffix == ".gz" else 1)
+    except OSError:  # Whoever reads it says so.
+        return 0
+
+
+def _read_apart(path: Path, rank: int | None) -> Answer:
+    """What a new process makes of the file."""
+    context = multiprocessing.get_context("forkserver")  # A fork of this one would take locks of its threads with it.
+    context.set_forkserver_preload([__name__])
+    ours, its = context.Pipe(duplex=False)
+    with ours:
+        reader = context.Process(target=_send, args=(its, path, rank), daemon=True)
+        reader.start()
+        its.close()
+        try:
+            answer: Answer = ours.recv()
+        except EOFError:
+            reader.join()
+            raise InfrastructureFailed(
+                f"{path}: the process that read it ended with code {reader.exitcode}; is there memory enough?"
+                " name fewer files at a time"
+            ) from None
+        reader.join()
+    return answer
+
+
+def _send(to: Connection, path: Path, rank: int | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Whoever interrupts us interrupts it, and one voice is enough.
+    with to:
+        try:
+            answer = _read(path, rank)
+        except Exception:  # noqa: BLE001  # Our own mistake is told where it can be written down.
+            answer = "broken", traceback.format_exc()
+        to.send(answer)
+
+
+def _read(path: Path, rank: int | None) -> Answer:
+    try:
+        if path.name.endswith(OWN):
+            return "read", _load(path, rank)
+        from collectors.traces.reading.reader import Unreadable, read_trace
+
+        try:
+            return "read", read_trace(path, rank=rank)
+        except Unreadable as error:
+            text = str(error)
+            return "refused", text if str(path) in text else f"{path}: {text}"
+    except OSError as error:
+        return "refused", f"{path} cannot be read: {error.strerror or error}"
+    except Misuse as error:
+        return "refused", str(error)
+
+
+def _load(path: Path, rank: int | None) -> Timeline:
+    from collectors.traces.timeline import load
+
+    with path.open("rb") as file:
+        is_whole = zipfile.is_zipfile(file)  # Asked first: numpy leaves a file open that is none.
+    if not is_whole:
+        raise Misuse(f"{path} is no timeline of ours, or the first part of one")
+    try:
+        timeline = load(path)
+    except _BROKEN as error:
+        is_told = str(error).startswith(str(path))  # Such as one that a newer version wrote.
+        raise Misuse(str(error) if is_told else f"{path} is no timeline of ours, or a broken one: {error}") from None
+    return timeline if rank is None else replace(timeline, rank=rank)
+
+
+# How many windows of the profiler each trial of a run had, by what its first rank logged.
+
+
+def windows_by_trial(folder: Path) -> Counter[int]:
+    """By trial the windows of which rank 0 logged a step, between which it measured; empty without its log.
+
+    folder: the run's.
+
+    Raises:
+        NewerSchema: a newer version wrote the log.
+        OSError: the log cannot be read.
+    """
+    path = folder / "rank0.jsonl"
+    windows = Counter[int]()
+    last: dict[int, int] = {}
+    for record in read(path).records if path.exists() else ():
+        if isinstance(record, Reading) and record.mark == "traced":
+            windows[record.trial] += last.get(record.trial) != record.step - 1
+            last[record.trial] = record.step
+    return windows

@@ -1,0 +1,326 @@
+"""From the logs of a run's ranks to one value per metric and trial."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+
+from bench.analysis.estimate import spread
+from bench.analysis.pipeline import TimedStep, join_steps
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.metric import Metric, Sample
+from collectors.metrics.rank import (
+    DATA_WAIT_SECONDS,
+    LIVE_TENSOR_BYTES,
+    LOSS,
+    OBSERVER_SECONDS,
+    PEAK_BYTES,
+    PHASE_SECONDS,
+    PHASES,
+    RESIDENT_BYTES,
+    STAGE_ACTIVATION_BYTES,
+    STATE_BYTES,
+    STEP_SECONDS,
+)
+from collectors.sample_log import Contents, Ended, Mark, Note, Opened, Performed, Reading, read
+
+# The logs of a run's ranks, sorted by trial; a trial counts when each rank says that it ended well.
+
+
+@dataclass(slots=True)
+class RankTrial:
+    """One rank's part of a trial: its readings, by their marks, and the steps whose actions it timed.
+
+    gpu_uuid: see `collectors.sample_log.Opened`.
+    """
+
+    readings: dict[Mark, list[Reading]] = field(default_factory=lambda: defaultdict(list))
+    performed: list[Performed] = field(default_factory=list)
+    is_good: bool = False
+    gpu_uuid: str | None = None
+
+    def of(self, mark: Mark) -> list[Reading]:
+        """The readings of a mark, in order."""
+        return self.readings.get(mark, [])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLogs:
+    """trials: of each complete trial, by its number, the parts of all ranks. notes: what the ranks said is absent."""
+
+    trials: dict[int, tuple[RankTrial, ...]]
+    notes: tuple[str, ...]
+
+
+def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
+    """Join the logs of all ranks of a run.
+
+    mark: of the readings that a complete trial has from every rank.
+
+    Raises:
+        NewerSchema: a newer version wrote the logs.
+    """
+    notes: list[str] = []
+    by_trial: dict[int, list[RankTrial]] = defaultdict(list)
+    for rank in range(ranks):
+        path = folder / f"rank{rank}.jsonl"
+        contents = read(path) if path.exists() else Contents(records=[], left_out=[f"{path.name} is missing"])
+        notes += contents.left_out
+        notes += [record.text for record in contents.records if isinstance(record, Note)]
+        for number, part in _parts(contents).items():
+            by_trial[number].append(part)
+    trials = {
+        number: tuple(parts)
+        for number, parts in sorted(by_trial.items())
+        if len(parts) == ranks and all(part.is_good and part.of(mark) for part in parts)
+    }
+    return RankLogs(trials=trials, notes=tuple(dict.fromkeys(notes)))
+
+
+def node_notes(folder: Path) -> tuple[str, ...]:
+    """What the collectors of the run's nodes said is absent."""
+    records = [record for path in sorted(folder.glob("node*.jsonl")) for record in read(path).records]
+    return tuple(dict.fromkeys(record.text for record in records if isinstance(record, Note)))
+
+
+def samples_of(readings: Iterable[Reading], metric: Metric) -> Iterable[Sample]:
+    """The metric's samples, in order."""
+    return (sample for reading in readings for sample in reading.samples if sample.metric == metric.name)
+
+
+def values_of(readings: Iterable[Reading], metric: Metric) -> Iterable[float]:
+    """The metric's values, in order."""
+    return (sample.value for sample in samples_of(readings, metric))
+
+
+def by_labels(
+    parts: Sequence[RankTrial], mark: Mark, metric: Metric, join: Callable[[Sequence[float]], float]
+) -> dict[tuple[str, ...], float]:
+    """One value for each set of labels, in the metric's order: the last of each rank that has it, joined."""
+    values: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for part in parts:
+        last = {
+            tuple(sample.labels[name] for name in metric.labels): sample.value
+            for sample in samples_of(part.of(mark), metric)
+        }
+        for labels, value in last.items():
+            values[labels].append(value)
+    return {labels: join(found) for labels, found in values.items()}
+
+
+def _parts(contents: Contents) -> dict[int, RankTrial]:
+    parts: dict[int, RankTrial] = defaultdict(RankTrial)
+    for record in contents.records:
+        match record:
+            case Opened():
+                parts[record.trial].gpu_uuid = record.gpu_uuid
+            case Reading():
+                parts[record.trial].readings[record.mark].append(record)
+            case Performed():
+                parts[record.trial].performed.append(record)
+            case Ended():
+                parts[record.trial].is_good = record.error is None
+    return parts
+
+
+# What the traced steps of one trial say, joined over its ranks.
+
+PARTS = {
+    "compute": rank_metrics.COMPUTE_SECONDS,
+    "communication": rank_metrics.COMMUNICATION_SECONDS,
+    "overlap": rank_metrics.OVERLAP_SECONDS,
+    "exposed_communication": rank_metrics.EXPOSED_COMMUNICATION_SECONDS,
+    "exposed_copy": rank_metrics.EXPOSED_COPY_SECONDS,
+    "idle": rank_metrics.IDLE_SECONDS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """One trial's traced steps.
+
+    step_s: the median over all ranks' steps; None where no step was traced whole, and only counts are known.
+    shares: per part of the step, its share of the traced step, the median over all ranks' steps.
+    communication_s: time in which collectives ran, likewise; None where there was no communication.
+    overlap_ratio: overlap over communication, likewise; None where there was no communication.
+    collective_overlap_ratios: per collective, its overlap over its own time, likewise.
+    attention_pairs: of the rank that attended least in a step, and of the one that attended most; None where ranks do
+        not count.
+    payload_bytes: per collective and mesh axis, what the rank that handed over most did in a step.
+    """
+
+    step_s: float | None
+    shares: dict[str, float]
+    communication_s: float | None
+    overlap_ratio: float | None
+    collective_overlap_ratios: dict[str, float]
+    attention_pairs: tuple[float, float] | None
+    payload_bytes: dict[tuple[str, str], float]
+
+
+def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
+    """The ranks' traced steps, joined; None where there are none."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    overlaps: list[float] = []
+    communications_s: list[float] = []
+    steps_s: list[float] = []
+    payload_bytes: dict[tuple[str, str], float] = {}
+    of_collectives: dict[str, list[float]] = defaultdict(list)
+    pairs: list[float] = []
+    all_readings = [reading for readings in readings_by_rank for reading in readings]
+    if not all_readings:
+        return None
+    for reading in all_readings:
+        values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
+        if rank_metrics.TRACED_STEP_SECONDS.name in values:
+            steps_s.append(values[rank_metrics.TRACED_STEP_SECONDS.name])
+        for part, metric in PARTS.items():
+            if metric.name in values:
+                shares[part].append(values[metric.name] / steps_s[-1])
+        if rank_metrics.COMMUNICATION_SECONDS.name in values:
+            communications_s.append(values[rank_metrics.COMMUNICATION_SECONDS.name])
+        if rank_metrics.OVERLAP_RATIO.name in values:
+            overlaps.append(values[rank_metrics.OVERLAP_RATIO.name])
+        if rank_metrics.ATTENTION_PAIRS.name in values:
+            pairs.append(values[rank_metrics.ATTENTION_PAIRS.name])
+        for sample in reading.samples:
+            if sample.metric == rank_metrics.COLLECTIVE_OVERLAP_RATIO.name:
+                of_collectives[sample.labels["collective"]].append(sample.value)
+            if sample.metric == rank_metrics.PAYLOAD_BYTES.name:
+                place = (sample.labels["collective"], sample.labels["axis"])
+                payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
+    return Traced(
+        step_s=median(steps_s) if steps_s else None,
+        shares={part: median(values) for part, values in shares.items()},
+        communication_s=median(communications_s) if communications_s else None,
+        overlap_ratio=median(overlaps) if overlaps else None,
+        collective_overlap_ratios={name: median(values) for name, values in of_collectives.items()},
+        attention_pairs=(min(pairs), max(pairs)) if pairs else None,
+        payload_bytes=payload_bytes,
+    )
+
+
+MEMORY_ACCOUNTS = {"allocator": PEAK_BYTES, "live_tensors": LIVE_TENSOR_BYTES, "resident": RESIDENT_BYTES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What one complete trial says, joined over its ranks.
+
+    step_s: the slowest rank's median step. step_spread_ratio: that rank's spread of steps (see `estimate.spread`).
+    mean_step_s: time of all measured steps of the rank that took longest, divided by their number. Rates follow from
+    this one: an input that stutters leaves the median alone.
+    phases_s: per phase, the mean over the steps of the rank that spent most in it.
+    data_wait_s: the mean over the steps of the rank whose host waited most for its batches; None where the step's clock
+    is the host's.
+    peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
+    activation_bytes: those alive at the peak of live tensors, the most of any rank; None where nobody tracked them.
+    other_bytes: of what lived there before the step and is no state, as above.
+    stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
+    loss: mean over ranks of the last measured step's; None where a rank that computes one has none there that is
+    finite.
+    observer_ratio: the largest share of any rank's measured steps that its own collectors took.
+    traced: what the steps under the profiler say, None where there were none.
+    timed_steps: those in which the actions of pipeline stages were timed; none where there are no stages.
+    """
+
+    number: int
+    step_s: float
+    step_spread_ratio: float
+    mean_step_s: float
+    phases_s: dict[str, float]
+    data_wait_s: float | None
+    peak_bytes: dict[str, float]
+    state_bytes: dict[str, float]
+    activation_bytes: float | None
+    other_bytes: float | None = None
+    stage_activation_bytes: dict[int, float]
+    loss: float | None
+    observer_ratio: float
+    traced: Traced | None
+    timed_steps: tuple[TimedStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """The trials that every rank finished, and what the ranks said is absent."""
+
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+
+
+def read_trials(folder: Path, ranks: int) -> Logs:
+    """Join the logs of all ranks of a run. A trial counts when each rank says that it ended well.
+
+    Raises:
+        NewerSchema: a newer version wrote the logs.
+    """
+    logs = read_rank_logs(folder, ranks, mark="measured")
+    return Logs(trials=tuple(_join(number, parts) for number, parts in logs.trials.items()), notes=logs.notes)
+
+
+def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
+    steps_by_rank = [list(values_of(part.of("measured"), STEP_SECONDS)) for part in parts]
+    slowest = max(steps_by_rank, key=median)
+    return Trial(
+        number=number,
+        step_s=median(slowest),
+        step_spread_ratio=spread(slowest),
+        mean_step_s=max(fmean(steps) for steps in steps_by_rank),
+        phases_s={phase: max(_phase_s(part, phase) for part in parts) for phase in _phases(parts)},
+        data_wait_s=max(
+            (fmean(waits) for part in parts if (waits := [*values_of(part.of("measured"), DATA_WAIT_SECONDS)])),
+            default=None,
+        ),
+        peak_bytes={
+            account: max(values)
+            for account, metric in MEMORY_ACCOUNTS.items()
+            if (values := [value for part in parts for value in _peak_values(part, metric)])
+        },
+        state_bytes={part: most for (part,), most in by_labels(parts, "memory", STATE_BYTES, max).items()},
+        activation_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
+        other_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("other",)),
+        stage_activation_bytes={
+            int(stage): most for (stage,), most in by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
+        },
+        loss=_loss(parts),
+        observer_ratio=max(
+            sum(values_of(part.of("measured"), OBSERVER_SECONDS)) / sum(steps)
+            for part, steps in zip(parts, steps_by_rank, strict=True)
+        ),
+        traced=join_traced([part.of("traced") for part in parts]),
+        timed_steps=join_steps([part.performed for part in parts]),
+    )
+
+
+def _phases(parts: Iterable[RankTrial]) -> list[str]:
+    """The phases of the trial, the usual ones in the order of a step."""
+    found = {sample.labels["phase"] for part in parts for sample in samples_of(part.of("measured"), PHASE_SECONDS)}
+    return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
+
+
+def _phase_s(part: RankTrial, phase: str) -> float:
+    values = [s.value for s in samples_of(part.of("measured"), PHASE_SECONDS) if s.labels["phase"] == phase]
+    return sum(values) / len(part.of("measured"))
+
+
+def _peak_values(part: RankTrial, metric: Metric) -> Iterable[float]:
+    if metric is LIVE_TENSOR_BYTES:
+        return (s.value for s in samples_of(part.of("memory"), metric) if s.labels["category"] == "total")
+    return values_of(part.of("measured"), metric)
+
+
+def _loss(parts: Iterable[RankTrial]) -> float | None:
+    """A rank that computes a loss has logged one, finite, in its first step; a rank that computes none never has."""
+    last: list[float] = []
+    for part in parts:
+        if not any(True for _ in values_of((*part.of("warm_up"), *part.of("measured")), LOSS)):
+            continue
+        found = list(values_of(part.of("measured")[-1:], LOSS))
+        if not found:
+            return None
+        last += found
+    return fmean(last) if last else None

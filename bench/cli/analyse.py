@@ -1,0 +1,177 @@
+"""`observatory analyse`: what traces of ranks tell, ours or those of any torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from bench.cli.completion import complete_trace
+from bench.cli.main import offer_nearest
+from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.errors import InfrastructureFailed, Misuse, say
+from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
+
+if TYPE_CHECKING:
+    from bench.traces.inputs import TraceSide
+
+F = TypeVar("F", bound=Callable[..., object])
+
+ROWS = 30
+MOST_RANKS = 2**31 - 1
+_LONE = ("trace",)
+_FILE = NamedPath(is_folder=False)
+_RANK = click.option("--rank", type=click.IntRange(0, MOST_RANKS), help="Of a lone trace, in place of what it says.")
+_WHAT_IT_MAY_BE = (
+    "a trace of torch.profiler (.json, .json.gz), a rank's .timeline.npz, a folder of these, or the beginning of a"
+    " run's name"
+)
+
+
+def _command_of(analysis: Analysis) -> click.Command:
+    @click.command(name=analysis.name, help=_help(analysis.name, analysis.summary, analysis.sides))
+    @_sides(analysis.sides)
+    @click.option("--table", "table_name", metavar="NAME", help="Only this table; --format csv writes one.")
+    @click.option(
+        "--limit", type=click.IntRange(min=1), default=ROWS, show_default=True, help="Rows of a table for people."
+    )
+    @click.option("--output", type=_FILE, help="File to write into, in place of standard output.")
+    @_RANK
+    @RUNS
+    @STORE
+    @FORMAT
+    def answer(
+        table_name: str | None,
+        limit: int,
+        output: Path | None,
+        rank: int | None,
+        runs_folder: Path,
+        store_url: str | None,
+        format_name: str,
+        **named: str | tuple[str, ...],
+    ) -> None:
+        from bench.reports.tables import Found, write
+        from bench.traces.inputs import read_sides
+
+        sides = read_sides(_by_side(named), rank=rank, runs_folder=runs_folder, store_url=store_url)
+        _keep_traces(output, sides)
+        tabled = analysis.run(*(side.timelines() for side in sides))
+        text = sys.stdout if output is None else io.StringIO()
+        found = Found(analysis=analysis.name, sides=sides, tables=tabled.tables(), notes=tabled.notes)
+        write(found, text, format_name, table_name=table_name, limit=limit, on_notice=say)
+        if output is not None and isinstance(text, io.StringIO):
+            _write(output, text.getvalue().encode(errors="backslashreplace"))
+
+    return answer
+
+
+def _command_to_draw(drawing: Drawing) -> click.Command:
+    @click.command(name=drawing.name, help=_help(drawing.name, drawing.summary, _LONE, "--output merged.json.gz"))
+    @_sides(_LONE)
+    @click.option("--output", type=_FILE, required=True, help="File to write; .gz is packed.")
+    @_RANK
+    @RUNS
+    @STORE
+    def answer(
+        output: Path, rank: int | None, runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
+    ) -> None:
+        from bench.reports.format import on_one_line
+        from bench.traces.inputs import read_sides
+        from bench.traces.pipeline_trace import stage_spans
+
+        (side,) = read_sides(_by_side(named), rank=rank, runs_folder=runs_folder, store_url=store_url)
+        _keep_traces(output, (side,))
+        drawn = drawing.run(side.timelines(), () if side.folder is None else stage_spans(side.folder, on_notice=say))
+        _write(output, gzip.compress(drawn.content, mtime=0) if output.suffix == ".gz" else drawn.content)
+        for line in (*drawn.notes, *side.notices):
+            say(on_one_line(line))
+        click.echo(output)
+
+    return answer
+
+
+def _sides(sides: tuple[str, ...]) -> Callable[[F], F]:
+    """An argument for each side; where there is one only, it takes any number of names."""
+
+    def decorate(function: F) -> F:
+        for side in reversed(sides):
+            count = -1 if sides == _LONE else 1
+            function = click.argument(
+                side, nargs=count, required=True, type=NamedText(), shell_complete=complete_trace
+            )(function)
+        return function
+
+    return decorate
+
+
+def _by_side(named: dict[str, str | tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return {side: (names,) if isinstance(names, str) else names for side, names in named.items()}
+
+
+def _help(name: str, summary: str, sides: tuple[str, ...], more: str = "") -> str:
+    files = ["rank0.json.gz", "rank1.json.gz"] if sides == _LONE else [f"{side}.json.gz" for side in sides]
+    words = " ".join(["observatory", "analyse", name, *files, *more.split()])
+    what = " and ".join(side.upper() for side in sides)
+    verb = "is" if len(sides) == 1 else "are each"
+    return f"{summary}\n\n{what} {verb} {_WHAT_IT_MAY_BE}.\n\n\b\nExample:\n  {words}\n"
+
+
+def _keep_traces(output: Path | None, sides: Iterable[TraceSide]) -> None:
+    """Refuse to write over what was read."""
+    if output is None:
+        return
+    try:
+        is_new = not output.exists()
+    except OSError as error:
+        raise _not_written(output, error) from None
+    for trace in (trace for side in sides for trace in side.traces):
+        if not is_new and trace.path.samefile(output):
+            raise Misuse(f"--output {output} is one of the traces; choose another name")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
+    return InfrastructureFailed(f"{path} cannot be written: {error.strerror}; choose another --output")
+
+
+class _Analyses(click.Group):
+    """A group whose commands are the roster's."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(NAMES)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        for analysis in ANALYSES:
+            if analysis.name == name:
+                return _command_of(analysis)
+        for drawing in DRAWINGS:
+            if drawing.name == name:
+                return _command_to_draw(drawing)
+        return None
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        offer_nearest(context, args, NAMES)
+        return super().resolve_command(context, args)
+
+
+@click.group(name="analyse", cls=_Analyses, no_args_is_help=False)
+def command() -> None:
+    """What traces tell: a run's, or those of any torch.profiler.
+
+    \b
+    Example:
+      observatory analyse summary rank0.json.gz rank1.json.gz
+    """

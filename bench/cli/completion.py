@@ -1,0 +1,152 @@
+"""Completion by shells: strategies, their options, runs and traces, without torch, and without writing anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
+
+from bench.errors import InfrastructureFailed, Misuse
+
+PROGRAM = "observatory"
+VARIABLE = "_OBSERVATORY_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+
+_PLAIN = "COMPREPLY+=($value)"
+_UNFINISHED = """COMPREPLY+=($value)
+            [[ $value == *= ]] && compopt -o nospace 2> /dev/null"""
+RUNS_OFFERED = 50
+"""The newest of the history."""
+
+
+def complete_strategy(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Strategies and probes, with what they are."""
+    from workloads.registry import CARDS
+
+    return [
+        CompletionItem(card.name, help=card.summary.partition(":")[0])
+        for card in CARDS
+        if card.name.startswith(incomplete)
+    ]
+
+
+def complete_option(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`NAME=` of the strategy that stands on the command line, then the words that its value may be."""
+    from bench.case import known_options
+
+    name, equals, value = incomplete.partition("=")
+    words = [context.params.get("strategy"), *context.args]  # Before an option without its value click parses nothing.
+    options = next((known for word in words if (known := known_options(str(word)))), ())
+    if not equals:
+        return [
+            CompletionItem(f"{option.name}=", help=option.help) for option in options if option.name.startswith(name)
+        ]
+    return [
+        CompletionItem(f"{name}={choice}")
+        for option in options
+        if option.name == name
+        for choice in (("true", "false") if isinstance(option.default, bool) else option.choices)
+        if choice.startswith(value)
+    ]
+
+
+def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The newest runs of the history that --store or its environment variable names, and folders."""
+    found = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+def complete_trace(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Trace files and folders of them, or, where nothing is there under such a name, runs."""
+    path = Path(incomplete)
+    if not incomplete or any(path.parent.glob(f"{path.name}*")):
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
+
+
+def _runs(context: click.Context) -> Iterable[str]:
+    """Names of runs; none where the history cannot be read: a shell that completes is no place to say why."""
+    from bench.runs.history import History
+
+    with (
+        suppress(InfrastructureFailed, Misuse),
+        History(context.params.get("store_url"), writable=False, is_glance=True) as history,
+    ):
+        return history.names(RUNS_OFFERED)
+    return ()
+
+
+class BashWithValues(BashComplete):
+    """bash parts words at "=", so that `--option overlap=t` reaches us as `overlap`, `=` and `t`.
+
+    They are put together again, and the answer is of the last part alone, which is what bash replaces. No blank
+    follows a name that wants a value.
+    """
+
+    source_template = BashComplete.source_template.replace(_PLAIN, _UNFINISHED)
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        words = ["".join(split_arg_string(word)) for word in os.environ["COMP_WORDS"].split("\n")]
+        last = int(os.environ["COMP_CWORD"])
+        words = [*words[1:last], words[last] if last < len(words) else ""]
+        joined: list[str] = []
+        for word in words:
+            follows = bool(joined) and (word == "=" or joined[-1].endswith("="))
+            if follows:
+                joined[-1] += word
+            else:
+                joined.append(word)
+        return joined[:-1], joined[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value.rpartition('=')[2] if _is_value(item) else item.value}"
+
+
+def _is_value(item: CompletionItem) -> bool:
+    return "=" in item.value and not item.value.endswith("=")
+
+
+def register() -> None:
+    """Let bash be answered by ours."""
+    add_completion_class(BashWithValues)
+
+
+def script(shell: str, program: click.Command) -> str:
+    """What the shell reads to complete the program's words."""
+    register()
+    completer = get_completion_class(shell)
+    assert completer is not None, "click has each of SHELLS"
+    return completer(program, {}, PROGRAM, VARIABLE).source()
+
+
+# `observatory completion`: the script that lets a shell complete our command line.
+
+
+@click.command(name="completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+def command(shell: str) -> None:
+    """The script with which a shell completes strategies, options and runs.
+
+    \b
+    Example:
+      observatory completion bash
+
+    \b
+    To switch it on, add a line to what the shell reads when it starts:
+      ~/.bashrc                     eval "$(observatory completion bash)"
+      ~/.zshrc, after compinit      eval "$(observatory completion zsh)"
+      ~/.config/fish/config.fish    observatory completion fish | source
+    """
+    from bench.cli.main import observatory
+
+    click.echo(script(shell, observatory))

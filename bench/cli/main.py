@@ -1,0 +1,212 @@
+"""The `observatory` command: loads a command's file when called, and turns errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from io import TextIOWrapper
+from typing import NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from bench.errors import InfrastructureFailed, Misuse, say
+
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
+
+_COMPLETES = "_OBSERVATORY_COMPLETE"
+"""Set by the shell that wants a word completed; see `bench.cli.completion`."""
+
+COMMANDS = {
+    "list": "Strategies: what each is, needs and takes.",
+    "run": "Measure one strategy on this machine.",
+    "show": "The history of runs, or one run whole.",
+    "analyse": "What traces tell: a run's, or those of any torch.profiler.",
+    "doctor": "This machine in one page, and what differs from the last good run.",
+    "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
+    "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
+    "completion": "The script with which a shell completes strategies, options and runs.",
+}
+"""Each command and its one line of help, so that `--help` need load none of their files."""
+
+
+_NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a name that no file can have; where one is told may be any place that looks at it first."""
+_REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.ENOMEM,
+)
+"""What it says where the machine is in the way: rights, a disk that fails, or limits of files, processes and memory."""
+
+
+def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
+    """Nothing, where the first word is one of the names, or like none of them.
+
+    Raises:
+        click.UsageError: it is like one, which the message offers.
+    """
+    name = args[0] if args else ""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if name not in names and not name.startswith("-") and close:
+        context.fail(f"No such command '{name}'. Did you mean '{close[0]}'?")
+
+
+class _LateGroup(click.Group):
+    """A group that imports a command's module only when the command is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"bench.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        offer_nearest(context, args, COMMANDS)
+        return super().resolve_command(context, args)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        named = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return named or click.Command.shell_complete(self, context, incomplete)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="parallel-observatory", prog_name="observatory")
+def observatory() -> None:
+    """Measures distributed training: every parallelism strategy, with intervals.
+
+    \b
+    Example:
+      observatory run ddp --ranks 2
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    is_completion = _COMPLETES in os.environ
+    try:
+        if is_completion:
+            importlib.import_module("bench.cli.completion").register()
+        code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return MISUSE
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "observatory"
+        return _fail(MISUSE, f"{error.format_message()} (`{path} --help`)")
+    except click.ClickException as error:
+        return _fail(MISUSE, error.format_message())
+    except Misuse as error:
+        return _fail(MISUSE, str(error))
+    except InfrastructureFailed as error:
+        return _fail(INFRASTRUCTURE, str(error))
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(INTERRUPTED, "interrupted")
+    except (BrokenPipeError, SystemExit):  # Whoever read our output has enough: `observatory show | head` is fine.
+        _drop_output()
+        return FINE
+    except MemoryError:
+        return _fail(INFRASTRUCTURE, "this took more memory than this process may have; name fewer or smaller files")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_output()
+            return _fail(
+                INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
+            )
+        if error.errno in _NO_NAMES:
+            return _fail(MISUSE, f"{_short(error.filename)}: {error.strerror}; name another file or folder")
+        if error.errno in _REFUSED:
+            what = _short(error.filename) if error.filename else "the system"
+            return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
+        return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+    except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
+        if is_completion:  # Somebody presses a key in their shell: nothing is written, and nothing said.
+            return OUR_BUG
+        return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+    return code if isinstance(code, int) else FINE
+
+
+def main() -> NoReturn:
+    """The entry point of the installed command."""
+    _open_standard_streams()
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
+    code = run(sys.argv[1:])
+    _drop_unsaid()
+    sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Where a standard stream is closed, let it lead nowhere: the next file opened would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            taken = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free, and so this one.
+            setattr(sys, name, os.fdopen(taken, "r" if number == 0 else "w"))
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer go nowhere: the interpreter would try it again and end with a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _drop_unsaid() -> None:
+    """The same for what standard error could not take."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _fail(code: int, message: str) -> int:
+    say(f"observatory: {' '.join(message.split())}")
+    return code
+
+
+def _short(name: object) -> str:
+    """A name of a file with its beginning and end: one that is too long is too long for a message."""
+    text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else str(name)
+    return text if len(text) <= 100 else f"{text[:48]}...{text[-48:]}"
+
+
+def _crash(arguments: Sequence[str], trace: str) -> str:
+    """Write what happened into a file; the line that tells of it."""
+    from bench.machine.machine import redact
+    from bench.runs.locations import data_folder
+
+    trace = redact(trace)
+    last = trace.strip().splitlines()[-1]
+    text = redact(f"observatory {' '.join(arguments)}") + f"\nPython {sys.version}\n\n{trace}"
+    folder = data_folder() / "crashes"
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may have any bytes.
+    except OSError as error:
+        say(text)
+        return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"
+    return f"this is our own bug: {last}; please report it with {path}"

@@ -1,0 +1,69 @@
+"""Options that several commands have: where runs and their history are, and the form of the result."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+
+
+class NamedPath(click.Path):
+    """A path that somebody must have named: an empty one, as an unset variable leaves it, would mean this folder.
+
+    is_folder: it may be no file; False where it may be no folder, None where it may be either.
+    """
+
+    def __init__(self, *, is_folder: bool | None = None, exists: bool = False) -> None:
+        super().__init__(path_type=Path, file_okay=not is_folder, dir_okay=is_folder is not False, exists=exists)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail(f"it is empty; name a {'folder' if self.dir_okay else 'file'}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class NamedText(click.types.StringParamType):
+    """A text that must not be empty, as an unset variable leaves it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; leave it out, or name one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+RUNS = click.option(
+    "--runs",
+    "runs_folder",
+    type=NamedPath(is_folder=True),
+    default=lambda: data_folder() / "runs",
+    envvar=RUNS_VARIABLE,
+    show_envvar=True,
+    show_default="the user's data folder",
+    help="Folder of the run folders.",
+)
+STORE = click.option(
+    "--store",
+    "store_url",
+    metavar="URL",
+    type=NamedText(),
+    envvar=STORE_VARIABLE,
+    show_envvar=True,
+    show_default="SQLite in the user's data folder",
+    help="History: an SQLAlchemy URL, such as sqlite:////data/history.sqlite or postgresql://host/name.",
+)
+FORMAT = click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="Form of the result.",
+)
+
+DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")

@@ -1,0 +1,175 @@
+"""The options of `observatory run`; `bench.cli.planning` and `bench.cli.execute` do the rest, loaded when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import click
+from click.core import ParameterSource
+
+from bench.cli.completion import complete_option, complete_run, complete_strategy
+from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText
+from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from workloads.options import MISTAKES
+from workloads.spec import Backend, Device, Precision
+
+# A command whose help shows its options in groups.
+
+
+class GroupedCommand(click.Command):
+    """A command with many options.
+
+    groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
+    """
+
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.groups = groups
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {
+            parameter.name: record
+            for parameter in self.get_params(context)
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)) is not None
+        }
+        for title, names in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        with formatter.section("Other"):
+            formatter.write_dl(list(records.values()))
+
+
+ENGINE_NAMES = ("local",)
+"""Of `bench.engines.local`, which help does not load."""
+PORT = 9464
+"""Of `bench.exporter.server`, which help does not load."""
+USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
+SEED = 0
+"""Of `bench.case`, which loads every strategy's card, as help does not."""
+
+GROUPS = {
+    "What runs": (
+        *("ranks", "options", "with_baseline", "baseline_run", "is_check", "device", "backend", "engine_name"),
+        *("precision", "threads", "seed", "is_dry"),
+    ),
+    "The model": ("shape_name", *DIMENSIONS),
+    "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
+    "What is watched": (*("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),),
+    "Where it is kept, and what is said": (
+        "runs_folder",
+        "store_url",
+        "format_name",
+        "has_details",
+        "quiet",
+        "verbose",
+        "note",
+        "is_nightly",
+    ),
+    "Fire drills": ("fault_text", "mistakes"),
+}
+
+
+def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """One number of ranks, or several that are measured in turn."""
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a valid integer, and no list of such as 1,2,4.") from None
+    if len(counts) > 1 and (min(counts) < 1 or len(set(counts)) < len(counts)):
+        raise click.BadParameter(f"{text!r} is no list of different numbers of ranks, such as 1,2,4.")
+    return counts
+
+
+def _dimensions(function: Any) -> Any:
+    for name in reversed(DIMENSIONS):
+        text = "Sequences of one step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
+        function = click.option(f"--{name.replace('_', '-')}", name, type=int, help=text)(function)
+    return function
+
+
+def _usual(name: str, text: str) -> Callable[[Any], Any]:
+    """An option that says how often or how long a case is measured."""
+    return click.option(
+        f"--{name.replace('_', '-')}", name, type=int, default=USUAL[name], show_default=True, help=text
+    )
+
+
+@click.command(name="run", cls=GroupedCommand, groups=GROUPS)
+@click.argument("strategy", shell_complete=complete_strategy)
+@click.option(
+    "--ranks",
+    callback=_counts,
+    metavar="N[,N...]",
+    help="Number of ranks; several are measured in turn, as a curve.  [default: the GPUs, or 2 on a CPU, as the"
+    " strategy allows]",
+)
+@click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}.")
+@_dimensions
+@_usual("trials", "Times that fresh ranks measure it.")
+@_usual("steps", "Measured steps of a trial.")
+@_usual("warm_up", "Steps before them that are not measured.")
+@_usual("trace_steps", "Steps under the profiler, after them.")
+@click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
+@click.option("--trace-every", type=int, metavar="STEPS", help="Measured steps from one such window to the next.")
+@click.option("--memory-snapshot", is_flag=True, help="Look at the memory of one step: by category, and its blocks.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), default="fp32", show_default=True)
+@click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
+@click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
+@click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of a rank.")
+@click.option("--seed", type=int, default=SEED, show_default=True, help="Of weights and data.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_option,
+    help="One of the strategy's own; `observatory list STRATEGY` has them.",
+)
+@click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
+@click.option(
+    "--baseline",
+    "baseline_run",
+    type=NamedText(),
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Run to read the scaling efficiency against.",
+)
+@click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
+@click.option("--engine", "engine_name", type=click.Choice(ENGINE_NAMES), default="local", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
+@click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
+@click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
+@click.option("--inject", "fault_text", metavar="KIND@RANK:STEP", help="A fire drill: raise, kill, hang, exit, leave.")
+@click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
+@click.option(
+    "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="A fire drill of that check."
+)
+@click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Say what would run and what each rank needs; start nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is about to run, and when each trial ends.")
+@RUNS
+@STORE
+@FORMAT
+@DETAILS
+def command(**words: Any) -> int:
+    """Measure one strategy on this machine.
+
+    \b
+    Example:
+      observatory run ddp --ranks 2 --with-baseline weak
+    """
+    from bench.cli.execute import run
+    from bench.cli.planning import Words
+
+    context = click.get_current_context()
+    said = {
+        parameter.name: parameter.opts[0].removeprefix("--")
+        for parameter in context.command.params
+        if parameter.name is not None and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    }
+    dimensions = {name: words.pop(name) for name in DIMENSIONS}
+    return run(Words(**words, dimensions=dimensions, said=said))

@@ -1,0 +1,184 @@
+"""`observatory serve`: /metrics of this node, its runs and its results, until somebody ends it."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from bench.cli.options import RUNS, STORE, NamedPath, NamedText
+from bench.errors import Misuse, say
+from collectors.dcgm.job_mapping import JobMapping, NoMapping
+
+if TYPE_CHECKING:
+    from collectors.prometheus.http_server import Terms
+
+_LOOPBACK = "127.0.0.1"
+_HEAR_S = 1.0
+"""How late a signal is heard that the kernel gave to another thread, as it may after a stop."""
+LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
+"""Below, what NVML averages says nothing new; above, what is shown would be too old to be called live."""
+
+
+def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float) -> float:
+    if not LEAST_BEAT_S <= beat_s <= MOST_BEAT_S:  # NaN is refused, too.
+        raise click.BadParameter(f"{beat_s:g} s is no beat; it may be {LEAST_BEAT_S:g} to {MOST_BEAT_S:g} seconds")
+    return beat_s
+
+
+@click.command(name="serve")
+@click.option(
+    "--host", type=NamedText(), default=_LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 means all."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--beat",
+    "beat_s",
+    metavar="SECONDS",
+    type=float,
+    default=1.0,
+    show_default=True,
+    callback=_checked_beat,
+    help="How often this node's collectors are asked; 0.1 or more.",
+)
+@click.option(
+    "--job-mapping",
+    "mapping_folder",
+    type=NamedPath(is_folder=True),
+    help="Folder of dcgm-exporter's --hpc-job-mapping-dir, to tell it which run is on which GPU.",
+)
+@click.option(
+    "--web-config",
+    "web_config",
+    type=NamedPath(is_folder=False),
+    help="File in the format of Prometheus's own exporters: TLS and passwords, without lists of ciphers.",
+)
+@click.option(
+    "--targets",
+    "targets_file",
+    type=NamedPath(is_folder=False),
+    help="Prometheus's list of targets (file_sd, JSON), in which this node stands while it serves.",
+)
+@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
+@click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
+@RUNS
+@STORE
+def command(
+    host: str,
+    port: int,
+    beat_s: float,
+    mapping_folder: Path | None,
+    web_config: Path | None,
+    targets_file: Path | None,
+    runs_folder: Path,
+    store_url: str | None,
+    *,
+    is_per_nvlink: bool,
+    is_demo: bool,
+) -> None:
+    """Serve /metrics of this node, its runs and results to Prometheus.
+
+    Watches this node's GPUs and host all the time, shows the runs that go on in the folder of runs, and the newest
+    results of the history. A scrape asks no driver: it finds what was read at the last beat. Ctrl-C ends it.
+
+    \b
+    Example:
+      observatory serve --port 9464
+    """
+    from bench.exporter.demo import open_demonstration
+    from bench.exporter.server import NodePlan, once, open_server
+    from bench.exporter.service_discovery import Targets, listed, published_address
+    from bench.runs.database import parse_url
+    from collectors.node.registry import Wanted
+    from collectors.prometheus.http_server import Terms
+
+    if is_demo:
+        _refuse_own("runs_folder", "store_url", "mapping_folder")
+    elif store_url is not None:
+        parse_url(store_url)
+    if targets_file is not None:
+        _refuse_unreachable(host)
+        Targets(targets_file, on_notice=say).check()
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with ExitStack() as stack:
+        terms = Terms if web_config is None else _guarded(web_config)
+        wanted = Wanted(beat_s=beat_s, per_nvlink=is_per_nvlink)
+        if is_demo:
+            opening = open_demonstration(host=host, port=port, wanted=wanted, on_notice=say, terms=terms)
+        else:
+            mapping = None if mapping_folder is None else stack.enter_context(_open_mapping(mapping_folder))
+            node = NodePlan(wanted=wanted, mapping=mapping)
+            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=terms, node=node)
+        server = stack.enter_context(opening)
+        if not _is_loopback(host) and not _asks_who(terms()):
+            say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
+        if targets_file is not None:
+            labels = {"__scheme__": server.url.partition(":")[0]}
+            address = published_address(host, server.port)
+            stack.enter_context(listed(targets_file, address, labels, on_notice=once(say)))
+        while not ended.wait(_HEAR_S):
+            pass
+
+
+def _guarded(web_config: Path) -> Callable[[], Terms]:
+    from bench.exporter.web_config import WebGuard
+    from collectors.prometheus.http_server import Terms
+
+    try:
+        terms = WebGuard(web_config, on_notice=say).terms
+    except Misuse as error:
+        raise Misuse(f"--web-config: {error}") from None
+    if terms() == Terms():
+        say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
+    if terms().admits is not None and terms().tls is None:
+        say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
+    return terms
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _asks_who(terms: Terms) -> bool:
+    """Whether a client must say who it is, by a password or a certificate."""
+    return terms.admits is not None or (terms.tls is not None and terms.tls.verify_mode is ssl.CERT_REQUIRED)
+
+
+def _refuse_unreachable(host: str) -> None:
+    """In a list that others read, this node's own name for itself would send each of them to itself."""
+    source = click.get_current_context().get_parameter_source("host")
+    if host == _LOOPBACK and source is not ParameterSource.COMMANDLINE:
+        raise Misuse(
+            f"--targets tells others to ask {host}, where only this node reaches this node; add --host 0.0.0.0, or"
+            f" say --host {host} if Prometheus runs here"
+        )
+
+
+def _open_mapping(folder: Path) -> AbstractContextManager[JobMapping]:
+    try:
+        return closing(JobMapping(folder))
+    except NoMapping as error:
+        raise Misuse(str(error)) from None
+
+
+def _refuse_own(*names: str) -> None:
+    """The demonstration has nothing of anybody's own."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in names and is_said:
+            raise Misuse(f"--demo shows nothing of yours; leave out {parameter.opts[0]}, or --demo")

@@ -1,0 +1,241 @@
+"""`observatory show`: the history of runs, one run whole, or a file of nccl-tests beside one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.cli.completion import complete_run, complete_strategy
+from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.errors import InfrastructureFailed, Misuse, say
+
+if TYPE_CHECKING:
+    from bench.machine.machine import Machine
+    from bench.reports.nccl_tests_reader import Imported
+    from bench.runner import Adopted
+    from bench.runs.summary import Summary
+
+MOST_LISTED = 1_000_000
+LOOKED_THROUGH = 200
+"""Runs of `collectives`, newest first, among which one to compare with is looked for."""
+
+
+@click.command(name="show")
+@click.argument("run", required=False, type=NamedText(), shell_complete=complete_run)
+@click.option("--strategy", shell_complete=complete_strategy, help="Only runs of this strategy.")
+@click.option(
+    "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
+)
+@click.option(
+    "--import",
+    "import_path",
+    type=NamedPath(is_folder=False),
+    help="File of `nccl-tests -J`, to stand beside RUN or the most like run of collectives on as many ranks.",
+)
+@click.option(
+    "--export",
+    "export_folder",
+    type=NamedPath(is_folder=True),
+    help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
+)
+@click.option(
+    "--rebuild", "is_rebuild", is_flag=True, help="Take all runs of the folder --runs into the history, and list them."
+)
+@DETAILS
+@click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
+@RUNS
+@STORE
+@FORMAT
+def command(
+    run: str | None,
+    strategy: str | None,
+    count: int,
+    import_path: Path | None,
+    export_folder: Path | None,
+    is_rebuild: bool,
+    has_details: bool,
+    with_timeline: bool,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+) -> None:
+    """The history of runs, or one run whole.
+
+    RUN is the beginning of a run's name, or the path of a run's folder.
+
+    \b
+    Example:
+      observatory show --strategy ddp
+    """
+    if sum((import_path is not None, export_folder is not None, with_timeline, is_rebuild)) > 1:
+        raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
+    if is_rebuild and (run is not None or strategy is not None):
+        raise Misuse("--rebuild takes all runs of a folder, and neither RUN nor --strategy; --runs says which folder")
+    if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
+        raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
+    if is_rebuild:
+        _rebuild(runs_folder, store_url, format_name)
+    elif import_path is not None:
+        _import(import_path, run, runs_folder, store_url, format_name)
+    elif export_folder is not None:
+        _export(export_folder, run, runs_folder, store_url)
+    elif with_timeline:
+        _draw(run, runs_folder, store_url, format_name)
+    elif run is not None and Path(run).is_dir():
+        from bench.reports.summary import print_whole
+        from bench.runs.run_dir import load
+
+        print_whole(load(Path(run)), format_name, has_details=has_details)
+    else:
+        _show(run, strategy, count, runs_folder, store_url, format_name, has_details=has_details)
+
+
+def _show(
+    run: str | None,
+    strategy: str | None,
+    count: int,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+    *,
+    has_details: bool,
+) -> None:
+    """A run of the history, or the list of the newest."""
+    from bench.case import find_card
+    from bench.reports.summary import print_history, print_whole
+    from bench.runner import adopt
+    from bench.runs.history import History, NoStoreYet, find_run
+
+    found = _news(runs_folder, store_url)
+    notices = found.problems
+    if found.runs or found.moved:
+        try:
+            with History(store_url) as history:
+                notices = adopt(runs_folder, history, store_url).notices()
+        except InfrastructureFailed as error:
+            if found.runs:
+                say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
+    for notice in notices:
+        say(notice)
+    if run is not None:
+        print_whole(_where_it_is(find_run(run, store_url), runs_folder), format_name, has_details=has_details)
+        return
+    summaries: tuple[Summary, ...] = ()
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        summaries = history.runs(limit=count, strategy=strategy)
+    if not summaries and strategy is not None:
+        find_card(strategy)
+        say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
+    elif not summaries:
+        say("no run is in the history yet; `observatory run ddp` makes one")
+    if not summaries and format_name == "table":
+        return
+    print_history(summaries, format_name)
+
+
+def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> Adopted:
+    """The folder's runs that the history lacks or has at a place that is no more; no store is made or written."""
+    from bench.runner import new_runs
+    from bench.runs.history import History, NoStoreYet
+
+    known: dict[str, str] = {}
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        known = history.folders()
+    return new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
+
+
+def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """Every run of the folder that the history lacks, whatever store it was meant for."""
+    from bench.reports.summary import print_history
+    from bench.runner import adopt
+    from bench.runs.history import History
+
+    if not runs_folder.is_dir():
+        raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
+    adopted = _news(runs_folder, store_url, of_every_store=True)
+    if adopted.runs or adopted.moved:
+        with History(store_url) as history:
+            adopted = adopt(runs_folder, history, store_url, of_every_store=True)
+    for notice in adopted.notices():
+        say(notice)
+    if adopted.runs or format_name != "table":
+        print_history(adopted.runs[::-1], format_name)
+    say(f"{len(adopted.runs)} run(s) of {runs_folder} were taken into the history")
+
+
+def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """A file of nccl-tests, beside the run told or the one most like it."""
+    from bench.reports.nccl_tests import print_beside
+    from bench.reports.nccl_tests_reader import read
+    from bench.reports.nccl_tests_writer import require_collectives
+
+    imported = read(path)
+    try:
+        own = _find(run, runs_folder, store_url)[0] if run is not None else _most_like(imported, store_url)
+    except InfrastructureFailed as error:
+        if run is not None:
+            raise
+        say(f"no run of ours stands beside it: {error}")
+        own = None
+    if own is not None:
+        require_collectives(own)
+    print_beside(imported, own, format_name)
+
+
+def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
+    """A run's collectives, one file each."""
+    from bench.reports.nccl_tests_writer import encode
+
+    if run is None:
+        raise Misuse("--export wants a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
+    documents = encode(*_find(run, runs_folder, store_url))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in documents.items():
+            (folder / name).write_bytes(data)
+            click.echo(folder / name)
+    except OSError as error:
+        raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """A step of the run's pipeline, and the trace of all that were timed."""
+    from bench.reports.pipeline import show_timeline
+
+    if run is None:
+        raise Misuse("--timeline wants a run; `observatory show RUN --timeline` (`observatory show` lists them)")
+    drawing = show_timeline(_find(run, runs_folder, store_url)[0], format_name)
+    say(f"timeline: {drawing} opens in ui.perfetto.dev")
+
+
+def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, Machine | None]:
+    """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
+    from bench.runs.history import History, find_run
+    from bench.runs.run_dir import load, machine_of
+
+    if Path(run).is_dir():
+        return load(Path(run)), machine_of(Path(run))
+    summary = find_run(run, store_url)
+    with History(store_url, writable=False) as history:
+        return _where_it_is(summary, runs_folder), history.machine(summary.run)
+
+
+def _where_it_is(summary: Summary, runs_folder: Path) -> Summary:
+    """The run with the folder that it was moved to, where the history does not know that yet."""
+    from bench.runs.run_dir import found_again
+
+    again = found_again(summary.run, summary.folder, runs_folder)
+    return summary if again is None else replace(summary, folder=str(again))
+
+
+def _most_like(imported: Imported, store_url: str | None) -> Summary | None:
+    """The run of our own collectives that is most like the file's, None where there is none."""
+    from bench.reports.nccl_tests_writer import most_like
+    from bench.runs.history import History
+
+    with History(store_url, writable=False) as history:
+        return most_like(imported, history.runs(limit=LOOKED_THROUGH, strategy="collectives"))

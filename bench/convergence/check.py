@@ -1,0 +1,290 @@
+"""A convergence check: a strategy on its ranks beside `single` on the same batches, and what their evidence says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from bench.case import Case
+from bench.case_args import baseline_case
+from bench.convergence.diagnosis import examine
+from bench.convergence.evidence import Culprit, NotExamined, RuledOut, Witnessed
+from bench.convergence.updates import clipped_steps
+from bench.errors import Misuse
+from bench.rank.evidence import Seen, read_evidence
+from bench.rank.messages import Cause
+from bench.runner import Measured
+from workloads.options import Check, Mistake, check_of, rate_factor
+from workloads.spec import DATA_AXES, LIMITS
+
+# Whether ranks train as one rank does on the same batches: losses step by step, and what explains where they part.
+
+LEAST_TOLERANCE = LIMITS["fp32"]
+TOLERANCE_PER_STEP = 1e-7
+"""Share of the loss that may lie between two fp32 trainings of equal arithmetic in the first step, and what each step
+adds. Measured: at rates up to 3e-3 ddp on 2 and 4 ranks is at most 3e-7 apart from one rank in 50 steps."""
+
+ROUNDING_FACTOR = 30.0
+"""How many times as far apart they may be as one rank is from itself with each batch read backwards. Measured: at a
+rate of 3e-2, where losses are 3e-2 apart after 50 steps, ranks were at most 6 times as far apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """One step's mean loss in nats, on one rank and over all ranks; None where it is not finite.
+
+    tolerance_ratio: how far they may be apart, as a share of the one rank's.
+    """
+
+    step: int
+    one_rank: float | None
+    all_ranks: float | None
+    tolerance_ratio: float
+
+    @property
+    def difference_ratio(self) -> float | None:
+        """How far they are apart, as a share of the one rank's; None where one of them is not finite."""
+        return _apart(self.one_rank, self.all_ranks)
+
+    @property
+    def agree(self) -> bool:
+        """They are within the tolerance; or neither is finite, which two equal trainings have in common."""
+        ratio = self.difference_ratio
+        return self.one_rank == self.all_ranks if ratio is None else ratio <= self.tolerance_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a check found.
+
+    outcome: agrees only where no loss parts and no cause is named.
+    parted_at: the first step whose losses are further apart than the tolerance; None where none are.
+    causes: in the order of the evidence. is_explained: one of them is not later than the parting.
+    clip: the largest norm of a gradient, 0 where none is clipped. clipped_steps: in which the one rank's was above it.
+    """
+
+    outcome: Literal["agrees", "disagrees"]
+    parted_at: int | None
+    losses: tuple[Losses, ...]
+    causes: tuple[Culprit, ...]
+    is_explained: bool
+    ruled_out: tuple[str, ...]
+    not_examined: tuple[str, ...]
+    clip: float
+    clipped_steps: int
+
+
+def judge(witnessed: Witnessed) -> Verdict:
+    """Compare the losses, and name what differs."""
+    losses = tuple(_losses(witnessed))
+    parted_at = next((pair.step for pair in losses if not pair.agree), None)
+    answers = examine(witnessed)
+    causes = sorted((answer for answer in answers if isinstance(answer, Culprit)), key=lambda culprit: culprit.step)
+    return Verdict(
+        outcome="agrees" if parted_at is None and not causes else "disagrees",
+        parted_at=parted_at,
+        losses=losses,
+        causes=tuple(causes),
+        is_explained=parted_at is None or any(culprit.step <= parted_at for culprit in causes),
+        ruled_out=tuple(answer.text for answer in answers if isinstance(answer, RuledOut)),
+        not_examined=tuple(answer.text for answer in answers if isinstance(answer, NotExamined)),
+        clip=witnessed.clip,
+        clipped_steps=clipped_steps(witnessed),
+    )
+
+
+def tolerance(step: int, rounding_ratio: float) -> float:
+    """How far apart the losses of a step, counted from 0, may be as a share of the loss.
+
+    rounding_ratio: the most that another order of additions has done to this very training up to the step. A training
+    at a high rate is chaotic: what is a last bit at first becomes any size.
+    """
+    return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
+
+
+def _losses(witnessed: Witnessed) -> Iterator[Losses]:
+    rounding_ratio = 0.0
+    for step in range(witnessed.steps):
+        one_rank = _mean([witnessed.reference[step]])
+        rounding_ratio = max(rounding_ratio, _apart(one_rank, _mean([witnessed.backwards[step]])) or 0.0)
+        yield Losses(
+            step=step,
+            one_rank=one_rank,
+            all_ranks=_mean([rank[step] for rank in witnessed.ranks]),
+            tolerance_ratio=tolerance(step, rounding_ratio),
+        )
+
+
+def _mean(seen: Sequence[Seen]) -> float | None:
+    """Over the ranks that compute a loss; each has as many sequences. None where one of theirs is not finite."""
+    known = [one.loss for one in seen if one.loss is not None]
+    return fmean(known) if known and all(one.is_finite for one in seen) else None
+
+
+def _apart(one_rank: float | None, other: float | None) -> float | None:
+    return None if one_rank is None or other is None else abs(other - one_rank) / abs(one_rank)
+
+
+NOT_IN_CHECKS = (
+    "trials",
+    "warm_up",
+    "trace_steps",
+    "keep_traces",
+    "trace_every",
+    "memory_snapshot",
+    "with_baseline",
+    "baseline_run",
+    "fault_text",
+    "with_timeline",
+    "is_nightly",
+)
+"""Parameters of `run` that a check does not take: it measures no speed."""
+
+EPOCHS = 4
+"""That a check goes through, so that what happens at the end of one shows."""
+
+LARGEST_CLIP = 0.1
+"""What a check clips gradients to at the most, so that clipping changes them and its mistakes show. Measured: `tiny`
+has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with the layer that normalises over the batch and without it.
+Where the case clips nothing, neither does its check."""
+
+
+def refuse_measuring_words(words: Sequence[str]) -> None:
+    """Refuse what only a measurement takes. words: those that were said.
+
+    Raises:
+        Misuse: there is one.
+    """
+    if words:
+        said = ", ".join(f"--{word}" for word in words)
+        raise Misuse(f"--check-convergence compares losses and measures no speed: {said} cannot be set with it")
+
+
+def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
+    """The one rank, the same with its batches read backwards, and the ranks that are compared with it.
+
+    mistakes: that the ranks make on purpose, and the one rank does not.
+
+    Raises:
+        Misuse: such a case cannot be compared, or a mistake would have no effect.
+    """
+    _refuse_incomparable(case)
+    check = Check(
+        epoch_steps=max(2, case.steps // EPOCHS),
+        data_ranks=case.card().data_ranks(case),
+        has_batch_norm=_without_batch_norm(case) is None,
+    )
+    _refuse_idle_mistakes(case, check, mistakes)
+    together = replace(case, trials=1, warm_up=0, trace_steps=0)
+    alone = baseline_case(together, "strong")
+    return (
+        _with(alone, check),
+        _with(alone, replace(check, is_reversed=True)),
+        _with(together, replace(check, mistakes=tuple(dict.fromkeys(mistakes)))),
+    )
+
+
+def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
+    """The verdict on the ranks, whose run has failed where they disagree; None where a run did not end well."""
+    if any(summary.outcome != "done" for summary in measured.summaries):
+        return measured, None
+    alone, backwards, together = measured.summaries
+    verdict = judge(
+        witnessed(
+            together.case,
+            reference=read_evidence(Path(alone.folder), 0),
+            backwards=read_evidence(Path(backwards.folder), 0),
+            ranks=[read_evidence(Path(together.folder), rank) for rank in range(together.case.ranks)],
+        )
+    )
+    if verdict.outcome == "disagrees":
+        together = replace(together, outcome="failed", cause=_cause(verdict))
+    return replace(measured, summaries=(alone, backwards, together)), verdict
+
+
+def witnessed(
+    case: Case, *, reference: Sequence[Seen], backwards: Sequence[Seen], ranks: Sequence[Sequence[Seen]]
+) -> Witnessed:
+    """The evidence of a check together with what the case of its ranks says of it."""
+    check = check_of(case)
+    assert check is not None, "it is the case of a check"
+    rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
+    places = (case.card().place_of(case, rank) for rank in range(case.ranks))
+    return Witnessed(
+        reference=reference,
+        backwards=backwards,
+        ranks=ranks,
+        places=[None if place is None else place.rank for place in places],
+        rates=[rate * rate_factor(case, data_ranks=data_ranks, step=step) for step in range(case.steps)],
+        rule=f"lr_rule={case.options['lr_rule']} over {data_ranks} data rank(s)",
+        epoch_steps=check.epoch_steps,
+        clip=float(case.options["clip"]),
+    )
+
+
+def _with(case: Case, check: Check) -> Case:
+    clip = min(float(case.options["clip"]), LARGEST_CLIP)
+    return replace(case, options={**case.options, **check.options(), "clip": clip})
+
+
+def _refuse_incomparable(case: Case) -> None:
+    card, parity = case.card(), case.card().parity
+    if case.ranks == 1:
+        raise Misuse("--check-convergence compares several ranks with one; ranks is 1")
+    if parity.kind == "none":
+        raise Misuse(f"{card.name} is not comparable with one rank: {parity.reason}; choose another strategy")
+    if (reason := parity.incomparable(case)) is not None:
+        raise Misuse(f"{card.name} is not comparable with one rank: {reason}")
+    if parity.kind == "lossless_limit" and not any(
+        all(case.options[name] == value for name, value in variant.items()) for variant in parity.variants
+    ):
+        variants = " or ".join(
+            ", ".join(f"{name}={value}" for name, value in variant.items()) for variant in parity.variants
+        )
+        raise Misuse(f"{card.name} is comparable with one rank only where it loses nothing: set {variants}")
+    if case.precision != "fp32":
+        raise Misuse(
+            f"precision is {case.precision}; how far losses may be apart was measured in fp32: take --precision fp32"
+        )
+
+
+def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake]) -> None:
+    factor = rate_factor(case, data_ranks=check.data_ranks, step=case.steps - 1)
+    if "learning_rate" in mistakes and factor == 1.0:
+        raise Misuse(
+            f"cause learning_rate leaves the rule out, and lr_rule={case.options['lr_rule']} over {check.data_ranks}"
+            " data rank(s) changes nothing; add --option lr_rule=linear"
+        )
+    if "sampler_epoch" in mistakes and case.steps <= check.epoch_steps:
+        raise Misuse(
+            f"cause sampler_epoch shows after an epoch of {check.epoch_steps} steps, and steps is {case.steps};"
+            f" take --steps {check.epoch_steps + 1} or more"
+        )
+    if "batch_statistics" in mistakes and (reason := _without_batch_norm(case)) is not None:
+        raise Misuse(f"cause batch_statistics {reason}")
+
+
+def _without_batch_norm(case: Case) -> str | None:
+    """Why the model of a check has no layer that normalises over the batch; None where it has one."""
+    axes = case.card().mesh(case)
+    # Ranks whose shares are equal have the batch's mean as the mean of theirs.
+    if not all(axis in DATA_AXES for axis in axes):
+        return f"needs a mesh whose axes all share out the batch; {case.strategy} has {', '.join(axes)}"
+    if case.backend == "nccl" and case.card().has_second_communicator(case):
+        return (
+            f"needs averages over the batch in backward, beside which {case.strategy} with these options uses a"
+            " communicator of its own, and two at once may hang on nccl: take compress=none"
+        )
+    return None
+
+
+def _cause(verdict: Verdict) -> Cause:
+    named = [f"{culprit.cause} from step {culprit.step}" for culprit in verdict.causes]
+    causes = ", ".join(named if verdict.is_explained else [*named, "unknown"])
+    parted = "losses agree so far" if verdict.parted_at is None else f"losses part in step {verdict.parted_at}"
+    return Cause(
+        kind="error", rank=None, step=verdict.parted_at, text=f"does not train as one rank does: {parted}; {causes}"
+    )

@@ -1,0 +1,285 @@
+"""The first step in which ranks part from the one rank in the gradient, in its clipping or in the update, and how.
+
+Compared by two numbers of each weight, its norm and its product with one direction, and not element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.convergence.evidence import Answer, Culprit, NotExamined, RuledOut, Witnessed, name_ranks
+from bench.rank.evidence import Seen, Sketch
+
+GRADIENT_LIMIT = 1e-4
+UPDATE_LIMIT = 1e-3
+"""How far a gradient, and what an update changed, may be from the one rank's, as a share of its norm. Another order of
+additions does less than 1e-5 and 2e-4 in the first steps; later ones have at least the share that `ROUNDING_FACTOR`
+times reading each batch backwards gives them."""
+
+ROUNDING_FACTOR = 30.0
+"""As for losses, see `bench.convergence.check`. Measured: at a rate of 3e-2 ranks were at most 15 times as far
+apart."""
+
+TELLING_LIMIT = 0.3
+"""Above it a tolerance tells nothing any more: what a fault leaves out may be less."""
+
+CLIP_LIMIT = 1e-3
+"""How far the norm of a clipped gradient may be from the clip, as a share of it."""
+
+Kind = Literal["gradients", "updates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far a rank is from the one rank in one weight, as a share of the norm of the one rank's."""
+
+    ratio: float
+    name: str
+    rank: int
+
+
+def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answer]:
+    """What gradients, clipping and updates say, step by step up to the first that differs.
+
+    earlier: the causes that are named already, and change all that comes after them.
+    """
+    clipping = _not_clipped(witnessed)
+    for step in range(witnessed.steps):
+        if (reason := _why_not(witnessed, earlier, step)) is not None:
+            return [NotExamined(text=reason), *_clipping_until(witnessed, step, clipping)]
+        culprit = _clipping(witnessed, step) or _gradients(witnessed, step)
+        if culprit is not None:
+            until = [] if culprit.cause == "clipping" else _clipping_until(witnessed, step, clipping)
+            return [culprit, *until]
+        # A wrong rate is used after the gradient is known, and changes the update of its own step.
+        if any(one.step == step for one in earlier):
+            continue
+        if (culprit := _update(witnessed, step)) is not None:
+            return [culprit, *_clipping_until(witnessed, step, clipping)]
+    return [
+        RuledOut(
+            text=f"gradients of all {witnessed.steps} steps: the same, so that forward, backward and averaging are not"
+            " it"
+        ),
+        _updates_ruled_out(witnessed),
+        *_clipping_until(witnessed, witnessed.steps, clipping),
+    ]
+
+
+def clipped_steps(witnessed: Witnessed) -> int:
+    """In how many steps the norm of the one rank's gradient was above the clip."""
+    return sum(_is_clipped(witnessed, step) for step in range(witnessed.steps))
+
+
+def gap(truth: Sketch, sketch: Sketch | None) -> float:
+    """How far a tensor is from the true one, as a share of its norm; infinite where it is not finite."""
+    if sketch is None:
+        return math.inf
+    difference = max(abs(sketch[0] - truth[0]), abs(sketch[1] - truth[1]))
+    return difference / truth[0] if truth[0] else difference
+
+
+def _why_not(witnessed: Witnessed, earlier: Sequence[Culprit], step: int) -> str | None:
+    """Why nothing can be said of a step's gradients; None where something can."""
+    # The rate is used after the gradient is known; all else that differs in a step changes its gradient.
+    if any(one.step < step or (one.step == step and one.cause != "learning_rate") for one in earlier):
+        return f"gradients and updates from step {step} on: what differs before them changes them too"
+    widest = max(_tolerance(witnessed, step, "gradients"), _tolerance(witnessed, step, "updates"))
+    if widest > TELLING_LIMIT:
+        return (
+            f"gradients and updates from step {step} on: at this learning rate rounding alone may part them by"
+            f" {widest:.1e} of their norm"
+        )
+    return None
+
+
+def _clipping(witnessed: Witnessed, step: int) -> Culprit | None:
+    """The clip holds the norm of the whole gradient; ranks that clip by the norm of their own part do not keep it."""
+    if not _is_clipped(witnessed, step):
+        return None
+    for rank, steps in enumerate(witnessed.ranks):
+        seen = steps[step]
+        used = _whole_norm(witnessed, seen, step)
+        if used is None or abs(used - witnessed.clip) <= CLIP_LIMIT * witnessed.clip:
+            continue
+        # What is below the clip without having been scaled is another gradient.
+        if used > witnessed.clip or (seen.gradient_norm or 0.0) > witnessed.clip:
+            return Culprit(
+                cause="clipping",
+                step=step,
+                text=f"the gradient that rank {rank} used has norm {used:.4g} after clipping to {witnessed.clip:g}: it"
+                " was not scaled by the norm of the whole gradient",
+                next_move="add up the squares of the norms of all parts over the ranks that hold them (all_reduce)"
+                " before the root is taken",
+            )
+    return None
+
+
+def _gradients(witnessed: Witnessed, step: int) -> Culprit | None:
+    tolerance = _tolerance(witnessed, step, "gradients")
+    widest = max(_gaps(witnessed, step, "gradients"), key=lambda found: found.ratio, default=None)
+    if widest is None or widest.ratio <= tolerance:
+        return _scaled(witnessed, step, tolerance)
+    if (apart := _apart_from_first(witnessed, step, tolerance)) is not None:
+        return Culprit(
+            cause="averaging",
+            step=step,
+            text=f"{name_ranks(apart)} used another gradient than rank 0; that of {widest.name} on rank {widest.rank}"
+            f" is {widest.ratio:.1e} of its norm off the one rank's",
+            next_move="look for what leaves out the averaging in that step: no_sync around the last microbatch, a hook"
+            " that returns early, a branch that only some ranks take",
+        )
+    return Culprit(
+        cause="gradients",
+        step=step,
+        text=f"the gradient of {widest.name} on rank {widest.rank} is off by {widest.ratio:.1e} of its norm, with the"
+        f" same sequences; {_weights_so_far(witnessed, step)}",
+        next_move="look at how gradients are made and averaged: a sum for a mean, a microbatch or a rank left out, or"
+        " an option that rounds or compresses them",
+    )
+
+
+def _scaled(witnessed: Witnessed, step: int, tolerance: float) -> Culprit | None:
+    """Clipping makes gradients alike that are wrong by a factor; their norms before it are not."""
+    truth = witnessed.reference[step].gradient_norm
+    for rank, steps in enumerate(witnessed.ranks):
+        norm = steps[step].gradient_norm
+        if truth and norm is not None and abs(norm - truth) > tolerance * truth:
+            return Culprit(
+                cause="gradients",
+                step=step,
+                text=f"before clipping the norm of the gradient is {norm:.4g} on rank {rank} and {truth:.4g} on one"
+                " rank, though clipped gradients are the same",
+                next_move="look for a factor: a sum taken for a mean over ranks or microbatches",
+            )
+    return None
+
+
+def _update(witnessed: Witnessed, step: int) -> Culprit | None:
+    found = [one for one in _gaps(witnessed, step, "updates") if one.ratio > _tolerance(witnessed, step, "updates")]
+    if not found:
+        return None
+    widest = max(found, key=lambda one: one.ratio)
+    truth = witnessed.reference[step].updates[widest.name]
+    own = witnessed.ranks[widest.rank][step].updates.get(widest.name)
+    ranks, names = sorted({one.rank for one in found}), {one.name for one in found}
+    if own is None:
+        changed = "not to a finite value"
+    elif abs(own[0] - truth[0]) > UPDATE_LIMIT * truth[0]:
+        changed = f"by {own[0]:.3g} (norm)"
+    else:
+        changed = "as much, but in another direction"
+    others = f", and {len(names) - 1} more weight(s) wrongly" if len(names) > 1 else ""
+    rate = " and learning rate" if any(rank[step].learning_rates for rank in witnessed.ranks) else ""
+    return Culprit(
+        cause="update",
+        step=step,
+        text=f"{widest.name} changed {changed} on {name_ranks(ranks)}, where one rank changed it by"
+        f" {truth[0]:.3g}{others}; with the same gradient{rate}",
+        next_move="look for a shard that is not updated, or not sent to the others; then compare the optimizer's"
+        " settings and states",
+    )
+
+
+def _updates_ruled_out(witnessed: Witnessed) -> Answer:
+    known, missing = _examined(witnessed)
+    if not known:
+        return NotExamined(text="updates: no rank told what its steps changed of a weight")
+    some = f" of the {known} weights that ranks told of (of {missing} none did)" if missing else ""
+    return RuledOut(text=f"updates{some}: each changed weights as the one rank's did, by norm and one direction")
+
+
+def _weights_so_far(witnessed: Witnessed, step: int) -> str:
+    known, missing = _examined(witnessed)
+    if not known:
+        return "whether weights were the same was not examined, as no rank told of any"
+    so_far = "began alike" if step == 0 else f"began alike, and were updated alike before step {step}"
+    return f"{known} weights {so_far}" + (f", and {missing} were not examined" if missing else "")
+
+
+def _examined(witnessed: Witnessed) -> tuple[int, int]:
+    """Of how many weights some rank told, and of how many none did."""
+    truth = witnessed.reference[0].updates
+    told = {name for rank in witnessed.ranks for name in rank[0].updates if name in truth}
+    return len(told), len(truth) - len(told)
+
+
+def _not_clipped(witnessed: Witnessed) -> NotExamined | None:
+    """Why clipping was not seen at work; None where it was."""
+    if not witnessed.clip:
+        return NotExamined(text="clipping: clip is 0, which clips nothing")
+    norms = [seen.gradient_norm for seen in witnessed.reference if seen.gradient_norm is not None]
+    if not norms:
+        return NotExamined(text="clipping: the one rank told no norm of its gradient")
+    if not clipped_steps(witnessed):
+        return NotExamined(
+            text=f"clipping: the norm was {max(norms):.3g} at the most, and never above the clip of {witnessed.clip:g}"
+        )
+    return None
+
+
+def _clipping_until(witnessed: Witnessed, end: int, not_clipped: NotExamined | None) -> list[Answer]:
+    """What the steps before `end` say of clipping."""
+    if not_clipped is not None:
+        return [not_clipped]
+    clipped = sum(_is_clipped(witnessed, step) for step in range(end))
+    if not clipped:
+        return [NotExamined(text=f"clipping: what is named differs in step {end}, before a step that was clipped")]
+    return [RuledOut(text=f"clipping: by the norm of the whole gradient, in {clipped} steps that it changed")]
+
+
+def _is_clipped(witnessed: Witnessed, step: int) -> bool:
+    norm = witnessed.reference[step].gradient_norm
+    return bool(witnessed.clip) and norm is not None and norm > witnessed.clip
+
+
+def _whole_norm(witnessed: Witnessed, seen: Seen, step: int) -> float | None:
+    """Of all gradients that a rank used; None where one of them is not known."""
+    names = witnessed.reference[step].gradients
+    sketches = [seen.gradients.get(name) for name in names]
+    known = [sketch for sketch in sketches if sketch is not None]
+    return math.hypot(*(norm for norm, _ in known)) if known and len(known) == len(sketches) else None
+
+
+def _apart_from_first(witnessed: Witnessed, step: int, tolerance: float) -> list[int] | None:
+    """The ranks whose gradients are not those of the first; None where all are."""
+    first = witnessed.ranks[0][step].gradients
+    apart = [
+        rank
+        for rank, steps in enumerate(witnessed.ranks)
+        if any(gap(truth, steps[step].gradients.get(name)) > tolerance for name, truth in first.items())
+    ]
+    return apart or None
+
+
+def _tolerance(witnessed: Witnessed, step: int, kind: Kind) -> float:
+    """How far gradients or updates of a step may be apart."""
+    rounding = max(
+        (
+            _widest(_sketches(witnessed.reference[before], kind), _sketches(witnessed.backwards[before], kind))
+            for before in range(step + 1)
+        ),
+        default=0.0,
+    )
+    return max(GRADIENT_LIMIT if kind == "gradients" else UPDATE_LIMIT, ROUNDING_FACTOR * rounding)
+
+
+def _gaps(witnessed: Witnessed, step: int, kind: Kind) -> Iterator[Gap]:
+    """Of each weight that a rank tells of, or should: all know whole gradients, and the updates of what they hold."""
+    for rank, steps in enumerate(witnessed.ranks):
+        own = _sketches(steps[step], kind)
+        held = None if kind == "gradients" else steps[0].updates
+        for name, truth in _sketches(witnessed.reference[step], kind).items():
+            if held is None or name in held:
+                yield Gap(ratio=gap(truth, own.get(name)), name=name, rank=rank)
+
+
+def _widest(truths: Mapping[str, Sketch], sketches: Mapping[str, Sketch]) -> float:
+    return max((gap(truth, sketches.get(name)) for name, truth in truths.items()), default=0.0)
+
+
+def _sketches(seen: Seen, kind: Kind) -> Mapping[str, Sketch]:
+    return seen.gradients if kind == "gradients" else seen.updates

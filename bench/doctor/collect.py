@@ -1,0 +1,181 @@
+"""Gathers the doctor's page: the machine, its state, its ceilings, and what differs from its last good run."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+from bench.analysis.mfu import Absent
+from bench.doctor import node_state
+from bench.doctor.machine_diff import differences
+from bench.doctor.node_state import StateNvml, free_memory, gpu_clocks, hidden_gpus, monitors, pcie_links
+from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
+from bench.engines.local import Engine
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.device_checks import too_old
+from bench.machine.machine import Machine
+from bench.machine.preflight import available_bytes
+from bench.runs.history import History
+from collectors.nvml.collector import NvmlCollector
+
+# What each GPU answers when it is asked, what an answer costs, and why others are left out.
+
+DEADLINE_S = 5.0
+"""How long the doctor waits for GPUs; longer than a beat may, since the first answers of a driver are slow."""
+_BEATS = 2
+_APART_S = 0.25
+"""Monitors tell what lies between two readings, more than 0.1 s apart."""
+
+
+def gpu_fields(collector: NvmlCollector, *, wait: Callable[[float], None] = time.sleep) -> GpuFields:
+    """How every GPU of the node stands to every question, of a collector that is closed afterwards."""
+    try:
+        for _ in range(_BEATS):
+            collector.read()
+            wait(_APART_S)
+        return GpuFields(standings=collector.standings(), left_out=collector.absent)
+    finally:
+        collector.close()
+
+
+def gather(
+    machine: Machine,
+    ranks: Entry,
+    history: History | Absent,
+    *,
+    nvml: StateNvml,
+    fields: GpuFields,
+    root: Path = Path("/"),
+) -> Page:
+    """The page of this machine.
+
+    ranks: whether they can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
+    root: where /proc and /sys are.
+    """
+    sections = (
+        Section(title="versions", entries=tuple(_versions(machine))),
+        Section(title="devices", entries=(*_devices(machine, nvml, root), ranks)),
+        Section(
+            title="topology",
+            entries=(*node_state.numa_nodes(root), *_gpu_links(machine), *pcie_links(nvml, machine.gpus)),
+        ),
+        Section(title="clocks", entries=(*node_state.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
+        Section(title="links", entries=(*node_state.interfaces(root), *node_state.infiniband_ports(root))),
+        Section(title="settings", entries=(*node_state.kernel_settings(root), *_environment(machine))),
+        Section(title="monitors", entries=monitors(fields.standings, root)),
+    )
+    ceilings, comparison = _told(history, machine)
+    return Page(hostname=machine.hostname, sections=sections, fields=fields, ceilings=ceilings, comparison=comparison)
+
+
+def _versions(machine: Machine) -> Iterator[Entry]:
+    yield _known(machine, "own_version", "parallel-observatory")
+    commit = _known(machine, "commit", "commit")
+    yield Entry(name="commit", value=f"{commit.value}, with changes") if machine.is_dirty else commit
+    yield _known(machine, "torch_version", "torch")
+    yield _known(machine, "torch_cuda_version", "CUDA of torch")
+    if machine.torch_hip_version is not None:
+        yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does without its GPUs")
+    yield _known(machine, "nccl_version", "NCCL")
+    yield _known(machine, "driver_version", "driver")
+    yield _driver_cuda(machine)
+    yield _known(machine, "python_version", "Python")
+    yield Entry(name="kernel", value=f"{machine.system} {machine.kernel} {machine.architecture}")
+
+
+def _driver_cuda(machine: Machine) -> Entry:
+    """The newest CUDA that the driver runs, held against torch's."""
+    old = too_old(machine)
+    if old is not None:
+        return Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
+    return _known(machine, "cuda_driver_version", "CUDA of driver")
+
+
+def _devices(machine: Machine, nvml: StateNvml, root: Path) -> Iterator[Entry]:
+    yield _known(machine, "cpu", "CPU")
+    yield _known(machine, "usable_cores", "usable cores")
+    yield _known(machine, "physical_cores", "physical cores")
+    yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
+    yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
+    if "no answer" not in machine.absent.get("gpus", ""):  # A driver that hangs is waited for once.
+        yield from hidden_gpus(nvml, machine.environment)
+    if not machine.gpus:
+        yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
+    for gpu in machine.gpus:
+        yield Entry(name=f"GPU {gpu.index}", value=f"{gpu.name}, {gpu.uuid}")
+        name = f"GPU {gpu.index}, memory"
+        if gpu.memory_bytes is None:
+            yield Entry(name=name, reason=machine.absent.get(f"gpus[{gpu.index}].memory_bytes"))
+        else:
+            yield Entry(name=name, value=gpu.memory_bytes, unit="bytes")
+    yield from free_memory(nvml, machine.gpus)
+
+
+def _known(machine: Machine, field: str, name: str) -> Entry:
+    value: str | int | None = getattr(machine, field)
+    return Entry(name=name, value=value, reason=machine.absent.get(field) if value is None else None)
+
+
+def _gpu_links(machine: Machine) -> Iterator[Entry]:
+    """Pairs of GPUs by how they reach each other."""
+    if machine.gpus and "links" in machine.absent:
+        yield Entry(name="links of GPUs", reason=machine.absent["links"])
+    pairs = defaultdict(list)
+    for link in machine.links:
+        pairs[link.kind].append(f"{link.first}-{link.second}")
+    for kind, names in sorted(pairs.items()):
+        is_all = len(names) == len(list(combinations(machine.gpus, 2)))
+        yield Entry(name=f"GPUs by {kind}", value="all pairs" if is_all and len(names) > 1 else ", ".join(names))
+
+
+def _environment(machine: Machine) -> Iterator[Entry]:
+    if not machine.environment:
+        yield Entry(name="environment", value="nothing is set that can change a measurement")
+    for name, value in machine.environment.items():
+        yield Entry(name=name, value=value)
+
+
+def _told(history: History | Absent, machine: Machine) -> tuple[tuple[Ceiling, ...] | Absent, Comparison | Absent]:
+    """What the history tells, or why it tells nothing."""
+    if isinstance(history, Absent):
+        return history, history
+    try:
+        return measured_ceilings(history, machine), _compare(history, machine)
+    except (InfrastructureFailed, Misuse) as error:
+        unreadable = Absent(reason=str(error))
+        return unreadable, unreadable
+
+
+def _compare(history: History, machine: Machine) -> Comparison | Absent:
+    """What differs from the machine of the newest run that ended well on this host."""
+    for summary in history.runs(RUNS_SEARCHED):
+        before = history.machine(summary.run) if summary.outcome == "done" else None
+        if before is not None and before.hostname == machine.hostname:
+            return Comparison(
+                run=summary.run,
+                strategy=summary.case.strategy,
+                started_ns=summary.started_ns,
+                differences=differences(before, machine),
+            )
+    return Absent(
+        reason=f"no run that ended well on {machine.hostname} is in the history; `observatory run ddp` makes one"
+    )
+
+
+# The machine as ranks would see it at this moment: read by the agent that starts them.
+
+
+def machine_of_ranks(start: Callable[[], Engine], read_here: Callable[[], Machine]) -> tuple[Machine, Entry]:
+    """The machine, and whether ranks can be started on it.
+
+    An agent gives ranks settings of its own, and every run keeps the machine as its agent read it. So what is compared
+    with a run is read by an agent too, and by this process only where none starts: then those settings are missing.
+    """
+    try:
+        with start() as engine:
+            return engine.machine(), Entry(name="ranks", value="can be started")
+    except InfrastructureFailed as error:
+        return read_here(), Entry(name="ranks", reason=f"they cannot be started: {error}")

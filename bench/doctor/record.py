@@ -1,0 +1,75 @@
+"""Records what NVML answers on this machine into a file that can be replayed on another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.errors import InfrastructureFailed, Misuse
+from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.library import Nvml
+from collectors.nvml.recorder import record, save
+
+SECONDS = 60.0
+_DRAFT = ".draft"
+
+
+def record_to(
+    path: Path,
+    seconds: float,
+    *,
+    per_link: bool = False,
+    on_notice: Callable[[str], None],
+    nvml: Nvml | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Write the recording; a file that stands there is replaced once the new one is whole.
+
+    per_link: also the bytes of each NVLink. on_notice: is told what is done. nvml: the installed one, unless another
+    is given.
+
+    Raises:
+        Misuse: the file cannot be written.
+        InfrastructureFailed: there is no GPU to record, or the disk is full.
+    """
+    draft = path.with_name(f"{path.name}{_DRAFT}")
+    try:
+        draft.touch()
+    except OSError as error:
+        raise Misuse(f"{path}: {error.strerror}; give a file in a folder that you may write") from None
+    try:
+        _require_gpus(nvml)
+        on_notice(f"recording NVML for {seconds:g} s")
+        recording = record(nvml, seconds=seconds, note=_note(seconds), per_link=per_link, clock_s=clock_s, wait=wait)
+        _save(lambda: save(recording, draft), path)
+        size_bytes = draft.stat().st_size
+        _save(lambda: draft.replace(path), path)
+    finally:
+        draft.unlink(missing_ok=True)
+    gpus = "1 GPU" if len(recording.gpus) == 1 else f"{len(recording.gpus)} GPUs"
+    on_notice(
+        f"{path}: {gpus}, {size_bytes:,} B; UUIDs and serial numbers are left out, numbers of processes are in it"
+    )
+
+
+def _require_gpus(nvml: Nvml | None) -> None:
+    collector = NvmlCollector(nvml)
+    try:
+        if not collector.read():
+            raise InfrastructureFailed(f"nothing to record: {'; '.join(collector.absent)}")
+    finally:
+        collector.close()
+
+
+def _note(seconds: float) -> str:
+    return f"{seconds:g} s of a real machine, by `observatory doctor --record` {version('parallel-observatory')}"
+
+
+def _save(write: Callable[[], object], path: Path) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise InfrastructureFailed(f"{path}: {error.strerror}; the recording is lost, record again elsewhere") from None

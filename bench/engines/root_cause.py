@@ -1,0 +1,219 @@
+"""Which rank broke a trial: judged from what the ranks wrote, and from exit codes only where they wrote nothing."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from bench.rank.messages import Cause
+from collectors.sample_log import Ended
+
+if TYPE_CHECKING:
+    from collectors.rank.flight_recorder import Reached  # Which loads torch.
+
+LAST_LINES = 12
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
+"""Without it torch records no event before a collective on NCCL, and so never sees that one has begun."""
+
+LOST_FORKSERVER = 255
+"""The exit code that multiprocessing gives a process whose forkserver is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How one rank of a trial ended.
+
+    result: its own account; None where it left none. exit_code: as the operating system gives it, minus the number of
+    the signal that killed it; None where it had to be ended by us.
+    ended_ns: Unix time of its end. step: the step that it was in. collectives: how many it had entered, where known.
+    reached: how far it came in each process group, where its record tells; on NCCL, in place of collectives.
+    is_moving: when its time was over it had ended a step not long before, by the pace of its steps.
+    disk: why it could not write its log. said: the end of what it printed.
+    """
+
+    rank: int
+    result: Ended | None
+    exit_code: int | None
+    ended_ns: int
+    step: int
+    collectives: int | None = None
+    reached: Mapping[str, Reached] | None = None
+    is_moving: bool = False
+    disk: str | None = None
+    said: str = ""
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of what it printed."""
+        return tuple(self.said.splitlines()[-LAST_LINES:])
+
+    @property
+    def is_good(self) -> bool:
+        """It did all its steps and said so."""
+        return self.result is not None and self.result.error is None
+
+    @property
+    def is_hung(self) -> bool:
+        """It was still there when its time, or that of its peers, was over."""
+        return self.exit_code is None and self.result is None
+
+    @property
+    def is_killed(self) -> bool:
+        """A signal ended it that we did not send, before it could say anything.
+
+        The abort of NCCL's watchdog is but the echo of a peer's failure.
+        """
+        was_signalled = self.exit_code is not None and self.exit_code < 0
+        return was_signalled and self.result is None and not self._is_watchdog_abort
+
+    @property
+    def has_no_device(self) -> bool:
+        """CUDA could not be started in it: the node failed, and not the workload."""
+        return self.result is not None and self.result.error_type == "NoDevice"
+
+    @property
+    def is_echo(self) -> bool:
+        """It failed because another rank was gone or silent."""
+        if self._is_watchdog_abort:
+            return True
+        error = self.result.error if self.result is not None else None
+        return error is not None and (_PEER_ERROR.search(f"{self.result.error_type}: {error}") is not None)  # type: ignore[union-attr]
+
+    @property
+    def _is_watchdog_abort(self) -> bool:
+        return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.said) is not None
+
+
+# What gloo, NCCL and the store say when a peer is gone or silent (torch 2.11 to 2.13).
+_PEER_ERROR = re.compile(
+    r"PeerLost|Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
+    r"|DistNetworkError|DistStoreError|recvValue failed|failed to recv"
+    r"|remote process exited|remote error|network error|NCCL communicator was aborted"
+)
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*(timeout|abort)")
+
+
+def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
+    """The rank whose own doing ended the trial; None where every rank ended well.
+
+    In order: a log that cannot be written, a GPU that cannot be used, killed by a signal that we did not send, an error
+    that is not the echo of a peer's, left without a result, hung, and last the earliest echo.
+    """
+    if all(end.is_good for end in ends):
+        return None
+    if all(end.exit_code == LOST_FORKSERVER and end.result is None for end in ends):
+        return Cause(
+            kind="agent", rank=None, step=None, text="the forkserver, which all ranks are forked from, is gone"
+        )
+    by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_ns)
+    for end in by_time:
+        if end.disk is not None:
+            return _cause("disk", end, f"rank {end.rank} could not write its log: {end.disk}", folder)
+    for end in by_time:
+        if end.has_no_device:
+            text = f"rank {end.rank} cannot use its GPU: {end.result.error}; see {folder}/rank{end.rank}.err"  # type: ignore[union-attr]
+            return Cause(kind="agent", rank=end.rank, step=None, text=text)
+    for end in by_time:
+        if end.is_killed:
+            name = signal.Signals(-(end.exit_code or 0)).name
+            guess = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
+            return _cause("killed", end, f"rank {end.rank} was killed by {name}{guess}", folder)
+    for end in by_time:
+        if end.result is not None and not end.is_echo:
+            error = f"{end.result.error_type}: {end.result.error}"
+            return _cause("error", end, f"rank {end.rank} failed with {error}", folder)
+    for end in by_time:
+        if end.result is None and not end.is_hung and not end.is_echo:
+            text = f"rank {end.rank} left with exit code {end.exit_code} and no result"
+            return _cause("left", end, text, folder)
+    hung = [end for end in by_time if end.is_hung]
+    if hung:
+        return _hung(hung, ranks=len(ends), folder=folder, limit_s=limit_s)
+    first = by_time[0]
+    return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and none says why", folder)
+
+
+def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
+    """Of ranks that hang, the one that entered the fewest collectives keeps the others waiting."""
+    step = min(end.step for end in hung)
+    if len(hung) == ranks and all(end.is_moving for end in hung):
+        text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
+        return Cause(kind="limit", rank=None, step=step, text=text)
+
+    if any(end.reached for end in hung):
+        return _hung_on_nccl(hung, ranks=ranks, folder=folder)
+
+    def progress(end: RankEnd) -> tuple[int, int]:
+        return (end.collectives if end.collectives is not None else -1, end.step)
+
+    behind = min(hung, key=progress)
+    if len(hung) > 1 and all(progress(end) == progress(behind) for end in hung):
+        text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
+        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind.last_lines)
+    return _cause("hung", behind, f"rank {behind.rank} hung", folder)
+
+
+def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
+    """Of ranks that hang on NCCL, the one that others wait for, and that waits for none.
+
+    A host on NCCL runs ahead of its device, and in a pipeline ranks differ in how much they issue. So ranks are
+    compared in what two of them do in the same order: the collectives of a process group, the messages of a direction.
+    """
+    step = min(end.step for end in hung)
+    if len(hung) == 1:
+        return _cause("hung", hung[0], f"rank {hung[0].rank} hung", folder)
+    behind, lack = _behind(hung)
+    if len(behind) == 1:
+        return _cause("hung", behind[0], f"rank {behind[0].rank} hung: {lack}", folder)
+    if behind:
+        text = f"{_numbers(behind, ranks)} in step {step}, and others wait for them; {_stacks(folder)}"
+        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
+    text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
+    if all(one.started is None for end in hung for one in (end.reached or {}).values()):
+        text += f"; {TIMING}=1 lets torch record whose device has begun it"
+    return Cause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
+
+
+def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
+    """The ranks that others wait for and that wait for none, and what they lack; none where all came equally far.
+
+    What hosts issued tells first, then what devices began, then what they completed.
+    """
+    silent = [end for end in hung if not end.reached]
+    if silent:  # A rank that cannot even write its record, or has issued nothing.
+        return silent, "it left no record of a collective"
+    marks: tuple[tuple[str, Callable[[Reached], int | None]], ...] = (
+        ("it has not issued what others have", lambda reached: reached.issued),
+        ("its device has not begun what others have", lambda reached: reached.started),
+        ("its device has not completed what others have", lambda reached: reached.completed),
+    )
+    for lack, mark in marks:
+        waited_for = {one.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
+        waiting = {other.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
+        if found := [end for end in hung if end.rank in waited_for - waiting]:
+            return found, lack
+    return [], ""
+
+
+def _is_before(one: RankEnd, other: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
+    """Whether one lacks something that the other has, in anything that both take part in."""
+    mine, theirs = one.reached or {}, other.reached or {}
+    pairs = ((mark(mine[key]), mark(theirs[key])) for key in mine.keys() & theirs.keys())
+    return any(own is not None and its is not None and own < its for own, its in pairs)
+
+
+def _numbers(ends: list[RankEnd], ranks: int) -> str:
+    return "all ranks hung" if len(ends) == ranks else f"ranks {', '.join(str(end.rank) for end in ends)} hung"
+
+
+def _stacks(folder: str) -> str:
+    return f"their stacks are in {folder}/rank*.err"
+
+
+def _cause(kind: str, end: RankEnd, text: str, folder: str) -> Cause:
+    where = f"{text} in step {end.step}; its last lines are in {folder}/rank{end.rank}.err"
+    return Cause(kind=kind, rank=end.rank, step=end.step, text=where, last_lines=end.last_lines)  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""The results that are shown: of each series the newest run that ended well and is not ad hoc, by the history."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from bench.case import why_ad_hoc
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.history import History
+from bench.runs.summary import Summary, series_of
+from collectors.errors import in_words
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.metric import Sample
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from collectors.prometheus.exposition import Owned
+
+
+class NewestResults:
+    """Asks the history now and then, in a thread of its own: a store that is slow or away delays no scrape.
+
+    What was read stays when the store goes away. on_notice: is told what refuses to be read.
+    """
+
+    def __init__(self, store_url: str | None, *, on_notice: Callable[[str], None]) -> None:
+        self._store_url = store_url
+        self._on_notice = on_notice
+        self._seen: frozenset[str] = frozenset()
+        self._newest: dict[str, Summary] = {}
+        self._samples: tuple[Owned, ...] = ()
+        self._stop = threading.Event()
+
+    def samples(self) -> tuple[Owned, ...]:
+        """The results as they were when the history was asked last."""
+        return self._samples
+
+    def ask(self) -> None:
+        """Read what is new in the history."""
+        try:
+            with History(self._store_url, writable=False) as history:
+                known = history.known()
+                for summary in self._fresh(history, known):
+                    self._take(summary)
+                self._seen = known
+        except (InfrastructureFailed, Misuse) as error:
+            what = "results are no longer brought up to date" if self._seen else "no results are shown yet"
+            self._on_notice(f"{what}: {error}")
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
+            self._on_notice(f"results are no longer brought up to date: {in_words(error)}")
+        self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
+
+    def ask_every(self, pause_s: float) -> None:
+        """Ask again and again until `stop`."""
+        while not self._stop.is_set():
+            self.ask()
+            self._stop.wait(pause_s)
+
+    def stop(self) -> None:
+        """End `ask_every` at its next pause."""
+        self._stop.set()
+
+    def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
+        fresh = known - self._seen
+        if fresh and not self._seen:
+            try:
+                yield from history.runs(limit=len(known))
+            except Misuse:  # Of one run; which, is found out one by one.
+                fresh = known
+            else:
+                return
+        for run in sorted(fresh):
+            try:
+                yield history.find(run)
+            except Misuse as error:
+                self._on_notice(f"a result is not shown: {error}")
+
+    def _take(self, summary: Summary) -> None:
+        if summary.outcome != "done" or why_ad_hoc(summary.case, summary.purpose):
+            return
+        series = series_of(summary.case, summary.hardware)
+        before = self._newest.get(series)
+        if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
+            self._newest[series] = summary
+
+
+def _samples(summary: Summary) -> Iterator[Owned]:
+    """What is shown of a result.
+
+    A baseline measured beside the run is shown as one rank by the metric, and so are accepted efficiencies: that of a
+    curve is left out unless it begins with 1 rank.
+    """
+    case = summary.case
+    owner = {
+        "strategy": case.strategy,
+        "ranks": str(case.ranks),
+        "device": case.device,
+        "precision": case.precision,
+        "series": series_of(case, summary.hardware),
+    }
+    yield RESULT_INFO.at(1, series=owner["series"], run=summary.run, strategy=case.strategy), {}
+    yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}
+    for found in summary.estimates:
+        for bound, value in (("median", found.median), ("low", found.low), ("high", found.high)):
+            if value is not None:
+                yield Sample(found.metric, value, found.labels), {**owner, "bound": bound}
+    for scaling in summary.scaling:
+        if scaling.is_beside and scaling.baseline_ranks != 1:
+            continue
+        efficiency = scaling.ratio
+        for bound, value in (("median", efficiency.value), ("low", efficiency.low), ("high", efficiency.high)):
+            if value is not None:
+                labels = {"scaling": scaling.scaling, "baseline": scaling.baseline}
+                yield RUN_SCALING_EFFICIENCY.at(value, **labels), {**owner, "bound": bound}

@@ -1,0 +1,385 @@
+"""What the logs of the runs that go on now say last: the live samples, each with the labels of its owner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.case import Case
+from bench.errors import Misuse
+from bench.exporter.gpu_placement import Place
+from bench.runs.active_runs import FollowedFolders
+from bench.runs.run_dir import CaseFile, case_file, machine_of
+from bench.runs.summary import series_of
+from collectors.background import Answerer
+from collectors.errors import in_words
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.agent import RANK_INFO, RUN_INFO
+from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.metric import Sample
+from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
+from collectors.node.poller import HOLD_S, Part, State
+from collectors.node.watch import told_of
+from collectors.node_log import NodeState
+from collectors.prometheus.exposition import Owned
+from collectors.sample_log import Follower, Mark, NewerSchema, Opened, Reading, Record
+
+# The live runs as the last look at their logs found them, which a thread of its own took: a disk may hang.
+
+LATE_S = 1.0
+"""How long a look may take before what is shown is called late."""
+PAUSE_S = 0.5
+"""Least time between two looks, however short the beat is: each reads from the disk."""
+_CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a look found and when; read_s, read_samples: with those of all looks before it."""
+
+    samples: list[Owned]
+    at_ns: int
+    has_failed: bool
+    read_s: float
+    read_samples: int
+
+
+class FollowedRuns:
+    """Looks when it is asked to, and shows what the last look found; may be asked by several threads.
+
+    One that hangs is waited for in its own thread, and none is begun meanwhile. One that fails is begun anew when
+    asked next.
+
+    look: what all runs say now, as `LiveRuns.samples` gives it. on_look: is told what each found, in its thread.
+    on_notice: is told what is old or absent; from any thread. hold_s: how long the last answer is shown while the next
+    one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: never set back.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], list[Owned]],
+        *,
+        on_notice: Callable[[str], None],
+        on_look: Callable[[Sequence[Owned]], None] | None = None,
+        hold_s: float = HOLD_S,
+        late_s: float = LATE_S,
+        pause_s: float = PAUSE_S,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._look = look
+        self._on_notice, self._on_look = on_notice, on_look
+        self._hold_s, self._late_s, self._pause_s = hold_s, late_s, pause_s
+        self._clock_ns = clock_ns
+        self._begun_ns: int | None = None
+        self._last: _Look | None = None
+        self._asking = threading.Lock()
+        self._answerer = Answerer("runs", self._take)
+
+    def ask(self) -> None:
+        """Begin a look, unless one goes on or began just now; waits for nothing."""
+        self._begin(self._pause_s)
+
+    def fresh(self) -> list[Owned]:
+        """What a look finds now; where it is late, what the last one found."""
+        self._begin(0.0)
+        if self._state() != "late":
+            self._answerer.wait(self._late_s)
+        return self.newest()
+
+    def newest(self) -> list[Owned]:
+        """What the last look found, which is nothing where it failed; nothing, too, where that is too old."""
+        state, last = self._state(), self._last
+        if last is None:
+            return []
+        is_held = state == "answering" or self._clock_ns() - last.at_ns <= round(self._hold_s * 1e9)
+        return last.samples if is_held else []
+
+    def samples(self) -> list[Owned]:
+        """What the last look found, and what the agent has to say of its looking."""
+        return [*self.newest(), *((sample, {}) for part in self._parts() for sample in told_of(part, self._clock_ns()))]
+
+    def close(self) -> None:
+        """Look no more; a look that hangs is left behind."""
+        self._answerer.close(_CLOSE_S)
+
+    def _begin(self, pause_s: float) -> None:
+        with self._asking:
+            if self._answerer.wait(0.0):
+                now_ns = self._clock_ns()
+                if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
+                    self._begun_ns = now_ns
+                    self._answerer.ask()
+        if self._state() == "late":
+            self._on_notice(f"runs: their logs are not read within {self._late_s:g} s at times; what is shown is old")
+
+    def _state(self) -> State:
+        begun_ns = self._begun_ns
+        is_over = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
+        if not is_over and not self._answerer.wait(0.0):
+            return "late"
+        return "failed" if self._last is not None and self._last.has_failed else "answering"
+
+    def _parts(self) -> list[Part]:
+        """As of a collector; none before the first look began."""
+        if self._begun_ns is None:
+            return []
+        last = self._last
+        return [
+            Part(
+                name="runs",
+                state=self._state(),
+                samples=[],
+                at_ns=None if last is None else last.at_ns,
+                read_s=0.0 if last is None else last.read_s,
+                read_samples=0 if last is None else last.read_samples,
+            )
+        ]
+
+    def _take(self) -> None:
+        before, begun_ns = self._last, self._clock_ns()
+        samples: list[Owned] = []
+        has_failed = False
+        try:
+            samples = self._look()
+        except Exception as error:  # noqa: BLE001  # Whatever ails the runs, the node is shown.
+            has_failed = True
+            self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
+        at_ns = self._clock_ns()
+        self._last = _Look(
+            samples=samples,
+            at_ns=at_ns,
+            has_failed=has_failed,
+            read_s=(0.0 if before is None else before.read_s) + (at_ns - begun_ns) / 1e9,
+            read_samples=(0 if before is None else before.read_samples) + len(samples),
+        )
+        if not has_failed and self._on_look is not None:
+            self._on_look(samples)
+
+
+# One log of a run that goes on: followed until that turns out impossible, and what of a rank's is true now.
+
+SPEED = frozenset(
+    metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
+)
+"""What only measured steps may say: warm-up, the profiler and the memory tracker make others slower."""
+
+ACCOUNT = frozenset(
+    metric.name
+    for metric in (
+        rank_metrics.ALLOCATED_BYTES,
+        rank_metrics.RESERVED_BYTES,
+        rank_metrics.ACTIVE_BYTES,
+        rank_metrics.INACTIVE_SPLIT_BYTES,
+        rank_metrics.PEAK_BYTES,
+        rank_metrics.PHASE_PEAK_BYTES,
+        rank_metrics.ALLOCATION_RETRIES,
+        rank_metrics.OUT_OF_MEMORY,
+    )
+)
+"""What the allocator is not asked for in each step where steps are short; the last account is shown until the next."""
+
+STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
+
+
+class LogFollower:
+    """A log that is followed until it turns out that it cannot be."""
+
+    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+        self._path = path
+        self._follower: Follower | None = Follower(path)
+        self._on_notice = on_notice
+
+    def newest(self) -> list[Record]:
+        """What was finished since the last look and is not old by now; nothing of a log that was given up."""
+        if self._follower is None:
+            return []
+        try:
+            records = self._follower.newest()
+        except NewerSchema as error:
+            return self._give_up(f"a log is not shown: {error}")
+        except OSError as error:
+            if not self._path.parent.is_dir():
+                return []  # The folder is gone, which is said of the run.
+            return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
+        for line in self._follower.left_out:
+            self._on_notice(f"{self._path.parent}/{line}")
+        self._follower.left_out.clear()
+        return records
+
+    def _give_up(self, reason: str) -> list[Record]:
+        self._follower = None
+        self._on_notice(reason)
+        return []
+
+
+@dataclass(slots=True)
+class LiveRank:
+    """What a rank said last, by the kind of step it said it of; the newest kind is the last of the dictionary."""
+
+    opened: Opened | None = None
+    newest: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def take(self, record: Record) -> None:
+        """Replace what the record makes old.
+
+        A fresh trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
+        they are measured again.
+        """
+        match record:
+            case Opened():
+                self.opened = record
+                self.newest.pop("step", None)
+                self.newest.pop("account", None)
+            case Reading():
+                kind = "step" if record.mark in STEP_MARKS else record.mark
+                shown = [sample for sample in record.samples if record.mark == "measured" or sample.metric not in SPEED]
+                self._replace(kind, [sample for sample in shown if sample.metric not in ACCOUNT])
+                if account := [sample for sample in shown if sample.metric in ACCOUNT]:
+                    self._replace("account", account)
+
+    def _replace(self, kind: str, samples: list[Sample]) -> None:
+        """As the newest."""
+        self.newest.pop(kind, None)
+        self.newest[kind] = samples
+
+    def samples(self) -> Iterator[Sample]:
+        """All of it, the newest first."""
+        for samples in reversed(self.newest.values()):
+            yield from samples
+
+
+PlacesOf = Callable[[Opened], Sequence[Place]]
+"""The GPUs of this node, or slices of them, that a rank computes on; none where they are not known."""
+
+
+class LiveRuns:
+    """Follows the logs of all runs of a folder that somebody works on; to be asked by one thread at a time.
+
+    It reads from the disk whenever it is asked, and hangs with it.
+    has_nodes: shows what the runs' logs say of their nodes, too; not where somebody else watches the node.
+    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: never set
+    back.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        on_notice: Callable[[str], None],
+        has_nodes: bool = True,
+        places_of: PlacesOf = lambda opened: (),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._runs = runs
+        self._folders = FollowedFolders(runs, clock_ns=clock_ns)
+        self._on_notice = on_notice
+        self._has_nodes = has_nodes
+        self._places_of = places_of
+        self._followed: dict[str, _Run] = {}
+        self._looks = 0
+
+    def samples(self) -> list[Owned]:
+        """The newest samples of every rank, and of every node where asked for; of a run that has ended none."""
+        self._look()
+        ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
+        return [*ranks, *self._node_samples()]
+
+    def _look(self) -> None:
+        self._look_for_runs()
+        self._looks += 1
+        for run in self._followed.values():
+            run.look(self._looks)
+
+    def _look_for_runs(self) -> None:
+        try:
+            self._take_up(self._folders.running())
+        except OSError as error:
+            self._followed.clear()
+            self._on_notice(f"{self._runs} cannot be read ({error.strerror}): no live series are shown")
+
+    def _take_up(self, running: Mapping[str, Path]) -> None:
+        for name in self._followed.keys() - running.keys():
+            run = self._followed.pop(name)
+            if not run.folder.is_dir():
+                self._on_notice(f"{run.folder} was deleted while its run went on: its series are no longer shown")
+        for name, folder in running.items():
+            if name not in self._followed:
+                try:
+                    hardware = machine_of(folder).hardware(case_file(folder).case.device)
+                    self._followed[name] = _Run(
+                        folder, case_file(folder), hardware, self._on_notice, has_nodes=self._has_nodes
+                    )
+                except Misuse as error:
+                    self._folders.leave_out(name)
+                    self._on_notice(f"a run is not shown: {error}")
+
+    def _node_samples(self) -> list[Owned]:
+        """What each node's collectors said last, in whichever run: a series that is missing there is gone."""
+        newest: dict[str, tuple[tuple[int, int], NodeState]] = {}
+        for name, (look, state) in (item for run in self._followed.values() for item in run.nodes().items()):
+            # By when we read it, since the node's clock may jump; by its clock where that is the same.
+            when = (look, state.time_ns or 0)
+            if name not in newest or when > newest[name][0]:
+                newest[name] = (when, state)
+        return [(sample, {}) for _, state in newest.values() for sample in state.samples]
+
+
+class _Run:
+    """One run that goes on, and the logs in its folder."""
+
+    def __init__(
+        self, folder: Path, file: CaseFile, hardware: str, on_notice: Callable[[str], None], *, has_nodes: bool
+    ) -> None:
+        self.folder = folder
+        self._file = file
+        self._hardware = hardware
+        self._ranks = {str(rank): LiveRank() for rank in range(file.case.ranks)}
+        self._nodes: dict[str, tuple[int, NodeState]] = {}
+        self._logs: dict[str, LogFollower] = {}
+        self._on_notice = on_notice
+        self._has_nodes = has_nodes
+
+    def look(self, number: int) -> None:
+        """Take what was appended to the logs since the last look."""
+        for rank, newest in self._ranks.items():
+            for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
+                newest.take(record)
+        for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
+            look, state = self._nodes.get(path.name, (0, NodeState()))
+            for record in self._log(path).newest():
+                look = number if state.take(record) else look
+            self._nodes[path.name] = (look, state)
+
+    def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
+        """The run's own series, and its ranks'."""
+        slot = str(self._file.slot)
+        yield _run_info(self._file.run, slot, self._file.case, self._hardware), {}
+        for rank, newest in self._ranks.items():
+            owner = {"rank": rank, "slot": slot}
+            if newest.opened is not None:
+                yield RANK_INFO.at(1, run=self._file.run, host=newest.opened.host), owner
+                for place in places_of(newest.opened):
+                    where = {"gpu": place.gpu, "slice": place.slice}
+                    yield RANK_GPU.at(1, run=self._file.run, **where), owner
+                    if place.memory_bytes is not None:
+                        yield RANK_GPU_MEMORY.at(place.memory_bytes, **where), owner
+            for sample in newest.samples():
+                yield sample, owner
+
+    def nodes(self) -> Mapping[str, tuple[int, NodeState]]:
+        """What each of its nodes said last, and at which look, by the name of the node's log."""
+        return self._nodes
+
+    def _log(self, path: Path) -> LogFollower:
+        if path.name not in self._logs:
+            self._logs[path.name] = LogFollower(path, self._on_notice)
+        return self._logs[path.name]
+
+
+def _run_info(run: str, slot: str, case: Case, hardware: str) -> Sample:
+    return RUN_INFO.at(
+        1, run=run, slot=slot, strategy=case.strategy, ranks=str(case.ranks), series=series_of(case, hardware)
+    )

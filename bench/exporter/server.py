@@ -1,0 +1,200 @@
+"""Puts together what /metrics shows: the live runs of a folder, the newest results of a history, and this node."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import InfrastructureFailed
+from bench.exporter.gpu_placement import Placement
+from bench.exporter.latest_results import NewestResults
+from bench.exporter.live_runs import FollowedRuns, LiveRuns
+from collectors.dcgm.job_mapping import JobMapping, ToldJobs
+from collectors.metrics.registry import METRICS
+from collectors.node.poller import HOLD_S
+from collectors.node.registry import NodeCollector, Wanted, open_collectors
+from collectors.node.watch import NodeWatch
+from collectors.prometheus.exposition import Exporter, Source
+from collectors.prometheus.http_server import CannotListen, PortTaken, Server, Terms
+
+HOST = "127.0.0.1"
+PORT = 9464
+ASK_STORE_S = 5.0
+"""Pause between two looks into the history."""
+FORGOTTEN_S = 3600.0
+"""How long something that was said must not have come again before it is news."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """How this node is watched: how often, by which collectors, and who else is told which runs are on which GPU."""
+
+    wanted: Wanted
+    opener: Callable[[Wanted], Sequence[NodeCollector]] = open_collectors
+    mapping: JobMapping | None = None
+
+
+@contextmanager
+def open_server(
+    runs_folder: Path,
+    store_url: str | None,
+    *,
+    host: str,
+    port: int,
+    on_notice: Callable[[str], None],
+    terms: Callable[[], Terms] = Terms,
+    node: NodePlan | None = None,
+) -> Iterator[Server]:
+    """A server that answers as long as one is inside.
+
+    node: this node is watched meanwhile, and shown in place of what runs say of theirs. None has the runs speak.
+    on_notice: is told first where it answers, then once each thing that cannot be shown, and again where it comes
+    after an hour without it; from any thread.
+
+    Raises:
+        InfrastructureFailed: the address cannot be served.
+    """
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), terms, node))
+        except CannotListen as error:
+            raise refusal(error) from None
+        yield server
+
+
+@contextmanager
+def serving(
+    runs_folder: Path,
+    store_url: str | None,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    on_notice: Callable[[str], None],
+) -> Iterator[Server | None]:
+    """As `open_server`, for a run, which can do without: an address that cannot be served is a notice, and None."""
+    with ExitStack() as stack:
+        server = None
+        try:
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), Terms, None))
+        except CannotListen as error:
+            on_notice(f"no /metrics of this run's own: {error}; an `observatory serve` there shows this run, too")
+        yield server
+
+
+@contextmanager
+def answering(
+    sources: Sequence[Source], *, host: str, port: int, terms: Callable[[], Terms], on_notice: Callable[[str], None]
+) -> Iterator[Server]:
+    """A server of what the sources give, as long as one is inside.
+
+    Raises:
+        CannotListen: the address cannot be served.
+    """
+    exporter = Exporter(METRICS, sources, on_notice=on_notice)
+    server = Server(exporter, host, port, terms=terms, on_notice=on_notice)
+    try:
+        on_notice(f"serving {server.url}")
+        yield server
+    finally:
+        server.close()
+
+
+def refusal(error: CannotListen) -> InfrastructureFailed:
+    """What is said to somebody who asked for that address."""
+    if isinstance(error, PortTaken):
+        return InfrastructureFailed(
+            f"{error}, perhaps by another `observatory serve`; use that one, or choose another with --port"
+        )
+    return InfrastructureFailed(f"{error}; choose another --host or --port")
+
+
+def once(
+    on_notice: Callable[[str], None],
+    *,
+    forgotten_s: float = FORGOTTEN_S,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> Callable[[str], None]:
+    """A listener that hears nothing again as long as it goes on, whichever thread says it.
+
+    forgotten_s: see FORGOTTEN_S. clock_s: never set back.
+    """
+    heard_s: dict[str, float] = {}  # When each came last, the oldest first.
+    lock = threading.Lock()
+
+    def tell(text: str) -> None:
+        with lock:
+            now_s = clock_s()
+            while heard_s and now_s - heard_s[oldest := next(iter(heard_s))] >= forgotten_s:
+                del heard_s[oldest]
+            is_news = heard_s.pop(text, None) is None
+            heard_s[text] = now_s
+        if is_news:
+            on_notice(text)
+
+    return tell
+
+
+@contextmanager
+def _open(
+    runs_folder: Path,
+    store_url: str | None,
+    host: str,
+    port: int,
+    on_notice: Callable[[str], None],
+    terms: Callable[[], Terms],
+    node: NodePlan | None,
+) -> Iterator[Server]:
+    results = NewestResults(store_url, on_notice=on_notice)
+    # A daemon: a store that does not answer must not keep the program from ending.
+    asking = threading.Thread(target=results.ask_every, args=(ASK_STORE_S,), name="newest results", daemon=True)
+    with ExitStack() as stack:
+        watch: NodeWatch | None = None
+        if node is None:
+            shown = _runs_alone(runs_folder, on_notice, stack)
+        else:
+            watch, shown = _node_and_runs(runs_folder, node, on_notice, stack)
+        server = stack.enter_context(
+            answering([*shown, results.samples], host=host, port=port, terms=terms, on_notice=on_notice)
+        )
+        asking.start()
+        stack.callback(asking.join, ASK_STORE_S)
+        stack.callback(results.stop)
+        if watch is not None:
+            stack.enter_context(watch)
+        yield server
+
+
+def _runs_alone(runs_folder: Path, on_notice: Callable[[str], None], stack: ExitStack) -> list[Source]:
+    """The runs, looked at in each scrape, and what they say of their nodes."""
+    live = LiveRuns(runs_folder, on_notice=on_notice)
+    runs = stack.enter_context(closing(FollowedRuns(live.samples, on_notice=on_notice)))
+    return [runs.fresh]
+
+
+def _node_and_runs(
+    runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
+) -> tuple[NodeWatch, list[Source]]:
+    """This node's watch, to be entered, and what it shows; the runs are looked at after each of its beats."""
+
+    def look_at_runs() -> None:
+        runs.ask()
+
+    jobs = None if node.mapping is None else stack.enter_context(closing(ToldJobs(node.mapping, on_notice=on_notice)))
+    watch = NodeWatch(
+        lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice, on_beat=look_at_runs
+    )
+    placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
+    live = LiveRuns(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
+    runs = FollowedRuns(
+        live.samples,
+        on_notice=on_notice,
+        on_look=None if jobs is None else jobs.tell,
+        hold_s=node.wanted.held_s(HOLD_S),
+    )
+    stack.enter_context(closing(runs))
+    return watch, [watch.samples, runs.samples]

@@ -1,0 +1,171 @@
+"""Whether ranks can use the GPUs of this machine, decided before any of them starts, and in one sentence why not."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from pynvml import (
+    NVML_ERROR_DRIVER_NOT_LOADED,
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    NVML_ERROR_LIBRARY_NOT_FOUND,
+)
+
+from bench.case import Case
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.gpus import Gpus
+from bench.machine.machine import Machine
+
+_DRIVERS = {12: "525", 13: "580"}
+"""The first driver that runs a major version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table 2."""
+_CPU = "take --device cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """What torch was built for, each None where it was not. version: None where there is no torch."""
+
+    version: str | None = None
+    cuda: str | None = None
+    hip: str | None = None
+
+
+def torch_build(package: Path | None = None) -> TorchBuild:
+    """The build of the torch that ranks would import, without importing it.
+
+    package: its folder; found as an import would, unless it is given. Its version.py is written when torch is built
+    and imports nothing of it.
+    """
+    if package is None:
+        found = importlib.util.find_spec("torch")
+        if found is None or found.origin is None:
+            return TorchBuild()
+        package = Path(found.origin).parent
+    spec = importlib.util.spec_from_file_location("torch_version", package / "version.py")
+    assert spec is not None, "a path that ends in .py has a loader"
+    assert spec.loader is not None, "a path that ends in .py has a loader"
+    version = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(version)
+    except OSError:  # A torch that was not built: its version is not known.
+        return TorchBuild()
+    return TorchBuild(
+        version=getattr(version, "__version__", None),
+        cuda=getattr(version, "cuda", None),
+        hip=getattr(version, "hip", None),
+    )
+
+
+def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
+    """What is said where torch is AMD's."""
+    return Misuse(
+        f"torch {torch_version} is built for ROCm {hip}, and `run` measures NVIDIA GPUs only;"
+        f" {_CPU} (`observatory analyse` reads traces of ROCm)"
+    )
+
+
+def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | InfrastructureFailed:
+    """What is said where a GPU is wanted and torch is built without CUDA."""
+    if hip is not None:
+        return refuse_rocm(torch_version, hip)
+    return InfrastructureFailed(f"torch {torch_version} is built without CUDA; install a CUDA build, or {_CPU}")
+
+
+def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misuse | InfrastructureFailed:
+    """What is said where a GPU is wanted and none can be used; what it is decides the exit code.
+
+    root: where /dev and /proc are.
+    """
+    if build.hip is not None:
+        return refuse_rocm(build.version, build.hip)
+    if gpus.hidden is not None:
+        return Misuse(f"device is cuda and no GPU can be used: {gpus.hidden.text}; set it right, or {_CPU}")
+    if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
+        driver = _kernel_driver(root)
+        if driver is None:
+            return Misuse(
+                f"device is cuda and no NVIDIA driver is here; {_CPU}, or look at `nvidia-smi`"
+                " (a container sees GPUs only where it was started with them)"
+            )
+        return InfrastructureFailed(
+            f"device is cuda and {driver} is here without its library NVML (libnvidia-ml.so.1), which counts the GPUs:"
+            " install it, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    if gpus.failure == NVML_ERROR_DRIVER_NOT_LOADED:
+        return InfrastructureFailed(
+            f"device is cuda and NVML finds no driver: {_nodes(root)}; start the container with GPUs (docker run"
+            " --gpus all), or load the kernel module nvidia"
+        )
+    if gpus.failure == NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return InfrastructureFailed(
+            "device is cuda and the driver in the kernel has another version than its library NVML, as after an"
+            " upgrade: load the kernel module anew, or restart the machine"
+        )
+    if gpus.failure is not None:
+        return InfrastructureFailed(
+            f"device is cuda and {gpus.absent['gpus'].rstrip('.')}; look at `nvidia-smi`, or {_CPU}"
+        )
+    reason = gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU: {_nodes(root)}")
+    return InfrastructureFailed(f"device is cuda and {reason}; look at `nvidia-smi -L`, or {_CPU}")
+
+
+def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
+    """Why a run that named no device takes the CPU. root: where /dev and /proc are."""
+    if build.hip is not None:
+        return f"torch is built for ROCm {build.hip}, and `run` measures NVIDIA GPUs only"
+    if gpus.hidden is not None:
+        return gpus.hidden.text
+    if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
+        driver = _kernel_driver(root)
+        return "no NVIDIA GPU found" if driver is None else f"{driver} is here without its library NVML"
+    return gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU")
+
+
+def check_torch(case: Case, machine: Machine) -> None:
+    """Refuse a case on GPUs that the torch of its ranks cannot use.
+
+    Raises:
+        Misuse: it is AMD's.
+        InfrastructureFailed: it is built without CUDA, or for a newer one than the driver runs.
+    """
+    if case.device != "cuda":
+        return
+    if machine.torch_cuda_version is None:
+        raise refuse_build(machine.torch_version, machine.torch_hip_version)
+    old = too_old(machine)
+    if old is not None:
+        raise InfrastructureFailed(f"{old}, or {_CPU}")
+
+
+def too_old(machine: Machine) -> str | None:
+    """What is wrong where the driver is older than torch's CUDA, and the next move; None where they fit or are unknown.
+
+    Minor versions fit one another within a major one.
+    Source: NVIDIA's CUDA compatibility guide, minor version compatibility.
+    """
+    if machine.torch_cuda_version is None or machine.cuda_driver_version is None:
+        return None
+    needed, has = (int(version.split(".")[0]) for version in (machine.torch_cuda_version, machine.cuda_driver_version))
+    if has >= needed:
+        return None
+    newer = f" ({_DRIVERS[needed]} or newer)" if needed in _DRIVERS else ""
+    return (
+        f"driver {machine.driver_version} runs CUDA up to {machine.cuda_driver_version}, and torch"
+        f" {machine.torch_version} is built for CUDA {machine.torch_cuda_version}: install a newer driver{newer},"
+        f" a torch for CUDA {has}"
+    )
+
+
+def _kernel_driver(root: Path) -> str | None:
+    """The driver in the kernel, where it has one or its device files are here."""
+    try:
+        line = (root / "proc/driver/nvidia/version").read_text().splitlines()[0]
+        return " ".join(line.removeprefix("NVRM version:").split())
+    except (OSError, IndexError):
+        return "a device of NVIDIA's driver" if list((root / "dev").glob("nvidia[0-9]*")) else None
+
+
+def _nodes(root: Path) -> str:
+    found = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))
+    return f"/dev has {', '.join(found)}" if found else "/dev has no nvidia0 or other"

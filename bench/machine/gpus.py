@@ -1,0 +1,391 @@
+"""The GPUs that this process may use, as NVML tells of them; starts no CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+import pynvml
+
+from collectors.background import Answerer
+from collectors.nvml import library
+from collectors.nvml.mig import find_instances
+
+Answer = TypeVar("Answer")
+LATE_S = 5.0
+"""After so long it is told that NVML is waited for."""
+ANSWER_S = 60.0
+"""How long the driver may take to answer. Without persistence mode it starts each GPU at the first question."""
+
+LinkKind = Literal["nvlink", "internal", "single", "multiple", "hostbridge", "node", "system"]
+"""How two GPUs reach each other: by NVLink, or over the PCIe ancestor they share, in NVML's words.
+
+internal: one board. single: one PCIe switch. multiple: several. hostbridge: one host bridge. node: several in one NUMA
+node. system: the link between sockets.
+"""
+
+
+class Nvml(Protocol):
+    """What is asked of the module `pynvml`, so that a recorded one can take its place."""
+
+    NVMLError: type[Exception]
+    NVML_P2P_CAPS_INDEX_NVLINK: int
+    NVML_P2P_STATUS_OK: int
+
+    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own names.
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
+    def nvmlSystemGetCudaDriverVersion(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetIndex(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetP2PStatus(self, first: Any, second: Any, index: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, first: Any, second: Any) -> int: ...  # noqa: N802
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU, or one MIG instance of it. index: NVML's, in order of the PCI bus."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLink:
+    """How two GPUs, by their NVML index, reach each other."""
+
+    first: int
+    second: int
+    kind: LinkKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """Why CUDA shows this process other GPUs than the node has, in one sentence.
+
+    is_mistake: CUDA_VISIBLE_DEVICES names what is not there, so that CUDA shows less than was asked for.
+    """
+
+    text: str
+    is_mistake: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """All that NVML says. absent: what it did not say, and why.
+
+    cuda_version: the newest CUDA that the driver runs, as "13.0".
+    gpus: those that CUDA would show to this process. on_node: how many NVML shows, whatever hides them.
+    hidden: why both differ; None where all can be used. failure: NVML's code, where it does not start at all.
+    """
+
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    on_node: int = 0
+    hidden: Hidden | None = None
+    links: tuple[GpuLink, ...] = ()
+    failure: int | None = None
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process on a GPU. pid: the driver's number, which is the host's. memory_bytes: None where it is not told."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """What is free on a GPU at this moment, and who holds the rest. reason: why it is not told."""
+
+    index: int
+    free_bytes: int | None = None
+    holders: tuple[Holder, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A GPU as CUDA shows it. index: of the whole, by NVML. is_slice: it is an instance of one that MIG split."""
+
+    index: int
+    handle: Any
+    is_slice: bool = False
+
+
+_LEVELS: dict[int, LinkKind] = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
+
+
+def read_gpus(
+    nvml: Nvml | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    within_s: float = ANSWER_S,
+    late_s: float = LATE_S,
+    on_late: Callable[[str], None] = lambda text: None,
+) -> Gpus:
+    """The GPUs that CUDA shows to this process, in its order, and their links.
+
+    A machine without a driver is normal: then all is absent, with NVML's reason.
+    Numbers in CUDA_VISIBLE_DEVICES are taken in order of the PCI bus; CUDA counts so where all GPUs are alike, or where
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. Where MIG split one of them, CUDA shows a process one slice and nothing beside it.
+
+    within_s: how long NVML is waited for. on_late: is told after late_s that it is.
+    """
+    asked = nvml or cast(Nvml, pynvml)
+    answerer = Answerer("nvml-gpus", lambda: _read_gpus(asked, environment))
+    answerer.ask()
+    if not answerer.wait(min(late_s, within_s)):
+        on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
+    found = _answer(answerer, within_s - min(late_s, within_s))
+    return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
+
+
+def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
+    """The answer, None where the driver hangs; its thread is left behind then."""
+    answerer = Answerer("nvml-memory", question)
+    answerer.ask()
+    return _answer(answerer, within_s)
+
+
+def _answer(answerer: Answerer[Answer], within_s: float) -> Answer | None:
+    if not answerer.wait(within_s):
+        return None
+    answerer.close(within_s)
+    return answerer.latest
+
+
+def _unknown(reason: str, failure: int | None) -> Gpus:
+    return Gpus(failure=failure, absent=dict.fromkeys(("driver_version", "cuda_version", "gpus", "links"), reason))
+
+
+def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return _unknown(f"NVML: {error}", library.code_of(error))
+    absent: dict[str, str] = {}
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    every: list[_Shown] = []
+    hidden: Hidden | None = None
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[GpuLink, ...] = ()
+    try:
+        with _noting(nvml, absent, "driver_version"):
+            driver_version = nvml.nvmlSystemGetDriverVersion()
+        with _noting(nvml, absent, "cuda_version"):
+            number = nvml.nvmlSystemGetCudaDriverVersion()
+            cuda_version = f"{number // 1000}.{number % 1000 // 10}"
+        with _noting(nvml, absent, "gpus"):
+            places = range(nvml.nvmlDeviceGetCount())
+            every = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in places]
+            named, hidden = _named(nvml, every, environment.get("CUDA_VISIBLE_DEVICES"))
+            shown, split = _as_cuda_shows(nvml, named)
+            hidden = hidden if hidden is not None and (hidden.is_mistake or split is None) else split
+            gpus = tuple(_read_gpu(nvml, one.index, one.handle, absent) for one in shown)
+            with _noting(nvml, absent, "links"):
+                links = tuple(
+                    GpuLink(first=one.index, second=other.index, kind=_link(nvml, one.handle, other.handle))
+                    for one, other in combinations(shown, 2)
+                )
+    finally:
+        nvml.nvmlShutdown()
+    return Gpus(
+        driver_version=driver_version,
+        cuda_version=cuda_version,
+        gpus=gpus,
+        on_node=len(every),
+        hidden=hidden,
+        links=links,
+        absent=absent,
+    )
+
+
+def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: float = ANSWER_S) -> tuple[GpuMemory, ...]:
+    """The memory of each of these GPUs at this moment, in their order."""
+    if not gpus:
+        return ()
+    asked = nvml or cast(Nvml, pynvml)
+    late = f"NVML: no answer within {within_s:g} s"
+    found = _within(within_s, lambda: _read_memory(gpus, asked))
+    return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
+
+
+def _read_memory(gpus: Sequence[Gpu], nvml: Nvml) -> tuple[GpuMemory, ...]:
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return tuple(GpuMemory(index=gpu.index, reason=f"NVML: {error}") for gpu in gpus)
+    try:
+        return tuple(_memory(nvml, gpu) for gpu in gpus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _memory(nvml: Nvml, gpu: Gpu) -> GpuMemory:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)  # Of a slice, too.
+        free_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except nvml.NVMLError as error:
+        return GpuMemory(index=gpu.index, reason=f"NVML: {error}")
+    holders: dict[int, Holder] = {}
+    for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
+        with contextlib.suppress(nvml.NVMLError):  # A slice, or who is not root, may be refused.
+            for one in ask(handle):
+                holders[one.pid] = Holder(pid=one.pid, memory_bytes=one.usedGpuMemory)
+    return GpuMemory(index=gpu.index, free_bytes=free_bytes, holders=tuple(holders.values()))
+
+
+@contextlib.contextmanager
+def _noting(nvml: Nvml, absent: dict[str, str], name: str) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError as error:
+        absent[name] = f"NVML: {error}"
+
+
+def _named(nvml: Nvml, every: list[_Shown], variable: str | None) -> tuple[list[_Shown], Hidden | None]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, an entry that names none hides all after it."""
+    if variable is None:
+        return every, None
+    said = f'CUDA_VISIBLE_DEVICES is "{variable}"'
+    named: list[_Shown] = []
+    uuids: list[str] = []
+    entries = [entry.strip() for entry in variable.split(",")]
+    for place, entry in enumerate(entries):
+        found = _find(nvml, every, entry)
+        if isinstance(found, str):
+            is_end = _ends_the_list(entry) or (entry == "" and place == len(entries) - 1)
+            if every and not is_end:
+                kept = f"so CUDA shows {'none' if not named else f'{len(named)}'} of {len(every)} GPU(s)"
+                return named, Hidden(text=f'{said}, and "{entry}" {found}, {kept}', is_mistake=True)
+            break
+        named.append(found)
+        uuids.append(nvml.nvmlDeviceGetUUID(found.handle))
+    twice = next((uuid for uuid, count in Counter(uuids).items() if count > 1), None)
+    if twice is not None:
+        index = named[uuids.index(twice)].index
+        return [], Hidden(text=f"{said} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
+    if len(named) == len(every):
+        return named, None
+    return named, Hidden(text=f"{said} and {f'shows {len(named)} of' if named else 'hides all'} {len(every)} GPU(s)")
+
+
+def _ends_the_list(entry: str) -> bool:
+    """A word by which CUDA is told to show no more: -1, or what Slurm writes for a job without GPUs."""
+    return entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
+
+
+def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
+    """What an entry names, or why it names nothing."""
+    if entry.startswith("MIG-"):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(entry)
+            parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            return _Shown(index=nvml.nvmlDeviceGetIndex(parent), handle=handle, is_slice=True)
+        except nvml.NVMLError:
+            return "is no slice of a GPU here (`nvidia-smi -L` names them)"
+    if entry.startswith("GPU-"):
+        fitting = [one for one in every if nvml.nvmlDeviceGetUUID(one.handle).startswith(entry)]
+        if len(fitting) == 1:
+            return fitting[0]
+        return f"fits {len(fitting) or 'no'} GPU(s) here (`nvidia-smi -L` names them)"
+    number = re.match(r"\+?\d+", entry)
+    if number is None:
+        return "is neither a number nor a UUID of a GPU"
+    if int(number[0]) >= len(every):
+        return f"is no GPU here (they are 0 to {len(every) - 1})"
+    return every[int(number[0])]
+
+
+def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidden | None]:
+    """Of the named GPUs those that CUDA shows to one process: of slices the first, and then no whole GPU.
+
+    Source: NVIDIA's MIG user guide, CUDA device enumeration.
+    """
+    whole: list[_Shown] = []
+    slices: list[_Shown] = []
+    empty: list[int] = []
+    for one in named:
+        found = [one] if one.is_slice else _slices(nvml, one)
+        if found is None:
+            whole.append(one)
+        elif found:
+            slices += found
+        else:
+            empty.append(one.index)
+    bare = f"GPU {', '.join(map(str, empty))} has MIG on and no slice, so CUDA does not show it" if empty else None
+    if not slices:
+        return whole, None if bare is None else Hidden(text=bare)
+    first = slices[0]
+    if len(named) == len(slices) == 1 and first is named[0]:
+        return [first], None
+    uuid = nvml.nvmlDeviceGetUUID(first.handle)
+    return [first], Hidden(
+        text=f"MIG splits GPU {first.index}, and CUDA shows a process one slice and no GPU beside it: here {uuid}, the"
+        f" first of {len(slices)}; CUDA_VISIBLE_DEVICES may name another (`nvidia-smi -L`), and NCCL joins no slices"
+    )
+
+
+def _slices(nvml: Nvml, whole: _Shown) -> list[_Shown] | None:
+    """The instances of a GPU; None where MIG is off, or where the GPU knows no MIG."""
+    asked = cast(library.Nvml, nvml)
+    try:
+        if not nvml.nvmlDeviceGetMigMode(whole.handle)[0]:
+            return None
+        found = find_instances(asked, whole.handle)
+    except nvml.NVMLError:
+        return None
+    return [_Shown(index=whole.index, handle=one.handle, is_slice=True) for one in found]
+
+
+def _read_gpu(nvml: Nvml, index: int, handle: Any, absent: dict[str, str]) -> Gpu:
+    memory_bytes: int | None = None
+    with _noting(nvml, absent, f"gpus[{index}].memory_bytes"):  # Where memory is shared with the CPU.
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _link(nvml: Nvml, handle: Any, other: Any) -> LinkKind:
+    with contextlib.suppress(nvml.NVMLError):  # A GPU that knows no NVLink may refuse the question.
+        status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if status == nvml.NVML_P2P_STATUS_OK:
+            return "nvlink"
+    return _LEVELS[nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)]

@@ -1,0 +1,236 @@
+"""Where a run ran: hardware, software and settings, as far as they can be known."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.machine.gpus import Gpu, GpuLink, Nvml, read_gpus
+from workloads.spec import Device
+
+# What a process was told from outside, fit to be kept: without the secrets in it.
+
+_RELEVANT = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCR_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_"),
+    *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_CPUS_PER_TASK"),
+)
+_SECRET = r"token|secret|password|passwd|key|credential"
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+# Up to the last @ of the word: a password may hold an unescaped one, and too much hidden does no harm.
+_USERINFO = re.compile(r"(?<=://)\S*@")
+_SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
+REDACTED = "(redacted)"
+
+
+def relevant(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that can change a measurement, in order of name.
+
+    A variable whose name says that it is a secret keeps its name only; addresses lose their user and password.
+    """
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) else redact(value)
+        for name, value in sorted(environment.items())
+        if name.startswith(_RELEVANT)
+    }
+
+
+def redact(text: str) -> str:
+    """The text; addresses in it lose their user and password, and what their query calls secret."""
+    return _SECRET_QUERY.sub(rf"\1{REDACTED}", _USERINFO.sub(f"{REDACTED}@", text))
+
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One node, as the process that read it saw it. What cannot be known is None, with its reason in `absent`.
+
+    gpus, links: those that the process may use.
+    torch_cuda_version, torch_hip_version: the CUDA, or AMD's HIP, that torch is built for.
+    cuda_driver_version: the newest CUDA that the driver runs.
+    usable_cores, physical_cores: logical CPUs that the process may run on, and the cores they are threads of.
+    memory_bytes: of the whole node, whatever a container allows.
+    commit, is_dirty: of our own source tree, and whether it had changes.
+    environment: variables that can change a measurement, see `bench.machine.machine`.
+    """
+
+    hostname: str
+    system: str
+    kernel: str
+    architecture: str
+    python_version: str
+    own_version: str | None
+    commit: str | None
+    is_dirty: bool | None
+    torch_version: str | None
+    torch_cuda_version: str | None
+    nccl_version: str | None
+    driver_version: str | None
+    gpus: tuple[Gpu, ...]
+    links: tuple[GpuLink, ...]
+    cpu: str | None
+    usable_cores: int
+    physical_cores: int | None
+    memory_bytes: int
+    environment: dict[str, str]
+    torch_hip_version: str | None = None
+    cuda_driver_version: str | None = None
+    absent: dict[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def hardware(self, device: Device) -> str:
+        """The words that machines share when results on this device can be compared."""
+        if device == "cpu":
+            cores = "1 core" if self.usable_cores == 1 else f"{self.usable_cores} cores"
+            return f"{self.cpu or f'unnamed {self.architecture} CPU'}, {cores}"
+        counts = Counter(gpu.name for gpu in self.gpus)
+        return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "unnamed GPUs"
+
+
+def read(
+    *,
+    nvml: Nvml | None = None,
+    torch: Any = None,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    source: Path = Path(__file__).parents[2],
+) -> Machine:
+    """The machine of this process. Imports torch unless it is handed in, but starts no CUDA.
+
+    Where torch cannot be imported, what it would tell is absent, with the reason.
+
+    root: where /proc and /sys are. source: the tree that this program runs from.
+    """
+    absent: dict[str, str] = {}
+    torch = torch or _torch(absent)
+    gpus = read_gpus(nvml, environment)
+    absent |= gpus.absent
+    if "cuda_version" in absent:
+        absent["cuda_driver_version"] = absent.pop("cuda_version")
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    commit, is_dirty = _source_state(source, absent)
+    return Machine(
+        hostname=platform.node(),
+        system=platform.system(),
+        kernel=platform.release(),
+        architecture=platform.machine(),
+        python_version=platform.python_version(),
+        own_version=_own_version(absent),
+        commit=commit,
+        is_dirty=is_dirty,
+        torch_version=None if torch is None else str(torch.__version__),
+        torch_cuda_version=None if torch is None else _cuda_version(torch, absent),
+        torch_hip_version=None if torch is None else _hip_version(torch, absent),
+        nccl_version=None if torch is None else _nccl_version(torch, absent),
+        driver_version=gpus.driver_version,
+        cuda_driver_version=gpus.cuda_version,
+        gpus=gpus.gpus,
+        links=gpus.links,
+        cpu=_cpu_model(root, absent),
+        usable_cores=len(usable),
+        physical_cores=_physical_cores(root, usable, absent),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        environment=relevant(environment),
+        absent=absent,
+    )
+
+
+def _torch(absent: dict[str, str]) -> Any:
+    """The module, None where a library that it is linked with is missing, or it is not installed."""
+    # By name: whoever knows a Machine would otherwise import torch in the eyes of import-linter.
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError, ValueError) as error:
+        reason = f"torch cannot be imported: {' '.join(str(error).split())}"
+        names = ("torch_version", "torch_cuda_version", "torch_hip_version", "nccl_version")
+        absent |= dict.fromkeys(names, reason)
+        return None
+
+
+def _cuda_version(torch: Any, absent: dict[str, str]) -> str | None:
+    if torch.version.cuda is None:
+        hip = getattr(torch.version, "hip", None)
+        absent["torch_cuda_version"] = f"torch is built for ROCm {hip}" if hip else "torch is built without CUDA"
+        return None
+    return str(torch.version.cuda)
+
+
+def _hip_version(torch: Any, absent: dict[str, str]) -> str | None:
+    hip = getattr(torch.version, "hip", None)
+    if hip is None:
+        absent["torch_hip_version"] = "torch is built without ROCm"
+        return None
+    return str(hip)
+
+
+def _nccl_version(torch: Any, absent: dict[str, str]) -> str | None:
+    if not hasattr(torch._C, "_nccl_version"):
+        absent["nccl_version"] = "torch is built without NCCL"
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _own_version(absent: dict[str, str]) -> str | None:
+    try:
+        return metadata.version("parallel-observatory")
+    except metadata.PackageNotFoundError:
+        absent["own_version"] = "parallel-observatory is not installed; it runs from its source tree"
+        return None
+
+
+def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
+    """Commit of the tree, and whether files of it are changed; both None where it is no tree of git."""
+    try:
+        if not (source / ".git").exists():
+            raise FileNotFoundError(f"{source} is no git tree")
+        commit = _git(source, "rev-parse", "HEAD")
+        return commit, bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        absent["commit"] = absent["is_dirty"] = " ".join((said or str(error)).split())
+        return None, None
+
+
+def _git(source: Path, *arguments: str) -> str:
+    # No optional locks: a status must not write into a tree that somebody else works in.
+    command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _cpu_model(root: Path, absent: dict[str, str]) -> str | None:
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError as error:
+        absent["cpu"] = f"/proc/cpuinfo: {error.strerror}"
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return " ".join(value.split())
+    absent["cpu"] = "/proc/cpuinfo names no model"
+    return None
+
+
+def _physical_cores(root: Path, usable: list[int], absent: dict[str, str]) -> int | None:
+    """Cores, by package and number within it, that the logical CPUs are threads of."""
+    cores = set()
+    for cpu in usable:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        try:
+            cores.add(tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id")))
+        except OSError as error:
+            absent["physical_cores"] = f"/sys has no topology of cpu{cpu}: {error.strerror}"
+            return None
+    return len(cores)

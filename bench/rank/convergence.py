@@ -1,0 +1,148 @@
+"""One rank of a convergence check: trains as its case says, and writes what it used and saw in each step.
+
+Nothing here is timed: fingerprints cost more than small steps do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing, nullcontext
+from hashlib import blake2b
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bench.case import Case
+from bench.rank.distributed import Position, joined
+from bench.rank.evidence import EvidenceFile, Seen, Sketch
+from bench.rank.messages import RankOrder
+from collectors.metrics.rank import LOSS
+from collectors.sample_log import Note, Reading, SampleLog
+from workloads.core.batch_norm import BatchNorm
+from workloads.core.data import Batches, NoBatches, make_batches, to_device
+from workloads.core.mesh import make_mesh
+from workloads.core.trainer import plain_name, whole_of
+from workloads.options import check_of
+from workloads.protocols import KnowsNorm, KnowsNotes, Workload
+from workloads.registry import card_of
+
+FINGERPRINT_BYTES = 8
+CHANNELS = 16
+"""How many channels' statistics are written."""
+PROJECTED = 2**17
+"""Elements of a tensor that are projected, from its beginning."""
+
+
+def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
+    """Train all steps of the order's case as one rank of its check.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the workload raises.
+    """
+    case = order.case
+    with joined(order, log) as device:
+        card = case.card()
+        mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
+        workload: Workload = resolve_name(card_of(case.strategy).entry)(case, mesh, _unmarked)
+        for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
+            log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
+        batches = make_batches(case, card.place_of(case, order.rank))
+        with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
+            for seen in witnessed_steps(case, workload, batches, device):
+                file.write(seen)
+                samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
+                # As warm-up, of which nothing is read as speed.
+                log.write(
+                    Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
+                )
+                position.step += 1
+
+
+def witnessed_steps(
+    case: Case, workload: Workload, batches: Batches | NoBatches, device: torch.device
+) -> Iterator[Seen]:
+    """Train all steps of the case, a check's; what each step used and saw, as soon as it is done."""
+    parameters, check = case.shape.parameters(), check_of(case)
+    assert check is not None, "a witness is of a check"
+    for step in range(case.steps):
+        weights = fingerprint_of_weights(workload.model, parameters)
+        held = _held_weights(workload.model)
+        before = {name: weight.detach().clone() for name, weight in held.items()}
+        tokens_bs = next(batches).flip(0) if check.is_reversed else next(batches)
+        loss = workload.step(to_device(tokens_bs, device))
+        value = None if loss is None else loss.item()
+        norm = workload.gradient_norm() if isinstance(workload, KnowsNorm) else None
+        yield Seen(
+            step=step,
+            loss=value if value is not None and math.isfinite(value) else None,
+            is_finite=value is None or math.isfinite(value),
+            learning_rates=[group["lr"] for group in workload.optimizer.param_groups if "lr" in group],
+            sequences=fingerprints_of_sequences(tokens_bs),
+            statistics=_statistics(workload.model),
+            weights=weights,
+            initial={} if step else _sketches((name, whole_of(weight)) for name, weight in before.items()),
+            gradients=_sketches(workload.full_gradients().items()),
+            gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
+            # One weight after another: no rank need hold all of a model that it has a part of.
+            updates=_sketches(
+                (name, whole_of(weight.detach() - before[name]))
+                for name, weight in held.items()
+                if weight.shape == before[name].shape
+            ),
+        )
+
+
+def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
+    """A fingerprint of each sequence, equal for equal ones. tokens_bs: on the CPU."""
+    return [blake2b(row_s.tobytes(), digest_size=FINGERPRINT_BYTES).hexdigest() for row_s in tokens_bs.numpy()]
+
+
+def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
+    """A fingerprint of the model's bits, None where it lacks some of so many parameters."""
+    weights = list(model.parameters())
+    if any(isinstance(weight, DTensor) for weight in weights) or sum(w.numel() for w in weights) != parameters:
+        return None
+    digest = blake2b(digest_size=FINGERPRINT_BYTES)
+    for weight in weights:
+        digest.update(weight.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _statistics(model: nn.Module) -> list[float]:
+    """Of the batch normalisation's last forward."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm) and module.statistics_2d is not None:
+            statistics: list[float] = module.statistics_2d[:, :CHANNELS].flatten().tolist()
+            return statistics if all(map(math.isfinite, statistics)) else []
+    return []
+
+
+def _held_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What this rank has of each weight, by the name that the weight has in `single`."""
+    # An engine that divides weights by itself leaves empty ones behind, and a server holds nameless ones.
+    return {plain_name(name): weight for name, weight in model.named_parameters() if weight.numel()}
+
+
+def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
+    """Of those that are finite; all ranks call it, where tensors are brought together on the way."""
+    sketches = {name: sketch_of(name, tensor) for name, tensor in tensors}
+    return {name: sketch for name, sketch in sketches.items() if all(map(math.isfinite, sketch))}
+
+
+def sketch_of(name: str, tensor: Tensor) -> Sketch:
+    """Two numbers that differ where tensors do."""
+    part = tensor.detach().flatten()[:PROJECTED].cpu()
+    direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    return tensor.norm().item(), torch.dot(part, direction).item()
+
+
+def _unmarked(name: str) -> nullcontext[None]:
+    """No phase is marked where none is timed."""
+    return nullcontext()

@@ -1,0 +1,304 @@
+"""A rank's way in and out: it takes its device, meets the others, and leaves when what it sent has arrived."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+from torch.distributed.distributed_c10d import _abort_process_group
+
+from bench.rank.messages import RankOrder
+from collectors.sample_log import Note, SampleLog
+
+TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+"""NVIDIA's containers set it; torch reads it once, when its context is made, and what is set later holds."""
+DESTROY_S = 10.0
+"""How long a rank waits for its communicators to be taken down; it leaves all the same then."""
+ABORT_S = 2.0
+"""The same where it has failed, and its peers wait for its end."""
+
+
+class Cuda(Protocol):
+    """What a rank asks of its GPU; the module `torch.cuda` gives it."""
+
+    def init(self) -> None: ...
+    def device_count(self) -> int: ...
+    def set_device(self, device: Any) -> None: ...
+    def get_device_properties(self, device: Any) -> Any: ...
+    def synchronize(self, device: Any) -> None: ...
+
+
+class Groups(Protocol):
+    """What a rank asks of process groups; the module `torch.distributed` gives it."""
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        *,
+        store: Any = None,
+        rank: int = -1,
+        world_size: int = -1,
+        timeout: timedelta | None = None,
+        device_id: Any = None,
+    ) -> None: ...
+    def barrier(self) -> Any: ...
+    def destroy_process_group(self) -> None: ...
+    def is_initialized(self) -> bool: ...
+
+
+class NoDevice(RuntimeError):
+    """The rank cannot have the GPU that it was given."""
+
+
+@contextmanager
+def joined(
+    order: RankOrder,
+    log: SampleLog,
+    *,
+    before_meeting: Callable[[torch.device], object] = lambda device: None,
+    cuda: Cuda = torch.cuda,
+    groups: Groups = dist,
+    destroy_s: float = DESTROY_S,
+) -> Iterator[torch.device]:
+    """Take part in the order's trial: gives the rank's device, and is left when the rank may go.
+
+    before_meeting: is run on the device before the others are met.
+
+    Raises:
+        NoDevice: there is no GPU for the rank.
+        LogUnwritable: the log cannot be written.
+    """
+    device = take_device(order, cuda)
+    if device.type == "cuda" and (reason := switch_tf32_off()) is not None:
+        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=reason))
+    before_meeting(device)
+    join(order, device, groups)
+    yield device
+    if device.type == "cuda":
+        part(order, device, cuda, groups, destroy_s)
+
+
+def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
+    """The device of the rank, made the current one before anything is allocated.
+
+    Raises:
+        NoDevice: CUDA shows this process no GPU, or NCCL none of the rank's own.
+        RuntimeError: CUDA cannot be started, and says why.
+    """
+    torch.set_num_threads(order.case.threads)
+    if order.case.device == "cpu":
+        return torch.device("cpu")
+    count = cuda.device_count()
+    if not count:
+        cuda.init()  # It says why, where it knows.
+        raise NoDevice(
+            f"CUDA shows rank {order.rank} no GPU, though NVML showed some to the runner; `nvidia-smi` in the ranks'"
+            " environment, CUDA_VISIBLE_DEVICES and /dev/nvidia* tell more"
+        )
+    if order.case.backend == "nccl" and order.local_rank >= count:
+        raise NoDevice(
+            f"CUDA shows rank {order.rank} {count} GPU(s) and NCCL wants one for each rank; `observatory doctor` says"
+            " what hides the others"
+        )
+    device = torch.device("cuda", order.local_rank % count)
+    cuda.set_device(device)
+    return device
+
+
+def switch_tf32_off() -> str | None:
+    """Compute fp32 in fp32 on CUDA; what was on before, None where products had no TF32.
+
+    Convolutions have it by default, and no workload here has convolutions: of these nothing is said.
+    """
+    was_on = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    # By the old names, which set the new ones with them; the other way round torch refuses to read the old ones.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if not was_on:
+        return None
+    cause = f" by {TF32_VARIABLE}={os.environ[TF32_VARIABLE]}" if TF32_VARIABLE in os.environ else ""
+    return f"TF32 was on{cause} and was switched off: products of fp32 are computed in fp32"
+
+
+def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
+    """The GPU that the rank will take, as CUDA names it; None without one, and where CUDA fails, as it will again."""
+    if order.case.device == "cpu":
+        return None
+    with suppress(RuntimeError, AssertionError):
+        # The current device first: what starts CUDA on another leaves a context behind there.
+        return str(cuda.get_device_properties(take_device(order, cuda)).uuid)
+    return None
+
+
+def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
+    """Meet the other ranks in the supervisor's store."""
+    patience = timedelta(seconds=order.store_timeout_s)
+    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
+    groups.init_process_group(
+        order.case.backend,
+        store=PrefixStore(order.prefix, store),
+        rank=order.rank,
+        world_size=order.case.ranks,
+        timeout=timedelta(seconds=order.collective_timeout_s),
+        device_id=device if order.case.backend == "nccl" else None,
+    )
+
+
+def all_say(yes: bool, device: torch.device) -> bool:  # What is said is the call.
+    """Whether every rank says yes."""
+    answer = torch.tensor(int(yes), device=device)
+    dist.all_reduce(answer, dist.ReduceOp.MIN)
+    return bool(answer.item())
+
+
+def wait_for_all(device: torch.device, cuda: Cuda = torch.cuda, groups: Groups = dist) -> None:
+    """Begin a window together, so that the first of its steps does not wait for a late rank."""
+    groups.barrier()
+    if device.type == "cuda":
+        cuda.synchronize(device)
+
+
+def part(order: RankOrder, device: torch.device, cuda: Cuda, groups: Groups, destroy_s: float) -> None:
+    """Wait until all ranks' devices are done, then take the communicators down.
+
+    A rank that left earlier would take with it what its peers' devices still wait for; and a peer may lack the last
+    bytes of a message that the sender's device has done with, which only the end of the communicator makes sure of.
+    Source: the warning of torch's ProcessGroupNCCL on a missing destroy_process_group; pytorch issue 122358.
+    """
+    cuda.synchronize(device)
+    wait_for_all(device, cuda, groups)
+    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, order, cuda):
+        print(
+            f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
+        )
+
+
+def give_up(
+    order: RankOrder,
+    *,
+    cuda: Cuda = torch.cuda,
+    groups: Groups = dist,
+    abort: Callable[[], None] = _abort_process_group,
+) -> None:
+    """Take down the communicators of a rank that has failed, so that no kernel of its device waits for peers.
+
+    Its log says by now why it failed, and its record of collectives is written.
+    """
+    if order.case.backend == "nccl" and groups.is_initialized():
+        _within(ABORT_S, abort, order, cuda)
+
+
+def stay_on_device(order: RankOrder, cuda: Cuda = torch.cuda) -> None:
+    """Make the rank's GPU the current one of this thread, which begins on the first; only where the rank has one."""
+    if order.case.device == "cuda" and (count := cuda.device_count()):
+        cuda.set_device(order.local_rank % count)
+
+
+def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: Cuda) -> bool:
+    """Whether the call returned or raised within the time; the thread of one that did not keeps nothing alive."""
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            stay_on_device(order, cuda)
+            call()
+        except Exception as error:  # noqa: BLE001  # Whatever it says, the rank leaves now.
+            print(f"while communicators were taken down: {type(error).__name__}: {error}")
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="taking communicators down", daemon=True).start()
+    return done.wait(limit_s)
+
+
+# What it means when CUDA cannot be started in a rank: in plain words, with the next move.
+
+_MEANINGS: tuple[tuple[str, str], ...] = (
+    (r"Torch not compiled with CUDA enabled", "torch is built without CUDA: install a CUDA build"),
+    (
+        r"driver on your system is too old|driver version is insufficient",
+        "its driver is older than torch's CUDA: install a newer driver, or a torch for the CUDA that the driver runs"
+        " (`observatory doctor`)",
+    ),
+    (
+        r"Found no NVIDIA driver",
+        "there is no NVIDIA driver (libcuda.so.1) for this process, though NVML answered: in a container set"
+        " NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
+    (
+        r"No CUDA GPUs are available|no CUDA-capable device is detected",
+        "CUDA shows it no GPU: look at CUDA_VISIBLE_DEVICES, /dev/nvidia* and `nvidia-smi -L`",
+    ),
+    (
+        r"invalid device ordinal",
+        "CUDA shows fewer GPUs than NVML: look at CUDA_VISIBLE_DEVICES and, where MIG is on, at `nvidia-smi -L`",
+    ),
+    (
+        r"busy or unavailable",
+        "the GPU is held by another process alone: look at its compute mode (`nvidia-smi -q -d COMPUTE`) and at"
+        " `observatory doctor`, which names the processes",
+    ),
+    (
+        r"CUDA error: out of memory",
+        "the GPU has not the memory that CUDA and its libraries take beside torch's: `observatory doctor` says what is"
+        " free and who holds the rest",
+    ),
+    (
+        r"system not yet initialized",
+        "the NVSwitches of this node are not set up: start nvidia-fabricmanager, of the driver's own version",
+    ),
+    (
+        r"forward compatibility was attempted|unsupported display driver / cuda driver combination",
+        "the CUDA driver library does not fit the driver in the kernel: take cuda-compat out of LD_LIBRARY_PATH, or"
+        " start the container anew after the driver was changed",
+    ),
+    (
+        r"no kernel image is available",
+        "this torch has no kernels for a GPU of its kind (torch.cuda.get_arch_list() names those it has): install a"
+        " torch that is built for it",
+    ),
+    (
+        r"CUDA error: initialization error|Cannot re-initialize CUDA in forked subprocess",
+        "its driver failed, or the process that ranks are forked from had started CUDA, as a sitecustomize.py that uses"
+        " the GPU does: look at `nvidia-smi` and `dmesg`",
+    ),
+    (
+        r"Unexpected error from cudaGetDeviceCount.*Error (?P<number>\d+): (?P<words>.*)",
+        "its driver does not start (error {number}, {words}): look at `nvidia-smi` and `dmesg`",
+    ),
+)
+"""What torch and CUDA say, and what it means, the first that fits.
+
+Source: torch's c10/cuda/CUDAFunctions.cpp and CUDAException.cpp; cudaGetErrorString.
+"""
+
+
+def named(error: BaseException) -> BaseException:
+    """The error; NoDevice in its place, where CUDA could not be started or another process is in the way."""
+    if isinstance(error, NoDevice) or not isinstance(error, RuntimeError | AssertionError):
+        return error
+    said = str(error)
+    for pattern, meaning in _MEANINGS:
+        if found := re.search(pattern, said):
+            return NoDevice(f"{meaning.format(**found.groupdict())} (it said: {said.splitlines()[0].split('. ')[0]})")
+    return error
+
+
+# Where a rank is, for whoever must say where it failed.
+
+
+@dataclass(slots=True)
+class Position:
+    """The step that a rank is in; of a probe, the measurement."""
+
+    step: int = 0

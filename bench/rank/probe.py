@@ -1,0 +1,122 @@
+"""One rank of a probe: join the others, and log what the probe finds as soon as it is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+
+from bench.rank.distributed import Position, all_say, joined, wait_for_all
+from bench.rank.fault_injection import commit
+from bench.rank.messages import RankOrder
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric, Sample
+from collectors.rank import nccl_log
+from collectors.rank.stopwatch import CudaStopwatch, HostStopwatch
+from collectors.sample_log import Mark, Note, Reading, SampleLog
+from workloads.core.mesh import make_mesh
+from workloads.protocols import Elapsed, Probe, Quantity
+from workloads.registry import card_of
+
+METRICS: dict[Quantity, Metric] = {
+    "collective_s": probes_metrics.COLLECTIVE_SECONDS,
+    "rounds": probes_metrics.COLLECTIVE_ROUNDS,
+    "sent_bytes": probes_metrics.COLLECTIVE_SENT_BYTES,
+    "peak_node_bytes": probes_metrics.COLLECTIVE_PEAK_BYTES,
+    "matmul_s": probes_metrics.MATMUL_SECONDS,
+    "copy_s": probes_metrics.COPY_SECONDS,
+}
+WITH_HOST: dict[Quantity, Metric] = {
+    "collective_s": probes_metrics.COLLECTIVE_WITH_HOST_SECONDS,
+    "matmul_s": probes_metrics.MATMUL_WITH_HOST_SECONDS,
+    "copy_s": probes_metrics.COPY_WITH_HOST_SECONDS,
+}
+
+
+def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
+    """Measure what the order's case asks for, as one rank, and log each measurement.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the probe raises.
+    """
+    case = order.case
+    choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
+    # A line for each call disturbs: it costs a trial of its own, whose times are left out.
+    is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
+    mark: Mark = "told" if is_told else "probed"
+    if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
+        nccl_log.ask(choices)  # Before NCCL begins: it reads its settings once.
+    with joined(order, log) as device:
+        mesh = make_mesh(case.card().mesh(case), case.device)
+        ready = partial(wait_for_all, device)
+        agree = partial(all_say, device=device)
+        stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)
+
+        def record(figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
+            samples = samples_of(figures, labels)
+            for text in why_with_host(figures, labels):
+                log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
+            log.write(
+                Reading(
+                    trial=order.trial,
+                    time_ns=time.time_ns(),
+                    mark=mark,
+                    step=position.step,
+                    begun_ns=begun_ns(figures),
+                    samples=samples,
+                )
+            )
+            position.step += 1
+            fault = order.fault
+            if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
+                commit(fault)
+
+        probe: Probe = resolve_name(card_of(case.strategy).entry)
+        probe(case, mesh, record, stopwatch)
+        if is_told and order.rank == 0:
+            _log_choices(order, log, choices, position)
+
+
+def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[Sample]:
+    """Each figure, and beside a call's time that with the host, where there are both."""
+    samples = []
+    for quantity, value in figures.items():
+        if isinstance(value, (int, float)):
+            samples.append(METRICS[quantity].at(value, **labels))
+            continue
+        samples.append(METRICS[quantity].at(value.elapsed_s, **labels))
+        if value.with_host_s is not None:
+            samples.append(WITH_HOST[quantity].at(value.with_host_s, **labels))
+    return samples
+
+
+def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
+    """Since when the device did nothing else than what was measured; None where no call tells."""
+    begun = [
+        value.begun_ns
+        for value in figures.values()
+        if not isinstance(value, (int, float)) and value.begun_ns is not None
+    ]
+    return min(begun, default=None)
+
+
+def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[str]:
+    """What is said of calls whose time could not be told from the host's."""
+    return [
+        f"the time of {' '.join(labels.values())} has the host in it: {value.why_with_host}"
+        for value in figures.values()
+        if not isinstance(value, (int, float)) and value.why_with_host is not None
+    ]
+
+
+def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:
+    """What NCCL said of its own choices, as one more reading."""
+    try:
+        samples = nccl_log.choices(path)
+    except nccl_log.NotTold as error:
+        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=f"NCCL's choices are absent: {error}"))
+        return
+    log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark="told", step=position.step, samples=samples))

@@ -1,0 +1,239 @@
+"""Writes a run's collectives as nccl-tests does, so that whoever reads its JSON reads ours.
+
+nccl-tests measures one collective in one run and writes one file. So there is one document for each collective and
+algorithm of our run, in the form's first version, which all later ones only add to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, cast
+
+import msgspec
+
+from bench.analysis.estimate import Estimate
+from bench.analysis.probes import LIBRARY
+from bench.errors import Misuse
+from bench.machine.machine import Machine
+from bench.reports.nccl_tests_reader import ALGORITHM, COLLECTIVES, DTYPES, Imported
+from bench.runs.summary import Summary
+from collectors.metrics import probes as probes_metrics
+from collectors.metrics.metric import Metric
+from workloads.cost_models.collective_sizes import IN_PLACE, UNDIVIDED
+from workloads.cost_models.communication import bus_factor
+from workloads.cost_models.terms import Collective
+from workloads.spec import ELEMENT_BYTES
+
+# Which of our own runs can stand beside what nccl-tests measured.
+
+
+def require_collectives(summary: Summary) -> None:
+    """Nothing, where the run measured a collective.
+
+    Raises:
+        Misuse: it measured none.
+    """
+    if not any(found.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name for found in summary.estimates):
+        raise Misuse(
+            f"run {summary.run} is of {summary.case.strategy} and measured no collective;"
+            " `observatory run collectives` does"
+        )
+
+
+def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | None:
+    """The run that ended well with the same collective on as many ranks, None where there is none.
+
+    One that measured a size of the same type is before one that shares sizes alone, and that before all others; of
+    those that are as like, the newest.
+    """
+    wanted = {row.size_bytes for row in imported.rows}
+    typed = {(row.size_bytes, row.dtype) for row in imported.rows}
+    best, best_likeness = None, (False, False)
+    for summary in newest_first:
+        if summary.outcome != "done" or summary.case.ranks != imported.ranks:
+            continue
+        sizes = _sizes(summary, imported.collective)
+        if not sizes:
+            continue
+        likeness = (any((size, summary.case.precision) in typed for size in sizes), bool(sizes & wanted))
+        if best is None or likeness > best_likeness:
+            best, best_likeness = summary, likeness
+    return best
+
+
+def _sizes(summary: Summary, collective: str) -> set[int]:
+    """The sizes of this collective that the run measured of the library."""
+    return {
+        int(found.labels["size"])
+        for found in summary.estimates
+        if found.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name
+        and (found.labels["collective"], found.labels["algorithm"]) == (collective, LIBRARY)
+    }
+
+
+FORM = 1
+_PROGRAMS: Mapping[str, str] = {ours: theirs for theirs, ours in COLLECTIVES.items()}
+_TYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ROOTED = ("broadcast", "gather", "reduce", "scatter")
+
+
+def encode(summary: Summary, machine: Machine | None = None) -> dict[str, bytes]:
+    """Each collective of the run as one JSON document, by the name of the file it should have.
+
+    Times and bandwidths are medians over trials. Results of `IN_PLACE` collectives are in place and the others' out of
+    place; the placement that torch does not run is null, as nccl-tests has it where it skips one. `nwrong` is 0 and
+    `validation` 1: a probe checks one more call of each size, and fails where an element is wrong. One rank has the bus
+    bandwidth of the formula, as there: 0 where its factor is. The step between sizes is left out where it is neither a
+    factor nor a difference. Process numbers and PCI addresses are not known: null, as is a CPU's index. An algorithm of
+    the textbook is named among the arguments, which are else the program alone.
+    machine: what the run ran on, for names of hosts and GPUs; without it they are null.
+
+    Raises:
+        Misuse: the run measured no collective.
+    """
+    require_collectives(summary)
+    times = _figures(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)
+    names = dict.fromkeys((collective, algorithm) for collective, algorithm, _ in times)
+    return {
+        _file_name(collective, algorithm): msgspec.json.encode(_document(summary, machine, collective, algorithm))
+        for collective, algorithm in names
+    }
+
+
+def _file_name(collective: str, algorithm: str) -> str:
+    return f"{_PROGRAMS[collective]}_perf{'' if algorithm == LIBRARY else f'.{algorithm}'}.json"
+
+
+def _figures(summary: Summary, metric: Metric) -> dict[tuple[str, str, int], Estimate]:
+    """The metric's Estimates by collective, algorithm and size."""
+    return {
+        (found.labels["collective"], found.labels["algorithm"], int(found.labels["size"])): found
+        for found in summary.estimates
+        if found.metric == metric.name
+    }
+
+
+def _document(summary: Summary, machine: Machine | None, collective: str, algorithm: str) -> dict[str, Any]:
+    """The keys of nccl-tests in its order, and its habits: words for truth values, a padded root."""
+    rows = _rows(summary, collective, algorithm)
+    sizes = [row["size"] for row in rows]
+    placed = "in_place" if collective in IN_PLACE else "out_of_place"
+    return {
+        "version": FORM,
+        "start_time": _clock(summary.started_ns),
+        "args": [
+            f"observatory/{_PROGRAMS[collective]}_perf",
+            *([] if algorithm == LIBRARY else [f"{ALGORITHM}{algorithm}"]),
+        ],
+        "env": [f"{name}={value}" for name, value in machine.environment.items()] if machine else [],
+        "nccl_version": _version_code(machine.nccl_version if machine and summary.case.backend == "nccl" else None),
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "minimum_bytes": min(sizes),
+            "maximum_bytes": max(sizes),
+            **_step(sizes),
+            "warmup_iters": summary.case.warm_up,
+            "iterations": summary.case.steps,
+            "aggregated_iterations": 1,
+            "validation": 1,
+            "graph": 0,
+            "blocking_collectives": "false",
+            "parallel_init": "false",
+            "devices": [_device(summary, machine, rank) for rank in range(summary.case.ranks)],
+        },
+        "results": rows,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": fmean(row[placed]["bus_bw"] for row in rows), "okay": "unchecked"},
+        "errors": [],
+        "end_time": _clock(summary.ended_ns),
+    }
+
+
+def _rows(summary: Summary, collective: str, algorithm: str) -> list[dict[str, Any]]:
+    algorithm_bandwidths = _figures(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
+    bus_bandwidths = _figures(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    precision = summary.case.precision
+    is_in_place = collective in IN_PLACE
+    rows = []
+    for key, elapsed in sorted(
+        _figures(summary, probes_metrics.RUN_COLLECTIVE_SECONDS).items(), key=lambda item: item[0][2]
+    ):
+        if key[:2] != (collective, algorithm):
+            continue
+        algorithm_bandwidth = algorithm_bandwidths[key].median
+        if (bus := bus_bandwidths.get(key)) is None:
+            bus_bandwidth = algorithm_bandwidth * float(bus_factor(cast(Collective, collective), summary.case.ranks))
+        else:
+            bus_bandwidth = bus.median
+        body = {
+            "time": elapsed.median * 1e6,
+            "alg_bw": algorithm_bandwidth / 1e9,
+            "bus_bw": bus_bandwidth / 1e9,
+            "nwrong": 0.0,
+        }
+        count = key[2] // ELEMENT_BYTES[precision]
+        rows.append(
+            {
+                "size": key[2],
+                "count": count if collective in UNDIVIDED else count // summary.case.ranks,
+                "type": _TYPES[precision],
+                "redop": "sum" if collective in _REDUCING else "none",
+                "root": f"{0 if collective in _ROOTED else -1:6d}",
+                "out_of_place": None if is_in_place else body,
+                "in_place": body if is_in_place else None,
+                "actual_iterations": summary.case.steps,
+                "experiment_name": summary.run,
+            }
+        )
+    return rows
+
+
+def _step(sizes: Sequence[int]) -> Mapping[str, int]:
+    """How each size follows from the one before, where one number says it."""
+    pairs = list(pairwise(sizes))
+    factors = {_factor(smaller, larger) for smaller, larger in pairs}
+    differences = {larger - smaller for smaller, larger in pairs}
+    if (factor := _only(factors)) is not None:
+        return {"step_factor": factor}
+    return {} if (difference := _only(differences)) is None else {"step_bytes": difference}
+
+
+def _factor(smaller: int, larger: int) -> int | None:
+    return larger // smaller if larger % smaller == 0 else None
+
+
+def _only(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    return found[0] if len(found) == 1 else None
+
+
+def _device(summary: Summary, machine: Machine | None, rank: int) -> dict[str, Any]:
+    is_cpu = summary.case.device == "cpu"
+    gpus = () if machine is None or is_cpu else machine.gpus
+    gpu = gpus[rank % len(gpus)] if gpus else None
+    return {
+        "rank": rank,
+        "group": 0,
+        "pid": None,
+        "hostname": None if machine is None else machine.hostname,
+        "device": None if gpu is None else gpu.index,
+        "device_hex": None,
+        "device_info": summary.hardware if is_cpu else None if gpu is None else gpu.name,
+    }
+
+
+def _version_code(version: str | None) -> int | None:
+    """NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; null where no NCCL ran."""
+    if version is None:
+        return None
+    major, minor, patch = (int(part) for part in version.split(".")[:3])
+    return major * 10_000 + minor * 100 + patch
+
+
+def _clock(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns // 1_000_000_000))

@@ -1,0 +1,392 @@
+"""Puts what was measured where it stays: the summary into the run's folder, then the run into the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from bench.analysis.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
+from bench.case import NO_LOOKS, ONE_RUN, Case, Looks, Purpose, one_rank_baseline
+from bench.engines.local import Engine
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.machine import Machine
+from bench.rank.fault_injection import Fault
+from bench.rank.messages import Cause, Outcome, Progress, TrialOrder
+from bench.runs import run_dir
+from bench.runs.active_runs import ended_folders
+from bench.runs.hardware_baselines import against_history
+from bench.runs.history import History
+from bench.runs.scaling_baseline import Point, curve_of, unlike
+from bench.runs.summary import Summary
+from collectors.errors import in_words
+from collectors.metrics.results import RUN_TOKENS_PER_SECOND
+
+# Measures cases side by side: their trials take turns, so that what disturbs the machine disturbs them alike.
+
+
+@dataclass(slots=True)
+class _Underway:
+    """One run and how it stands. Until all its trials are done it counts as interrupted."""
+
+    run: run_dir.Run
+    fault: Fault | None
+    ceiling_flops_per_second: float | None = None
+    outcome: Outcome = "interrupted"
+    cause: Cause | None = None
+    trials_done: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        return self.cause is not None
+
+    def take(self, outcome: Outcome, cause: Cause | None) -> None:
+        if outcome != "done":
+            self.outcome, self.cause = outcome, cause
+            return
+        self.trials_done += 1
+        if self.trials_done == self.run.case.trials:
+            self.outcome = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What came of the cases, in their order, until it is kept.
+
+    runs: whose folders stay locked until `close`, so that nobody else takes them for abandoned.
+    is_interrupted: a person ended the work.
+    """
+
+    summaries: tuple[Summary, ...]
+    runs: tuple[run_dir.Run, ...]
+    is_interrupted: bool = False
+
+    def close(self) -> None:
+        """Give the runs' folders back."""
+        for run in self.runs:
+            run.close()
+
+
+def _no_ceiling(case: Case) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How trials are carried out, whatever they measure.
+
+    limit_s: for one trial. keep_traces: beside the Timelines. looks: of their ranks, beside the measured steps.
+    store: where the runs will be kept. purpose: what they are for.
+    ceiling_of: the FLOP/s of the fastest matrix product measured where a case runs, None where nobody measured one.
+    """
+
+    limit_s: float
+    keep_traces: bool = False
+    looks: Looks = NO_LOOKS
+    store: str | None = None
+    purpose: Purpose = ONE_RUN
+    ceiling_of: Callable[[Case], float | None] = _no_ceiling
+
+
+Watch = Callable[[Case, int, int], None]
+"""Told the case, its trial and the steps its slowest rank has finished."""
+
+
+def measure(
+    cases: Sequence[tuple[Case, Fault | None]],
+    *,
+    engine: Engine,
+    machine: Machine,
+    folder: Path,
+    conduct: Conduct,
+    watch: Watch,
+) -> Measured:
+    """Run all trials of all cases, taking turns; what was completed is kept, whatever happens.
+
+    folder: where the run folders are made. conduct: of every trial.
+
+    Raises:
+        InfrastructureFailed: a run folder cannot be made.
+    """
+    underway = [
+        _Underway(
+            run_dir.begin(case, machine, folder, fault, conduct.store, conduct.purpose), fault, conduct.ceiling_of(case)
+        )
+        for case, fault in cases
+    ]
+    failure: InfrastructureFailed | None = None
+    is_interrupted = False
+    try:
+        for trial in range(max(one.run.case.trials for one in underway)):
+            for one in underway:
+                if trial < one.run.case.trials and not one.has_failed:
+                    _run_trial(one, trial, engine, conduct, watch)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except InfrastructureFailed as error:
+        failure = error
+    if is_interrupted or failure is not None:
+        _mark_unfinished(underway, failure)
+    engine.stop()  # So that no rank writes to a log any more.
+    summaries = tuple(run_dir.summarise(one.run.folder, one.outcome, one.cause) for one in underway)
+    return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
+
+
+def _run_trial(one: _Underway, trial: int, engine: Engine, conduct: Conduct, watch: Watch) -> None:
+    case = one.run.case
+
+    def progress(message: Progress) -> None:
+        watch(case, message.trial, message.steps)
+
+    watch(case, trial, 0)
+    ended = engine.run(
+        TrialOrder(
+            run=one.run.id,
+            trial=trial,
+            case=case,
+            folder=str(one.run.folder),
+            limit_s=conduct.limit_s,
+            keep_trace=conduct.keep_traces,
+            looks=conduct.looks,
+            ceiling_flops_per_second=one.ceiling_flops_per_second,
+            fault=one.fault,
+        ),
+        progress,
+    )
+    one.take(ended.outcome, ended.cause)
+
+
+def _mark_unfinished(underway: Sequence[_Underway], failure: InfrastructureFailed | None) -> None:
+    for one in underway:
+        if one.outcome == "done" or one.has_failed:
+            continue
+        if failure is None:
+            one.cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
+        else:
+            one.outcome = "failed"
+            one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))
+
+
+BASELINES_SEEN = 20
+"""Of the newest runs of a baseline's case, so many are looked at for one that was measured like the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Summaries as they were kept, and each place that refused one."""
+
+    summaries: tuple[Summary, ...]
+    failures: tuple[InfrastructureFailed, ...]
+
+
+def keep(
+    summaries: Sequence[Summary],
+    machine: Machine,
+    history: History,
+    told: Summary | None,
+    *,
+    is_curve: bool = False,
+) -> Kept:
+    """Give each summary what others and the history add to it, and write all of them, whatever one place refuses.
+
+    told: the baseline that a person named; without it, one measured beside the run, or the newest in the history that
+    was measured like the run.
+    is_curve: the summaries are one command on several numbers of ranks. The first is the baseline of the others, and no
+    other is looked for.
+    """
+    points = {point.summary.run: point for point in curve_of(summaries)} if is_curve and summaries else {}
+    failures: list[InfrastructureFailed] = []
+    kept: list[Summary] = []
+    for summary in summaries:
+        try:
+            if summary.run in points:
+                scaling, notes = _on_curve(points[summary.run], summaries[0])
+            else:
+                scaling, notes = _scaling(summary, machine, summaries, history, told)
+            summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
+            summary = against_history(summary, history)
+        except InfrastructureFailed as error:  # The run is kept all the same, without what could not be asked.
+            failures.append(error)
+        kept.append(summary)
+        for write in (run_dir.save, partial(history.add, machine=machine)):
+            try:
+                write(summary)
+            except InfrastructureFailed as error:
+                failures.append(error)
+    return Kept(summaries=tuple(kept), failures=tuple(failures))
+
+
+def check_baseline(case: Case, told: Summary) -> None:
+    """Refuse a baseline, before anything is started, that no efficiency could be read against.
+
+    Raises:
+        Misuse: it has no complete trial, or is of another workload.
+    """
+    if not told.trials_done:
+        raise Misuse(f"baseline {told.run} has no complete trial ({told.outcome}); choose one that is done")
+    scaling_between(case, told.case)
+
+
+def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
+    """Refuse a baseline of another machine, as soon as ranks have told which this one is.
+
+    Raises:
+        Misuse: it ran on other hardware.
+    """
+    hardware = machine.hardware(case.device)
+    if told.hardware != hardware:
+        raise Misuse(f"baseline {told.run} ran on {told.hardware}; this is {hardware}; choose one of this hardware")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """What a look through a folder of runs added to the history.
+
+    problems: a line for each folder left out. moved: folders of runs that the history had at a place that is no more.
+    """
+
+    runs: tuple[Summary, ...]
+    problems: tuple[str, ...]
+    moved: tuple[Path, ...]
+
+    def notices(self) -> tuple[str, ...]:
+        """What a person is told of it, a line each."""
+        return (*self.problems, *((f"{len(self.moved)} run(s) were found at another place",) if self.moved else ()))
+
+
+def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False) -> Adopted:
+    """What `adopt` would do to a history that knows these runs, each with its folder; nothing is written."""
+    found: list[Summary] = []
+    problems: list[str] = []
+    moved: list[Path] = []
+    for run_folder in ended_folders(folder):
+        stored = known.get(run_folder.name)
+        if stored is not None:
+            with _noting(run_folder, problems):
+                again = run_dir.found_again(run_folder.name, stored, folder)
+                moved += [] if again is None else [again]
+            continue
+        with _noting(run_folder, problems):
+            file = run_dir.case_file(run_folder)
+            if not of_every_store and file.store != run_dir.store_name(store):
+                continue
+            if file.run != run_folder.name:
+                raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
+            found.append(run_dir.load(run_folder))
+    return Adopted(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
+
+
+def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
+    """Take runs into the history that are not in it: their runner died, or the folder or the history is a new one.
+
+    A run that the history knows is never replaced: where its folder was moved, the new place is noted, and nothing
+    else of it. Nothing is written but in the run's own folder.
+
+    store: the history's URL as runs were told it; those of another store are left alone.
+    of_every_store: they are taken as well.
+    """
+    found = new_runs(folder, history.folders(), store, of_every_store=of_every_store)
+    taken: list[Summary] = []
+    problems = list(found.problems)
+    for moved in found.moved:
+        history.move(moved.name, str(moved))
+    for summary in found.runs:
+        run_folder = Path(summary.folder)
+        with _noting(run_folder, problems):
+            if not (run_folder / "summary.json").exists():
+                run_dir.save(summary)
+            history.add(summary, run_dir.machine_of(run_folder))
+            taken.append(summary)
+    return Adopted(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
+
+
+@contextmanager
+def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
+    """Leave a run's folder out, with a line that says why."""
+    left_out = f"{run_folder} is left out of the history"
+    try:
+        yield
+    except (Misuse, InfrastructureFailed) as error:
+        problems.append(f"{left_out}: {error}")
+    except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
+        problems.append(f"{left_out}: its files do not fit together ({in_words(error)})")
+
+
+def _scaling(
+    summary: Summary, machine: Machine, beside: Sequence[Summary], history: History, told: Summary | None
+) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """Efficiency against the baseline told, those measured beside the run, or else those of the history; and notes."""
+    if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
+        return (), ()
+    if told is not None:
+        return (_efficiency(summary, told, is_beside=False, is_told=True),), ()
+    cases = {scaling: one_rank_baseline(summary.case, scaling) for scaling in get_args(Scaling)}
+    near = [
+        _efficiency(summary, other, is_beside=True)
+        for case in cases.values()
+        for other in beside
+        if case is not None and other.case.key() == case.key() and other.trials_done
+    ]
+    if near:
+        return tuple(near), ()
+    return _against_history(summary, machine, cases, history)
+
+
+def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """The efficiency that the curve tells, against its first run, which was measured beside this one; and notes."""
+    summary = point.summary
+    if point.efficiency is not None:
+        found = ScalingEfficiency(
+            scaling="strong",
+            baseline_run=first.run,
+            ratio=point.efficiency,
+            baseline_ranks=first.case.ranks,
+            is_beside=True,
+        )
+        return (found,), ()
+    is_told = summary.run != first.run and summary.case.model is not None and summary.trials_done
+    return (), (f"strong scaling efficiency is absent: {point.reason}",) if is_told else ()
+
+
+def _against_history(
+    summary: Summary, machine: Machine, cases: Mapping[Scaling, Case | None], history: History
+) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
+    """Efficiency against the newest baselines that were measured like the run, and why there is none."""
+    found: list[ScalingEfficiency] = []
+    notes: list[str] = []
+    for scaling, case in cases.items():
+        candidates = () if case is None else history.baselines(case.key(), summary.hardware, limit=BASELINES_SEEN)
+        whys = []
+        for candidate in candidates:
+            its_machine = history.machine(candidate.run)
+            assert its_machine is not None, "a run is kept with its machine"
+            why = unlike(summary, machine, candidate, its_machine)
+            if why is None:
+                found.append(_efficiency(summary, candidate, is_beside=False))
+                break
+            whys.append(why)
+        else:
+            if whys:
+                notes.append(
+                    f"{scaling} scaling efficiency is absent: the newest baseline, {candidates[0].run}, has {whys[0]};"
+                    f" --with-baseline {scaling} measures one beside the run, --baseline RUN takes one all the same"
+                )
+    return tuple(found), tuple(notes)
+
+
+def _efficiency(summary: Summary, baseline: Summary, *, is_beside: bool, is_told: bool = False) -> ScalingEfficiency:
+    return scaling_efficiency(
+        summary.case,
+        _rates(summary),
+        baseline.case,
+        _rates(baseline),
+        baseline_run=baseline.run,
+        is_beside=is_beside,
+        is_told=is_told,
+    )
+
+
+def _rates(summary: Summary) -> tuple[float, ...]:
+    return next(found.trials for found in summary.estimates if found.metric == RUN_TOKENS_PER_SECOND.name)

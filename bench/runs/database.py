@@ -1,0 +1,208 @@
+"""From the URL of a store to connections of it, with every failure said in one line that never shows the password."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.locations import data_folder
+
+_LOCK_WAIT_S = 30
+_CONNECT_WAIT_S = 10
+
+
+class NoStoreYet(InfrastructureFailed):
+    """Nobody has made the store, so that nothing is in it. Told apart, since whoever only reads can say just that."""
+
+
+def default_url() -> str:
+    """SQLite in the platform's folder for a user's data."""
+    return f"sqlite:///{data_folder() / 'history.sqlite'}"
+
+
+def parse_url(text: str) -> URL:
+    """The URL that the text means, with the driver that we install.
+
+    Raises:
+        InfrastructureFailed: it is none, or of another kind of database.
+    """
+    try:
+        text.encode()  # An argument that is no UTF-8 comes as surrogates, and a NUL ends a name.
+        if "\0" in text:
+            raise ValueError
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):  # Not shown: what cannot be parsed cannot be relieved of its password.
+        raise InfrastructureFailed(
+            "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
+        ) from None
+    if url.drivername in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InfrastructureFailed(
+            f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql"
+        )
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InfrastructureFailed(
+            f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """The URL as it may be printed."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
+def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
+    """An engine for the store; nothing is opened yet but checked: the folder, and that the driver is installed.
+
+    is_glance: reading is over in a moment, so that SQLite need lay no files of its own beside a store at rest.
+
+    Raises:
+        NoStoreYet: it is to be read, and nobody has made it.
+        InfrastructureFailed: the folder or the driver is missing, or the URL asks for what cannot be.
+    """
+    try:
+        if url.get_backend_name() == "sqlite":
+            return _connect_sqlite(url, writable, is_glance)
+        return create_engine(url, connect_args={"connect_timeout": _CONNECT_WAIT_S})
+    except (ModuleNotFoundError, exc.NoSuchModuleError):
+        raise InfrastructureFailed(
+            f"store {shown(url)}: its driver {url.get_driver_name()} is not installed;"
+            " pip install 'parallel-observatory[postgres]', and write the URL as postgresql://"
+        ) from None
+    except ValueError as error:
+        raise InfrastructureFailed(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def saying(url: URL) -> Iterator[None]:
+    """Turn what the database refuses into one line.
+
+    Raises:
+        Misuse: it is asked for what no store can hold.
+        InfrastructureFailed: the store cannot be reached, read or written.
+    """
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise Misuse(f'"{error.object}" is no text in UTF-8, as all names in a history are') from None
+    except (exc.IntegrityError, exc.DataError):
+        raise  # A mistake of ours, not of the store.
+    except exc.DBAPIError as error:
+        reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
+        if url.password:
+            reason = reason.replace(str(url.password), "***")
+        raise InfrastructureFailed(f"store {shown(url)}: {reason}; {_advice(url, reason)}") from None
+
+
+def _advice(url: URL, reason: str) -> str:
+    if url.get_backend_name() != "sqlite":
+        return "check that the server runs, and that this user may use the database"
+    if "not a database" in reason:
+        return "choose another file with --store"
+    if "locked" in reason:
+        return f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over"
+    return "check who may write the file and its folder, or choose another file with --store"
+
+
+def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
+    path = _sqlite_file(url)
+    if path is None:  # In memory, or a file: URI, which says itself how it is to be opened.
+        engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
+    else:
+        _check_file(url, path, writable)
+        if not writable:
+            url = url.set(database=path.absolute().as_uri()).update_query_dict(
+                {"uri": "true"} | ({"mode": "ro", "immutable": "1"} if _is_frozen(path, is_glance) else {"mode": "rw"})
+            )
+        engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
+    event.listen(engine, "connect", _prepare)
+    if not writable and path is not None:
+        event.listen(engine, "connect", _refuse_writing)
+    if writable and path is not None:
+        event.listen(engine, "connect", _keep_readers_going)
+    event.listen(engine, "begin", _begin_writing if writable else _begin_reading)
+    return engine
+
+
+def _sqlite_file(url: URL) -> Path | None:
+    name = url.database
+    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
+
+
+def _check_file(url: URL, path: Path, writable: bool) -> None:
+    folder = path.absolute().parent
+    try:
+        if writable and folder == data_folder():
+            folder.mkdir(parents=True, exist_ok=True)
+        if not writable and folder == data_folder() and not folder.exists():
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+        if not folder.is_dir():
+            is_what = "is a file" if folder.exists() else "does not exist"
+            raise InfrastructureFailed(
+                f"store {shown(url)}: folder {folder} {is_what}; make it, or choose another --store"
+            )
+        if path.is_dir():
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is a device and no file; choose another --store")
+        if not writable and not path.exists():
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"store {shown(url)}: {error.filename}: {error.strerror}; choose another file with --store"
+        ) from None
+
+
+def _is_frozen(path: Path, is_glance: bool) -> bool:
+    """Nobody writes it now, and we may not, or only look in: SQLite is told that it needs no files of its own."""
+    is_ours_to_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    return (is_glance or not is_ours_to_write) and not path.with_name(path.name + "-wal").exists()
+
+
+def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
+    # Transactions are begun by `_begin_*`: the driver's own handling leaves CREATE TABLE outside of them.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:
+    # Not by opening it read-only: who does may not remove the write-ahead log at the end, and leaves an empty one.
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:
+    """With a write-ahead log nobody who reads waits for who writes. Where the file system knows none, they wait.
+
+    Two processes that switch a new file to it at once may be told "locked" without the driver's wait, so we wait.
+    """
+    give_up_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _begin_writing(connection: Connection) -> None:
+    # At once, so that two processes which read the version and then migrate wait for each other instead of failing.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

@@ -1,0 +1,235 @@
+"""What earlier probes of the same hardware add to a run: MFU of a measured ceiling, what a measured link explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.analysis.estimate import Estimate, estimate, ratio
+from bench.analysis.gpu_clocks import clock_and_power
+from bench.analysis.mfu import Absent
+from bench.analysis.pipeline import bubble_parts
+from bench.analysis.probes import CALIBRATION, link_by
+from bench.case import Case
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from collectors.metrics.metric import Metric
+from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
+from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
+from workloads.cost_models.communication import Link, collective_time_s
+from workloads.cost_models.interconnect import Interconnect, Level, traffic_times_s
+from workloads.cost_models.terms import NotCovered, Transfer
+from workloads.probes.spec import MATMUL_CARD
+
+# The fastest matrix product that this hardware was seen to compute, and model FLOP/s as a share of it.
+#
+# A data sheet promises a peak that no product reaches, and none for a CPU. What a `matmul` run measured on the same
+# hardware at the same precision is within reach, so that what is missing from 1 is the training's own.
+
+RUNS_SEARCHED = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The fastest shape of a `matmul` run.
+
+    run: its id. m, n, k: of an m by k times a k by n matrix. flops_per_second: of the slowest rank. clock_hertz,
+    power_watts: of that rank's GPU meanwhile; None where nobody read them.
+    """
+
+    run: str
+    m: int
+    n: int
+    k: int
+    flops_per_second: Estimate
+    clock_hertz: float | None = None
+    power_watts: float | None = None
+
+    @property
+    def at(self) -> str:
+        """The clock and the power for people: "1,755 MHz, 690 W"; "" where neither is known."""
+        return clock_and_power(self.clock_hertz, self.power_watts)
+
+
+def ceiling_from(summary: Summary) -> Ceiling | Absent:
+    """The shape of highest median rate, absent where the run measured no product."""
+    products = [found for found in summary.estimates if found.metric == RUN_MATMUL_FLOPS.name]
+    if not products:
+        return Absent(
+            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` says what became"
+            " of it"
+        )
+    fastest = max(products, key=lambda product: product.median)
+    m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
+    beside = {found.metric: found.median for found in summary.estimates if found.labels == fastest.labels}
+    return Ceiling(
+        run=summary.run,
+        m=m,
+        n=n,
+        k=k,
+        flops_per_second=fastest,
+        clock_hertz=beside.get(RUN_MATMUL_CLOCK_HERTZ.name),
+        power_watts=beside.get(RUN_MATMUL_POWER_WATTS.name),
+    )
+
+
+def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absent:
+    """The highest of the `matmul` runs that ended well where the case runs, and at its precision.
+
+    The highest and not the newest: a later run of small products, or on a busy machine, does not lower what was within
+    reach. Ranks on a CPU share its clock and memory, so there their number counts, as do their threads; a GPU is its
+    rank's own. A run by another version of the probe does not count.
+    """
+    alike = [
+        ceiling_from(summary)
+        for summary in history.runs(RUNS_SEARCHED, MATMUL_CARD.name)
+        if summary.outcome == "done" and summary.hardware == hardware and _is_alike(summary.case, case)
+    ]
+    found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    if found:
+        return max(found, key=lambda ceiling: ceiling.flops_per_second.median)
+    return Absent(
+        reason=f"no matmul run on {hardware} is in the history that is like this one; `{_command(case)}` makes one"
+    )
+
+
+def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
+    """Model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling, absent where it would exceed 1.
+
+    low, high: of the ratio of two medians, see `bench.analysis.estimate.ratio`, so that the ceiling's own noise is in
+    it; None where either side has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
+    """
+    share = ratio(flops, ceiling.flops_per_second)
+    if share.value > 1:
+        shape = f"{ceiling.m} x {ceiling.n} x {ceiling.k}"
+        return Absent(
+            reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
+            f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
+            f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
+            f" `observatory run {MATMUL_CARD.name}` with its default sizes measures it anew"
+        )
+    return Estimate(
+        metric=RUN_MEASURED_MFU.name,
+        labels={},
+        median=share.value,
+        low=share.low,
+        high=share.high,
+        trials=tuple(trial / ceiling.flops_per_second.median for trial in flops.trials),
+    )
+
+
+def _is_alike(matmul: Case, case: Case) -> bool:
+    version = MATMUL_CARD.version_on(case.device)
+    if (matmul.version, matmul.device, matmul.precision) != (version, case.device, case.precision):
+        return False
+    return case.device == "cuda" or (matmul.ranks, matmul.threads) == (case.ranks, case.threads)
+
+
+def _command(case: Case) -> str:
+    shared = f" --ranks {case.ranks} --threads {case.threads}" if case.device == "cpu" else ""
+    return f"observatory run {MATMUL_CARD.name} --device {case.device} --precision {case.precision}{shared}"
+
+
+PROBES = ("collectives", "all_reduce")
+"""Probes that sweep an all_reduce, and so tell a link."""
+LOOKED_THROUGH = 200
+
+
+def against_history(summary: Summary, history: History) -> Summary:
+    """The summary with what the history knows of its hardware; a probe's, and one without a trial, as it is.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    if summary.case.model is None or not summary.trials_done:
+        return summary
+    found = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
+    given = [one for one in found if isinstance(one, Estimate)]
+    return replace(
+        summary,
+        # A part of the bubble may be given anew.
+        estimates=(*(one for one in summary.estimates if not any(map(one.is_same_as, given))), *given),
+        notes=(*summary.notes, *(one for one in found if isinstance(one, str))),
+    )
+
+
+def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """MFU against the ceiling, or why there is none."""
+    ceiling = find_ceiling(history, summary.case, summary.hardware)
+    if isinstance(ceiling, Absent):
+        yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
+        return
+    flops = _estimate(summary, RUN_FLOPS)
+    share = measured_mfu(flops, ceiling)
+    if isinstance(share, Absent):
+        yield f"MFU against a measured ceiling is absent: {share.reason}"
+        return
+    yield share
+    words = f"the measured ceiling is {ceiling.flops_per_second.median / 1e9:,.4g} GFLOP/s, of a product of"
+    at = f", at {ceiling.at}" if ceiling.at else ""
+    yield f"{words} {ceiling.m} x {ceiling.n} x {ceiling.k} in {ceiling.run}{at}"
+    if share.low is None:
+        yield f"the interval of that MFU is absent: {ratio(flops, ceiling.flops_per_second).why_no_interval}"
+
+
+def _communication(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """Time of the strategy's collectives in a step on the measured link, or why none is expected."""
+    transfers = summary.case.card().transfers(summary.case)
+    if not transfers:
+        return
+    link = _find_link(summary, history)
+    if isinstance(link, Absent):
+        yield f"expected communication is absent: {link.reason}"
+        return
+    expected_s = expected_communication_s(summary, transfers, link)
+    if expected_s > 0:
+        yield estimate(RUN_COMMUNICATION_SECONDS, [expected_s], account="expected")
+
+
+def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """What explains the bubble of a pipeline; without a link, all but the wire."""
+    case = summary.case
+    pipeline = case.card().pipeline(case)
+    if pipeline is None:
+        return
+    link = _find_link(summary, history, ("send", CALIBRATION))
+    if isinstance(link, Absent):
+        transfer_s: float | NotCovered = NotCovered(reason=link.reason)
+    else:
+        transfer_s = collective_time_s("send", pipeline.boundary_bytes, 2, link, case.backend)
+    yield from bubble_parts(pipeline, summary.estimates, transfer_s)
+
+
+def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
+    """All transfers of a step one after another, between ranks that one and the same link joins."""
+    axes = summary.case.card().mesh(summary.case)
+    node = Interconnect(levels=(Level(name="node", ranks=summary.case.ranks, link=link),))
+    return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
+
+
+def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
+    """The link that the newest sweep on as many ranks of this hardware and backend told.
+
+    collectives: whose sweep tells it, the best first.
+    """
+    case = summary.case
+    candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
+    alike = [
+        run
+        for run in sorted(candidates, key=lambda run: run.started_ns, reverse=True)
+        if run.outcome == "done"
+        and (run.case.ranks, run.case.backend, run.hardware) == (case.ranks, case.backend, summary.hardware)
+    ]
+    for collective in collectives:
+        for run in alike:
+            if (link := link_by(run.estimates, collective)) is not None:
+                return link
+    best = collectives[0]
+    return Absent(
+        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} that tells a link"
+        f" is in the history; `observatory run collectives --ranks {case.ranks} --option collectives={best}` makes one"
+    )
+
+
+def _estimate(summary: Summary, metric: Metric) -> Estimate:
+    return next(found for found in summary.estimates if found.metric == metric.name)

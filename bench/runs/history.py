@@ -1,0 +1,180 @@
+"""The history: every run that was ever measured, in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from sqlalchemy import Select, delete, func, insert, select, update
+
+from bench.errors import Misuse
+from bench.machine.machine import Machine
+from bench.runs.database import NoStoreYet, connect, default_url, parse_url, saying, shown
+from bench.runs.schema import ESTIMATES, RUNS, TRIAL_VALUES, check_version, upgrade
+from bench.runs.summary import Summary, decode, encode
+
+__all__ = ["History", "NoStoreYet", "default_url", "find_run"]
+
+_CANDIDATES_SHOWN = 6
+
+
+class History:
+    """A store of runs. Use it in a `with`.
+
+    url: of SQLAlchemy; SQLite in the user's data folder unless told otherwise.
+    writable: makes and migrates the store, and proves that it can be written, before anything is measured; without it
+    a store that may only be read is enough.
+    is_glance: of reading that is over in a moment, and leaves not even SQLite's own files behind.
+
+    Raises:
+        InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
+    """
+
+    def __init__(self, url: str | None = None, *, writable: bool = True, is_glance: bool = False) -> None:
+        self._url = parse_url(url or default_url())
+        self._writable = writable
+        self._engine = connect(self._url, writable=writable, is_glance=is_glance)
+
+    def __enter__(self) -> History:
+        try:
+            with saying(self._url):
+                if self._writable:
+                    upgrade(self._engine)
+                else:
+                    with self._engine.begin() as connection:
+                        check_version(connection)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def add(self, summary: Summary, machine: Machine) -> None:
+        """Keep the run; one of the same id is replaced."""
+        run = {
+            "id": summary.run,
+            "key": summary.case.key(),
+            "strategy": summary.case.strategy,
+            "ranks": summary.case.ranks,
+            "device": summary.case.device,
+            "precision": summary.case.precision,
+            "hardware": summary.hardware,
+            "started_ns": summary.started_ns,
+            "ended_ns": summary.ended_ns,
+            "outcome": summary.outcome,
+            "folder": summary.folder,
+            "case_json": msgspec.json.encode(summary.case).decode(),
+            "machine_json": msgspec.json.encode(machine).decode(),
+            "summary_json": encode(summary).decode(),
+        }
+        estimates: list[dict[str, Any]] = []
+        values: list[dict[str, Any]] = []
+        for found in summary.estimates:
+            labels = msgspec.json.encode(found.labels, order="sorted").decode()
+            place = {"run": summary.run, "metric": found.metric, "labels": labels}
+            estimates.append(place | {"median": found.median, "low": found.low, "high": found.high})
+            values += [place | {"trial": trial, "value": value} for trial, value in enumerate(found.trials)]
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(RUNS).where(RUNS.c.id == summary.run))
+            connection.execute(insert(RUNS), run)
+            for table, rows in ((ESTIMATES, estimates), (TRIAL_VALUES, values)):
+                if rows:
+                    connection.execute(insert(table), rows)
+
+    def runs(self, limit: int, strategy: str | None = None) -> tuple[Summary, ...]:
+        """The newest runs, newest first."""
+        query = _NEWEST.limit(limit)
+        return self._summaries(query if strategy is None else query.where(RUNS.c.strategy == strategy))
+
+    def names(self, limit: int) -> tuple[str, ...]:
+        """The newest runs' ids, newest first."""
+        with saying(self._url), self._engine.begin() as connection:
+            newest = select(RUNS.c.id).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
+            return tuple(connection.scalars(newest))
+
+    def find(self, prefix: str) -> Summary:
+        """The run of this id, or else the only one whose id begins so.
+
+        Raises:
+            Misuse: no run or several begin so; they are listed.
+        """
+        found = self._summaries(_NEWEST.where(RUNS.c.id == prefix))
+        if found:
+            return found[0]
+        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix  # Not LIKE: SQLite's knows no upper case.
+        candidates = self._summaries(_NEWEST.where(begins).limit(_CANDIDATES_SHOWN + 1)) if prefix else ()
+        if len(candidates) == 1:
+            return candidates[0]
+        if not candidates:
+            newest = ", ".join(summary.run for summary in self.runs(_CANDIDATES_SHOWN)) or "none"
+            raise Misuse(f'run "{prefix}" is unknown; the newest in the history are: {newest}')
+        names = [summary.run for summary in candidates[:_CANDIDATES_SHOWN]]
+        more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
+        raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more letters')
+
+    def machine(self, run: str) -> Machine | None:
+        """The machine that the run of this id ran on, None where the run is unknown."""
+        with saying(self._url), self._engine.begin() as connection:
+            found = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
+        return None if found is None else msgspec.json.decode(found, type=Machine)
+
+    def known(self, ids: Iterable[str] | None = None) -> frozenset[str]:
+        """Which of these ids are in the history; without ids, all that are."""
+        with saying(self._url), self._engine.begin() as connection:
+            known = frozenset(connection.scalars(select(RUNS.c.id)))
+        return known if ids is None else known.intersection(ids)
+
+    def folders(self) -> dict[str, str]:
+        """The folder of each run, by its id."""
+        with saying(self._url), self._engine.begin() as connection:
+            return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
+
+    def move(self, run: str, folder: str) -> None:
+        """Note that the run's folder is at another place now; nothing else of the run changes."""
+        with saying(self._url), self._engine.begin() as connection:
+            of_run = RUNS.c.id == run
+            summary = connection.scalar(select(RUNS.c.summary_json).where(of_run))
+            assert summary is not None, "who moves a run has it from this history"
+            fields = msgspec.json.decode(summary, type=dict[str, msgspec.Raw])
+            fields["folder"] = msgspec.Raw(msgspec.json.encode(folder))
+            connection.execute(
+                update(RUNS).where(of_run).values(folder=folder, summary_json=msgspec.json.encode(fields).decode())
+            )
+
+    def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
+        """Runs that ended well with this case key on this hardware, newest first."""
+        return self._summaries(
+            _NEWEST.where(RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done").limit(limit)
+        )
+
+    def _summaries(self, query: Select[Any]) -> tuple[Summary, ...]:
+        with saying(self._url), self._engine.begin() as connection:
+            rows = connection.execute(query).all()
+        return tuple(decode(row.summary_json.encode(), f"run {row.id} in store {shown(self._url)}") for row in rows)
+
+
+def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summary:
+    """The run that `History.find` finds in this store. url, is_glance: see `History`.
+
+    Raises:
+        Misuse: no run or several begin so, or there is no history yet.
+        InfrastructureFailed: the store cannot be read.
+    """
+    try:
+        with History(url, writable=False, is_glance=is_glance) as history:
+            return history.find(prefix)
+    except NoStoreYet:
+        raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
+
+
+_NEWEST = select(RUNS.c.id, RUNS.c.summary_json).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc())

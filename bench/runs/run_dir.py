@@ -1,0 +1,326 @@
+"""One measured Case: its folder, who may write there, and what its files say in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.analysis.estimate import Estimate
+from bench.analysis.results import findings
+from bench.analysis.trials import node_notes
+from bench.case import ONE_RUN, Case, Purpose
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.machine import Machine, redact
+from bench.rank.fault_injection import Fault
+from bench.rank.messages import Cause, Outcome
+from bench.runs.active_runs import is_running, lock_folder, running_folders
+from bench.runs.files import read_small
+from bench.runs.summary import Summary, decode, encode
+from collectors.errors import in_words
+from collectors.sample_log import NewerSchema
+from workloads.registry import CARDS
+
+# Small numbers that tell the runs apart which go on at the same time in one folder of runs.
+
+
+def lowest_free(taken: Container[int]) -> int:
+    """The lowest slot that is not taken."""
+    return next(slot for slot in count() if slot not in taken)
+
+
+@contextmanager
+def one_at_a_time(runs: Path) -> Iterator[None]:
+    """Who is inside is alone there among all that begin a run in this folder, so that no two choose the same slot.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    fd = os.open(runs, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of case.json: what was asked for, and the fault of a fire drill.
+
+    slot: the lowest number that no other run of the folder had when this one began.
+    store: where it was to be kept, None for the user's own history; see `store_name`.
+    purpose: what the run is for.
+    """
+
+    run: str
+    case: Case
+    started_ns: int
+    slot: int = 0
+    store: str | None = None
+    fault: Fault | None = None
+    purpose: Purpose = ONE_RUN
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in progress.
+
+    slot: tells its live series from those of other runs beside it.
+    lock: a file descriptor; while it is open, nobody takes the run for abandoned.
+    """
+
+    id: str
+    case: Case
+    machine: Machine
+    folder: Path
+    slot: int
+    lock: int
+
+    def close(self) -> None:
+        """Give the folder back."""
+        os.close(self.lock)
+
+
+def begin(
+    case: Case,
+    machine: Machine,
+    runs: Path,
+    fault: Fault | None = None,
+    store: str | None = None,
+    purpose: Purpose = ONE_RUN,
+) -> Run:
+    """Make the run's folder with case.json and machine.json.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be made or written.
+    """
+    started_ns = time.time_ns()
+    stamp = datetime.fromtimestamp(started_ns / 1e9, tz=UTC).strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{case.strategy}-{secrets.token_hex(3)}"
+    folder = runs.absolute() / name
+    try:
+        folder.mkdir(parents=True)
+        lock = lock_folder(folder)
+        _write(folder / "machine.json", msgspec.json.encode(machine))
+        with one_at_a_time(folder.parent):
+            slot = lowest_free(_slots_taken(folder.parent))
+            file = CaseFile(
+                run=name,
+                case=case,
+                started_ns=started_ns,
+                slot=slot,
+                store=store_name(store),
+                fault=fault,
+                purpose=purpose,
+            )
+            _write(folder / "case.json", msgspec.json.encode(file))
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
+        ) from None
+    assert lock is not None, "a new folder is nobody else's"
+    return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
+
+
+def check_place(runs: Path) -> None:
+    """Refuse a folder of runs that could not be made or written; nothing is left there.
+
+    Raises:
+        InfrastructureFailed: with the reason.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            runs.lstat()
+        whole = runs.absolute()
+        there = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"no run can be written in {runs}: {error.strerror}; choose another place with --runs"
+        ) from None
+
+
+def store_name(url: str | None) -> str | None:
+    """A store's URL as it may be written into a file: without user and password."""
+    return None if url is None else redact(url)
+
+
+def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
+    """What the files of a run's folder say; whatever trials are complete count, however the run ended.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    file = case_file(folder)
+    machine = _read(folder / "machine.json", Machine)
+    case = file.case
+    if case.strategy not in {card.name for card in CARDS}:
+        raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
+    try:
+        found = findings(case, folder, _device_name(case, machine))
+    except NewerSchema as error:
+        raise Misuse(str(error)) from None
+    joined, not_joined = _joined(case, folder, found.trials_done)
+    return Summary(
+        run=file.run,
+        case=case,
+        hardware=machine.hardware(case.device),
+        commit=machine.commit,
+        torch_version=machine.torch_version,
+        started_ns=file.started_ns,
+        ended_ns=_last_change_ns(folder),
+        outcome=outcome,
+        cause=cause,
+        trials_done=found.trials_done,
+        estimates=(*found.estimates, *joined),
+        scaling=(),
+        effective_batch=found.effective_batch,
+        peak=found.peak,
+        step_spread_ratio=found.step_spread_ratio,
+        # What a node lacks for GPUs says nothing of a run on its CPU.
+        notes=(*found.notes, *not_joined, *(node_notes(folder) if case.device == "cuda" else ())),
+        folder=str(folder),
+        purpose=file.purpose,
+    )
+
+
+def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """What the traced windows of the run's ranks say together."""
+    from bench.analysis.stragglers import joined_estimates  # Who only reads a summary does without numpy.
+
+    try:
+        return joined_estimates(case, folder, trials)
+    except Exception as error:  # noqa: BLE001  # Whatever a trace holds, the run's other figures must not be lost.
+        return (), (f"waits and stragglers are absent: the windows cannot be joined: {in_words(error)}",)
+
+
+def _device_name(case: Case, machine: Machine) -> str | None:
+    """The GPU's name as its driver gives it; None for a CPU."""
+    if case.device == "cpu":
+        return None
+    return machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
+
+
+def save(summary: Summary) -> None:
+    """Write summary.json, whole or not at all.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be written.
+    """
+    folder = Path(summary.folder)
+    try:
+        _write(folder / "summary.json", encode(summary))
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"{folder}/summary.json cannot be written: {error.strerror}; the ranks' logs there are whole,"
+            f" and `observatory show {folder}` reads them"
+        ) from None
+
+
+def load(folder: Path) -> Summary:
+    """The summary of a run's folder, made anew from its logs where the runner died before it wrote one.
+
+    Its folder is the one that it is read from, wherever the run was measured.
+
+    Raises:
+        Misuse: the folder holds no run, files of two runs, or what a newer version wrote.
+    """
+    path = folder / "summary.json"
+    if path.exists():
+        summary = decode(read_small(path), str(path))
+        if summary.run != (run := case_file(folder).run):
+            raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
+        return replace(summary, folder=str(folder.absolute()))
+    if is_running(folder):
+        raise Misuse(f"{folder} is still running; look again when it is done")
+    cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
+    return summarise(folder.absolute(), "interrupted", cause)
+
+
+def found_again(run: str, stored: str, runs: Path) -> Path | None:
+    """The run's folder among `runs`, where the one that the history has of it is no more.
+
+    None where that one is there, so that this one is a copy, or where this one is not the run's.
+    """
+    try:
+        Path(stored).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(Misuse):
+            folder = runs.absolute() / run
+            return folder if case_file(folder).run == run else None
+    except OSError:
+        pass  # It may well be there, and we may not look.
+    return None
+
+
+def machine_of(folder: Path) -> Machine:
+    """The machine of a run's folder."""
+    return _read(folder / "machine.json", Machine)
+
+
+def case_file(folder: Path) -> CaseFile:
+    """What case.json of a run's folder says.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    return _read(folder / "case.json", CaseFile)
+
+
+def _slots_taken(runs: Path) -> frozenset[int]:
+    taken = set()
+    for folder in running_folders(runs):
+        with contextlib.suppress(Misuse):  # What cannot be read has no series that ours could be taken for.
+            taken.add(case_file(folder).slot)
+    return frozenset(taken)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file only when the new one is whole and on the disk."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(msgspec.json.format(data, indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        data = read_small(path)
+        version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
+        if version > SCHEMA_VERSION:
+            raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
+        return msgspec.json.decode(data, type=kind)
+    except FileNotFoundError:
+        raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
+    except OSError as error:
+        raise Misuse(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(f"{path} cannot be read: {error}") from None
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def _last_change_ns(folder: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in folder.iterdir())

@@ -1,0 +1,93 @@
+"""Whether a run of the history may serve another as its baseline: only one that was measured alike does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.analysis.estimate import Estimate, Ratio, estimate, ratio
+from bench.machine.machine import Machine
+from bench.runs.summary import Summary
+from collectors.metrics.results import RUN_TOKENS_PER_SECOND, RUN_TOKENS_PER_SECOND_PER_DEVICE
+
+# One command on several numbers of ranks: throughput of each, and its efficiency against the first.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of ranks. throughput: tokens per second over all ranks; None where no trial was complete.
+
+    efficiency: tokens per second and rank, divided by those of the first; of the same batch, and so of strong scaling.
+    None of the first itself, of a probe, and where one of both has no throughput, for `reason`.
+    """
+
+    summary: Summary
+    throughput: Estimate | None
+    efficiency: Ratio | None
+    reason: str | None = None
+
+
+def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
+    """The runs, in the order of their measurement, each against the first of them."""
+    first, *others = [_throughput(summary) for summary in summaries]
+    points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
+    for summary, throughput in zip(summaries[1:], others, strict=True):
+        if throughput is None or first is None:
+            failed = summary if throughput is None else summaries[0]
+            why = f"{failed.case.strategy} on {failed.case.ranks} has no throughput"
+            points.append(Point(summary=summary, throughput=throughput, efficiency=None, reason=why))
+            continue
+        efficiency = ratio(_per_rank(throughput, summary), _per_rank(first, summaries[0]))
+        points.append(Point(summary=summary, throughput=throughput, efficiency=efficiency))
+    return tuple(points)
+
+
+def _throughput(summary: Summary) -> Estimate | None:
+    return next((found for found in summary.estimates if found.metric == RUN_TOKENS_PER_SECOND.name), None)
+
+
+def _per_rank(throughput: Estimate, summary: Summary) -> Estimate:
+    return estimate(RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / summary.case.ranks for rate in throughput.trials])
+
+
+OLDEST_DAYS = 14
+"""How far from the run in time a baseline may be: machines and their settings change."""
+ENOUGH_TRIALS = 3
+"""So many do, also for a run that has more."""
+
+
+def unlike(run: Summary, machine: Machine, baseline: Summary, its_machine: Machine) -> str | None:
+    """How the baseline was measured otherwise than the run, None where it serves.
+
+    Both have cases that may be compared, on hardware of the same name; see `scaling_between` and `Machine.hardware`.
+    """
+    differences = list(_differences_of_runs(run, machine, baseline, its_machine))
+    return "; ".join(differences) or None
+
+
+def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_machine: Machine) -> Iterator[str]:
+    for name, least in (("warm_up", "warm-up steps"), ("steps", "measured steps")):
+        wanted, there = getattr(run.case, name), getattr(baseline.case, name)
+        if there < wanted:
+            yield f"{there} {least}, the run {wanted}"
+    enough = min(run.trials_done, ENOUGH_TRIALS)
+    if baseline.trials_done < enough:
+        yield f"{baseline.trials_done} trial(s) done, the run {run.trials_done}"
+    pairs = (
+        ("torch", baseline.torch_version, run.torch_version),
+        ("commit", _short(baseline.commit), _short(run.commit)),
+        ("parallel-observatory", its_machine.own_version, machine.own_version),
+        ("driver", its_machine.driver_version, machine.driver_version),
+    )
+    for name, its, ours in pairs:
+        if its != ours:
+            yield f"{name} {its or 'unknown'}, the run {ours or 'unknown'}"
+    if its_machine.is_dirty or machine.is_dirty:
+        yield "a source tree with changes that no commit tells"
+    age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9
+    if age_days > OLDEST_DAYS:
+        yield f"an age of {age_days:.0f} days, of which {OLDEST_DAYS} are allowed"
+
+
+def _short(commit: str | None) -> str | None:
+    return None if commit is None else commit[:12]

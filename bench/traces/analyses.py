@@ -1,0 +1,140 @@
+"""The roster of analyses: what each tells or draws of traces, and the function that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from bench.errors import Misuse
+
+if TYPE_CHECKING:  # Help needs none of them.
+    from collectors.traces.perfetto import TraceSpan
+    from collectors.traces.table import Table
+    from collectors.traces.timeline import Timeline
+
+Side: TypeAlias = "Sequence[Timeline]"
+"""The traces of the ranks of one run."""
+
+
+class Tabled(Protocol):
+    """What an analysis finds. notes: what its figures are, and what is not known; they hold for all its tables."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def tables(self) -> tuple[Table, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """One analysis of traces.
+
+    name: what it is called on the command line. summary: one line of help.
+    run: from its sides to what it finds; Misuse where they cannot be asked that. sides: what each of them is called.
+    """
+
+    name: str
+    summary: str
+    run: Callable[..., Tabled]
+    sides: tuple[str, ...] = ("trace",)
+
+
+class Drawn(Protocol):
+    """What a drawing gives: a file's content, and what is to be said of it."""
+
+    @property
+    def content(self) -> bytes: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """One way to draw the traces of a run's ranks.
+
+    run: from a side, and what is drawn beside it on a clock of its own.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Side, Sequence[TraceSpan]], Drawn]
+
+
+def _summary(side: Side) -> Tabled:
+    from collectors.traces.analyzers.summary import summary
+
+    return summary(side)
+
+
+def _kernels(side: Side) -> Tabled:
+    from collectors.traces.analyzers.kernels import kernels
+
+    return kernels(side)
+
+
+def _idle(side: Side) -> Tabled:
+    from collectors.traces.analyzers.idle import idle
+
+    return idle(side)
+
+
+def _collectives(side: Side) -> Tabled:
+    from collectors.traces.analyzers.collectives import collectives
+
+    return collectives(side)
+
+
+def _stragglers(side: Side) -> Tabled:
+    from collectors.traces.analyzers.stragglers import stragglers
+
+    return stragglers(side)
+
+
+def _critical_path(side: Side) -> Tabled:
+    from collectors.traces.analyzers.critical_path import critical_path
+
+    return critical_path(side)
+
+
+def _memory(side: Side) -> Tabled:
+    from collectors.traces.analyzers.memory import held_memory
+
+    return held_memory(side)
+
+
+def _difference(before: Side, after: Side) -> Tabled:
+    from collectors.traces.analyzers.diff import NothingToCompare, difference
+
+    try:
+        return difference(before, after)
+    except NothingToCompare as error:
+        raise Misuse(str(error)) from None
+
+
+def _merge(side: Side, beside: Sequence[TraceSpan]) -> Drawn:
+    from collectors.traces.analyzers.merge import merge
+
+    return merge(side, beside=beside)
+
+
+ANALYSES: tuple[Analysis, ...] = (
+    Analysis(name="summary", summary="Where the time of each rank and step went.", run=_summary),
+    Analysis(name="kernels", summary="Which kernels ran, how long and how late.", run=_kernels),
+    Analysis(name="idle", summary="Why devices had nothing to do.", run=_idle),
+    Analysis(name="collectives", summary="What of each collective is waiting.", run=_collectives),
+    Analysis(name="stragglers", summary="Which rank others wait for, and why.", run=_stragglers),
+    Analysis(name="critical-path", summary="The chain over all ranks that sets a step's time.", run=_critical_path),
+    Analysis(name="memory", summary="What held memory at its peak.", run=_memory),
+    Analysis(
+        name="diff", summary="What a change of the step time is made of.", run=_difference, sides=("before", "after")
+    ),
+)
+"""Imported when they are called, so that help needs none of them."""
+
+DRAWINGS: tuple[Drawing, ...] = (
+    Drawing(name="merge", summary="All ranks on one clock, for ui.perfetto.dev.", run=_merge),
+)
+
+NAMES = (*(analysis.name for analysis in ANALYSES), *(drawing.name for drawing in DRAWINGS))

@@ -1,0 +1,265 @@
+"""The trace files that somebody names: by file, by folder, or by run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from bench.analysis.timelines import OWN, read_traces
+from bench.errors import InfrastructureFailed, Misuse
+from collectors.traces.reading.json_chunks import is_own_drawing
+from collectors.traces.timeline import Timeline
+
+ENDINGS = (OWN, ".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFiles:
+    """Files of one side.
+
+    unsure: those that nobody named but their folder, of which some may be no traces.
+    folder, ranks: of the run that it is, and how many it had; None where the files are not told by a run.
+    notices: what of a folder was not taken, a line each.
+    """
+
+    paths: tuple[Path, ...]
+    unsure: frozenset[Path] = frozenset()
+    folder: Path | None = None
+    ranks: int | None = None
+    notices: tuple[str, ...] = ()
+
+
+def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -> TraceFiles:
+    """The files that these names mean. A folder means all traces in it, a run the windows of its ranks.
+
+    Raises:
+        Misuse: a name means nothing, what holds no trace, or what may not be looked into.
+        InfrastructureFailed: the history could not be asked for a run.
+    """
+    found = [_found(name, runs_folder, store_url) for name in names]
+    if len(found) == 1:
+        return found[0]
+    return TraceFiles(
+        paths=tuple(dict.fromkeys(path for files in found for path in files.paths)),
+        unsure=frozenset(path for files in found for path in files.unsure) - {Path(name) for name in names},
+        notices=tuple(dict.fromkeys(line for files in found for line in files.notices)),
+    )
+
+
+def _found(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles:
+    with _refusing(name):
+        files = _on_disk(name, runs_folder)
+    if files is None:
+        folder = _folder_in_history(name, runs_folder, store_url)
+        with _refusing(str(folder)):
+            files = _of_run(folder)
+    return files
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Refuse what the system does not let us look into."""
+    try:
+        yield
+    except OSError as error:
+        raise Misuse(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
+
+
+def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
+    """What is there under this name; None where nothing is, and it may be that of a run kept elsewhere."""
+    path = Path(name)
+    if path.is_dir():
+        return _of_run(path) if (path / "case.json").exists() else _of_folder(path)
+    if path.exists():
+        if _is_drawing(path):
+            raise Misuse(f"{path} is a drawing of ours and no trace; name the traces that it was drawn of")
+        return TraceFiles(paths=(path,))
+    if name.endswith(ENDINGS) or path.name != name:
+        raise Misuse(f"{name} does not exist; it may be a trace (.json, .json.gz, {OWN}), a folder of them or a run")
+    if (runs_folder / name / "case.json").exists():
+        return _of_run(runs_folder / name)
+    return None
+
+
+def _folder_in_history(run: str, runs_folder: Path, store_url: str | None) -> Path:
+    from bench.runs.history import find_run
+    from bench.runs.run_dir import found_again
+
+    try:
+        summary = find_run(run, store_url)
+    except Misuse as error:
+        raise Misuse(f'"{run}" is no file and no folder, and {error}') from None
+    except InfrastructureFailed as error:
+        raise InfrastructureFailed(f'"{run}" is no file and no folder, and no run can be looked up: {error}') from None
+    folder = found_again(summary.run, summary.folder, runs_folder) or Path(summary.folder)
+    with _refusing(str(folder)):
+        is_gone = not folder.is_dir()
+    if is_gone:
+        raise Misuse(
+            f"{folder} is gone, and the traces of run {run} with it; name the folder that its runs were moved to with"
+            " --runs, run it again, or name files that you kept"
+        )
+    return folder
+
+
+def _of_run(folder: Path) -> TraceFiles:
+    from bench.analysis.timelines import newest_windows
+    from bench.runs.active_runs import is_running
+    from bench.runs.run_dir import case_file
+
+    if is_running(folder):
+        raise Misuse(f"{folder} is still running; look again when it is done")
+    case = case_file(folder).case
+    paths = sorted(newest_windows(folder), key=_rank_in_name)
+    if not paths:
+        wanted = max(1, case.trace_steps)
+        raise Misuse(
+            f"{folder} holds no rank<k>{OWN}: no rank of it was traced to the end of its window;"
+            f" `observatory run {case.strategy} --trace-steps {wanted}` traces some"
+        )
+    return TraceFiles(paths=tuple(paths), folder=folder, ranks=case.ranks)
+
+
+def _rank_in_name(path: Path) -> tuple[int, str]:
+    found = re.match(r"rank(\d+)\.", path.name)
+    return (int(found[1]) if found else 0, path.name)
+
+
+def _of_folder(folder: Path) -> TraceFiles:
+    named = sorted(path for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.is_file())
+    drawings = [path for path in named if _is_drawing(path)]
+    paths = tuple(path for path in named if path not in drawings)
+    if not paths:
+        raise Misuse(f"{folder} holds no trace; one ends with {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    return TraceFiles(
+        paths=paths,
+        unsure=frozenset(paths),
+        notices=tuple(f"{path}: skipped: it is a drawing of ours and no trace" for path in drawings),
+    )
+
+
+def _is_drawing(path: Path) -> bool:
+    """Whether we drew it. What can be read but once, such as a pipe, is not asked."""
+    return not path.name.endswith(OWN) and path.is_file() and is_own_drawing(path)
+
+
+# The sides of an analysis: each the traces of a run's ranks, one a rank, and what is missing of them.
+
+RANKS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """The trace of a rank, and its file."""
+
+    path: Path
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSide:
+    """Traces by rank.
+
+    notices: what is missing of them and of the ranks, a line each. folder: of the run that they are of; None of others.
+    """
+
+    name: str
+    traces: tuple[RankTrace, ...]
+    notices: tuple[str, ...]
+    folder: Path | None = None
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """The Timelines alone."""
+        return tuple(trace.timeline for trace in self.traces)
+
+
+def read_sides(
+    named: Mapping[str, Sequence[str]], *, rank: int | None, runs_folder: Path, store_url: str | None
+) -> tuple[TraceSide, ...]:
+    """Each side as read from the files, folders and runs that it names. rank: of a lone trace.
+
+    Raises:
+        Misuse: a name means nothing, a file is no trace, or two are of one rank.
+        InfrastructureFailed: the history could not be asked for a run, or a process that read died.
+    """
+    files = {side: find_files(names, runs_folder, store_url) for side, names in named.items()}
+    most = max(len(found.paths) for found in files.values())
+    if rank is not None and most > 1:
+        raise Misuse(f"--rank is of a lone trace, and these are {most}; leave it out, or name one file")
+    read = iter(read_traces([path for found in files.values() for path in found.paths], rank=rank))
+    sides: list[TraceSide] = []
+    for name, found in files.items():
+        traces, skipped = _told_apart(found, [next(read) for _ in found.paths])
+        side = side_of(name, list(traces), list(traces.values()), ranks=found.ranks if rank is None else None)
+        sides.append(replace(side, folder=found.folder, notices=(*found.notices, *skipped, *side.notices)))
+    return tuple(sides)
+
+
+def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[Path, Timeline], list[str]]:
+    """The traces, and a line for each file that lies in a folder of traces and is none.
+
+    Raises:
+        Misuse: a file that somebody named is no trace, or none of them is.
+    """
+    found = dict(zip(files.paths, read, strict=True))
+    traces = {path: one for path, one in found.items() if isinstance(one, Timeline)}
+    refused = {path: one for path, one in found.items() if isinstance(one, str)}
+    for path, why in refused.items():
+        if path not in files.unsure:
+            raise Misuse(why)
+    if not traces:
+        first = next(iter(refused.values()))
+        raise Misuse(first if len(refused) == 1 else f"none of {len(refused)} files is a trace: {first}")
+    return traces, [f"skipped: {why}" for why in refused.values()]
+
+
+def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSide:
+    """The side that these files are. ranks: how many the run had; None where the traces say, or nobody knows.
+
+    Raises:
+        Misuse: two files are of one rank.
+    """
+    traces = [RankTrace(path=path, timeline=timeline) for path, timeline in zip(paths, timelines, strict=True)]
+    by_rank: dict[int, RankTrace] = {}
+    for trace in traces:
+        rank = trace.timeline.rank
+        if rank in by_rank:
+            raise Misuse(
+                f"{by_rank[rank].path} and {trace.path} are both of rank {rank}; name one file of each rank"
+                " (where a trace does not tell its rank, a name such as rank1.json does)"
+            )
+        by_rank[rank] = trace
+    ordered = tuple(by_rank[rank] for rank in sorted(by_rank))
+    return TraceSide(
+        name=name,
+        traces=ordered,
+        notices=(
+            *(f"{trace.path}: left out: {line}" for trace in ordered for line in trace.timeline.about.left_out),
+            *_missing(ordered, ranks),
+        ),
+    )
+
+
+def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
+    told = {trace.timeline.about.world_size for trace in traces} - {None} | ({ranks} if ranks else set())
+    sizes = sorted(size for size in told if size is not None)
+    if len(sizes) > 1:
+        return [f"the traces are of worlds of {' and '.join(map(str, sizes))} ranks; are they of one run?"]
+    if not sizes:
+        return []
+    (size,) = sizes
+    here = {trace.timeline.rank for trace in traces}
+    missing = size - sum(rank < size for rank in here)
+    if not missing:
+        return []
+    # A world may be said to have more ranks than anybody would list.
+    first = islice((rank for rank in range(size) if rank not in here), RANKS_NAMED)
+    named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
+    return [
+        f"no trace is here of {missing} of {size} ranks ({named}): what ranks do to each other is told of the others"
+        " alone"
+    ]

@@ -1,0 +1,132 @@
+"""The timed steps of a pipeline's run as a trace file: a row for each stage of a rank, arrows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bench.analysis.pipeline import TimedStep, Work, pipelines
+from bench.analysis.trials import read_trials
+from bench.case import Case
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.run_dir import case_file
+from collectors.sample_log import NewerSchema
+from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
+
+FILE = "stages.perfetto.json"
+
+
+def require_stages(case: Case) -> None:
+    """Refuse a case that has nothing to draw.
+
+    Raises:
+        Misuse: its strategy has no pipeline stages, or no step would be timed.
+    """
+    if case.model is None or case.card().pipeline(case) is None:
+        raise Misuse(
+            f"--timeline draws pipeline stages, and {case.strategy} has none; leave it out, or take a pipeline"
+            " (`observatory list` shows all)"
+        )
+    if not case.trace_steps:
+        raise Misuse("--timeline draws a step that was timed, and trace-steps is 0; take --trace-steps 1 or more")
+
+
+def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
+    """The timed steps of the last trial that was completed.
+
+    Raises:
+        Misuse: there are none in the folder, or a newer version wrote them.
+    """
+    try:
+        trials = read_trials(folder, case.ranks).trials
+    except NewerSchema as error:
+        raise Misuse(str(error)) from None
+    steps = trials[-1].timed_steps if trials else ()
+    if not steps:
+        raise Misuse(f"{folder} has no timed step of all ranks to draw; `observatory run {case.strategy}` makes some")
+    return steps
+
+
+def typical(steps: Sequence[TimedStep]) -> TimedStep:
+    """The step of median length, of an even number the shorter of the middle two."""
+    return sorted(steps, key=_length_ns)[(len(steps) - 1) // 2]
+
+
+def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
+    """Write the steps into the run's folder; the file.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be written.
+    """
+    groups = pipelines(case.card().mesh(case))
+    drawn = [(step, work, _span(step, work)) for step in steps for work in step.works]
+    flows = [flow for step in steps for ranks in groups for flow in _flows(step, ranks, drawn)]
+    path = folder / FILE
+    try:
+        path.write_bytes(encode([span for _, _, span in drawn], flows))
+    except OSError as error:
+        raise InfrastructureFailed(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def _length_ns(step: TimedStep) -> int:
+    return max(work.end_ns for work in step.works) - min(work.start_ns for work in step.works)
+
+
+def _span(step: TimedStep, work: Work) -> TraceSpan:
+    action = work.action
+    return TraceSpan(
+        track=Track(group=f"rank {work.rank}", name=f"stage {action.stage}"),
+        name=f"{action.kind.replace('_', ' ')} {action.microbatch}",
+        category=action.kind,
+        start_ns=step.begun_ns + work.start_ns,
+        end_ns=step.begun_ns + work.end_ns,
+        arguments={"microbatch": action.microbatch, "stage": action.stage, "step": step.step},
+    )
+
+
+def _flows(step: TimedStep, ranks: Sequence[int], drawn: Sequence[tuple[TimedStep, Work, TraceSpan]]) -> Iterator[Flow]:
+    """What stages hand on: activations to the next stage, gradients to the one before."""
+    spans: dict[tuple[str, int, int], TraceSpan] = {}
+    for at, work, span in drawn:
+        if at is step and work.rank in ranks and work.action.kind != "weight_backward":
+            way = "activations" if work.action.kind == "forward" else "gradients"
+            spans[way, work.action.stage, work.action.microbatch] = span
+    for (way, stage, microbatch), source in spans.items():
+        target = spans.get((way, stage + (1 if way == "activations" else -1), microbatch))
+        if target is not None:
+            yield Flow(name=way, source=source, target=target)
+
+
+# What the stages of a run's pipeline did, as boxes to draw beside its traces.
+
+ROW = "stage {}, in steps of their own"
+
+
+def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[TraceSpan]:
+    """The actions of all timed steps of the run in this folder; none of a run whose strategy has no stages.
+
+    They are timed in other steps than those that the profiler sees, on a clock that only ranks of one node share.
+
+    on_notice: is told why a pipeline's are absent.
+    """
+    case = case_file(folder).case
+    if case.model is None or case.card().pipeline(case) is None:
+        return []
+    try:
+        steps = timed_steps(case, folder)
+    except Misuse as error:  # Such as a run that ended early, whose traces are drawn all the same.
+        on_notice(f"stage actions are absent: {error}")
+        return []
+    return [
+        TraceSpan(
+            track=Track(group=f"rank {work.rank}", name=ROW.format(work.action.stage)),
+            name=f"{work.action.kind.replace('_', ' ')} {work.action.microbatch}",
+            category=work.action.kind,
+            start_ns=step.begun_ns + work.start_ns,
+            end_ns=step.begun_ns + work.end_ns,
+            arguments={"microbatch": work.action.microbatch, "stage": work.action.stage, "step": step.step},
+        )
+        for step in steps
+        for work in step.works
+    ]

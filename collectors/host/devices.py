@@ -1,0 +1,66 @@
+"""What the host's disks read and write, and how long it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectors.host.procfs import KernelFiles
+from collectors.metrics import host
+from collectors.metrics.metric import Sample
+
+_SECTOR_BYTES = 512
+"""In /proc/diskstats, whatever the disk's own sectors are."""
+_VIRTUAL = "/virtual/"
+_DISK_DIRECTIONS = {"read": 3, "written": 7}
+"""Where a direction's columns begin: requests, merged ones, sectors, milliseconds."""
+_BUSY_MS = 12
+
+
+def read_disks(files: KernelFiles) -> Iterator[Sample]:
+    """Bytes, requests and seconds of each disk that is a device of its own.
+
+    What is made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
+    """
+    disks = {name for name in files.names("sys/block") if _is_own(files, name)}
+    for line in files.text("proc/diskstats").splitlines():
+        columns = line.split()
+        device = columns[2]
+        if device.replace("/", "!") not in disks:  # As a name with a slash is written in /sys.
+            continue
+        for direction, first in _DISK_DIRECTIONS.items():
+            requests, _, sectors, spent_ms = map(int, columns[first : first + 4])
+            labels = {"device": device, "direction": direction}
+            yield host.HOST_DISK_BYTES.at(sectors * _SECTOR_BYTES, **labels)
+            yield host.HOST_DISK_REQUESTS.at(requests, **labels)
+            yield host.HOST_DISK_REQUEST_SECONDS.at(spent_ms / 1e3, **labels)
+        yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
+
+
+def _is_own(files: KernelFiles, name: str) -> bool:
+    try:
+        return _VIRTUAL not in files.target(f"sys/block/{name}")
+    except FileNotFoundError:  # It was taken out since.
+        return False
+
+
+# What the host's network interfaces send, receive and lose.
+
+_HEADINGS = 2
+_NETWORK_DIRECTIONS = {"received": 0, "sent": 8}
+"""Where a direction's columns begin: bytes, packets, errors, dropped."""
+
+
+def read_network(files: KernelFiles) -> Iterator[Sample]:
+    """Bytes, dropped packets and errors of each interface of the network namespace that the agent lives in.
+
+    An interface that begins anew is a counter reset, as Prometheus knows it.
+    """
+    for line in files.text("proc/net/dev").splitlines()[_HEADINGS:]:
+        name, _, columns = line.partition(":")
+        counted = [int(column) for column in columns.split()]
+        for direction, first in _NETWORK_DIRECTIONS.items():
+            moved_bytes, _, errors, dropped = counted[first : first + 4]
+            labels = {"interface": name.strip(), "direction": direction}
+            yield host.HOST_NETWORK_BYTES.at(moved_bytes, **labels)
+            yield host.HOST_NETWORK_DROPPED.at(dropped, **labels)
+            yield host.HOST_NETWORK_ERRORS.at(errors, **labels)

@@ -1,0 +1,152 @@
+"""The memory of each of the host's NUMA nodes, and whether it went to those that wanted it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectors.host.procfs import Absent, Found, KernelFiles
+from collectors.metrics import host
+from collectors.metrics.metric import Sample
+
+# Time of the host's CPUs by mode.
+
+_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+"""In the order of /proc/stat. Two more follow there, a guest's times, which `user` and `nice` hold already."""
+
+
+class CpuTime:
+    """All CPUs together, by /proc/stat.
+
+    The kernel sets back `idle` and `iowait` by moments, as its documentation says; a counter that falls would be taken
+    for one that began anew, so that each mode keeps its highest value until it is passed.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def read(self, files: KernelFiles) -> Iterator[Sample]:
+        """Seconds of each mode since the host's start."""
+        name, *ticks = files.text("proc/stat").partition("\n")[0].split()
+        if name != "cpu":
+            raise ValueError(f"/proc/stat begins with {name!r}")
+        for mode, counted in zip(_MODES, ticks, strict=False):
+            highest = self._highest[mode] = max(int(counted), self._highest.get(mode, 0))
+            yield host.HOST_CPU_SECONDS.at(highest / files.ticks_per_s, mode=mode)
+
+
+# How many tasks ran or waited to run.
+
+
+def read_load(files: KernelFiles) -> Iterator[Sample]:
+    """The kernel's average over the last minute."""
+    yield host.HOST_LOAD.at(float(files.text("proc/loadavg").split()[0]))
+
+
+# How much memory and swap space the host has, and what holds it.
+
+_FIELDS = {
+    "total": "MemTotal",
+    "available": "MemAvailable",
+    "free": "MemFree",
+    "cached": "Cached",
+    "shared": "Shmem",
+    "buffers": "Buffers",
+}
+"""Our kinds and the lines of /proc/meminfo."""
+
+
+def read_memory(files: KernelFiles) -> Iterator[Sample]:
+    """Bytes of each kind."""
+    held = {line.partition(":")[0]: _bytes(line) for line in files.text("proc/meminfo").splitlines()}
+    for kind, field in _FIELDS.items():
+        yield host.HOST_MEMORY_BYTES.at(held[field], kind=kind)
+    yield host.HOST_MEMORY_BYTES.at(held["MemTotal"] - held["MemAvailable"], kind="used")
+    # What is on its way to the disk is no longer called dirty, and not yet safe.
+    yield host.HOST_MEMORY_BYTES.at(held["Dirty"] + held["Writeback"], kind="dirty")
+    yield host.HOST_SWAP_BYTES.at(held["SwapTotal"], kind="total")
+    yield host.HOST_SWAP_BYTES.at(held["SwapTotal"] - held["SwapFree"], kind="used")
+
+
+def _bytes(line: str) -> int:
+    """Of a line such as "MemFree: 512 kB", where the kernel means KiB; a few lines are plain numbers."""
+    number, *unit = line.partition(":")[2].split()
+    return int(number) * (1024 if unit else 1)
+
+
+_NUMA_FOLDER = "sys/devices/system/node"
+_SWITCH = "proc/sys/vm/numa_stat"
+_KINDS = {"total": "MemTotal:", "free": "MemFree:", "cached": "FilePages:"}
+_OUTCOMES = {"hit": "numa_hit", "miss": "numa_miss"}
+_CPUS = {"local": "local_node", "remote": "other_node"}
+
+
+def read_numa(files: KernelFiles) -> Iterator[Found]:
+    """Bytes and allocations of each NUMA node."""
+    is_counting = _is_counting(files)
+    if not is_counting:
+        yield Absent(f"NUMA: the kernel is told not to count allocations (/{_SWITCH} is 0); they are left out")
+    for name in files.names(_NUMA_FOLDER):
+        numa = name.removeprefix("node")
+        if not numa.isdecimal():
+            continue
+        try:
+            held = dict(line.split()[2:4] for line in files.text(f"{_NUMA_FOLDER}/{name}/meminfo").splitlines())
+            counted = dict(line.split() for line in files.text(f"{_NUMA_FOLDER}/{name}/numastat").splitlines())
+        except FileNotFoundError:
+            if name in files.names(_NUMA_FOLDER):
+                raise
+            continue  # It went offline since.
+        for kind, field in _KINDS.items():
+            yield host.HOST_NUMA_MEMORY_BYTES.at(int(held[field]) * 1024, numa=numa, kind=kind)
+        if not is_counting:
+            continue
+        for outcome, field in _OUTCOMES.items():
+            yield host.HOST_NUMA_ALLOCATIONS.at(int(counted[field]), numa=numa, outcome=outcome)
+        for cpu, field in _CPUS.items():
+            yield host.HOST_NUMA_ALLOCATORS.at(int(counted[field]), numa=numa, cpu=cpu)
+
+
+def _is_counting(files: KernelFiles) -> bool:
+    try:
+        return files.text(_SWITCH).strip() != "0"
+    except OSError:  # Of a kernel that always does.
+        return True
+
+
+# How often processes had to wait for their memory, and what was swapped.
+
+_SWAPPED = {"in": "pswpin", "out": "pswpout"}
+
+
+def read_paging(files: KernelFiles) -> Iterator[Found]:
+    """Page faults, and bytes swapped, since the host's start.
+
+    Minor faults are not told apart: the kernel counts a major one when its waiting begins, and any at its end, so that
+    the difference falls while a disk is slow.
+    """
+    words = files.text("proc/vmstat").split()
+    counted = dict(zip(words[::2], words[1::2], strict=True))
+    yield host.HOST_PAGE_FAULTS.at(int(counted["pgfault"]))
+    yield host.HOST_MAJOR_PAGE_FAULTS.at(int(counted["pgmajfault"]))
+    if not counted.keys() >= set(_SWAPPED.values()):
+        yield Absent("paging: the kernel was built without swap; bytes swapped are left out")
+        return
+    for direction, field in _SWAPPED.items():
+        yield host.HOST_SWAPPED_BYTES.at(int(counted[field]) * files.page_bytes, direction=direction)
+
+
+# How long tasks waited for CPU, memory, disks or interrupts: the kernel's pressure stall information.
+
+_PRESSURE_FOLDER = "proc/pressure"
+_UNDEFINED = ("cpu", "full")
+"""The kernel writes zero there for the sake of form."""
+
+
+def read_pressure(files: KernelFiles) -> Iterator[Sample]:
+    """Seconds in which some or all tasks were stalled, of each resource that this kernel has."""
+    for resource in files.names(_PRESSURE_FOLDER):
+        for line in files.text(f"{_PRESSURE_FOLDER}/{resource}").splitlines():
+            stalled, *figures = line.split()
+            if (resource, stalled) != _UNDEFINED:
+                total_us = dict(figure.split("=") for figure in figures)["total"]
+                yield host.HOST_PRESSURE_SECONDS.at(int(total_us) / 1e6, resource=resource, stalled=stalled)

@@ -1,0 +1,16 @@
+"""Every metric there is, in order."""
+
+from __future__ import annotations
+
+from collectors.metrics import agent, gpu, gpu_health, host, probes, rank, results
+from collectors.metrics.metric import Metric
+
+METRICS: tuple[Metric, ...] = (
+    *rank.METRICS,
+    *probes.METRICS,
+    *gpu.METRICS,
+    *gpu_health.METRICS,
+    *host.METRICS,
+    *agent.METRICS,
+    *results.METRICS,
+)

@@ -1,0 +1,170 @@
+"""Asks a node's collectors, each in a thread of its own, so that one that hangs or fails is alone in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+from collectors.background import Answerer
+from collectors.errors import in_words
+from collectors.metrics.metric import Sample
+from collectors.node.registry import CountingCollector, NodeCollector
+
+DEADLINE_S = 1.0
+"""How long the collectors may take to answer at one beat, all of them together; longer than any deadline of theirs."""
+HOLD_S = 60.0
+"""How long the last answer of a collector that is late is still shown."""
+_CLOSE_S = 1.0
+
+State = Literal["answering", "late", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is known of a collector after a poll.
+
+    samples: of its last answer; none of one that failed, or is late for too long. at_ns: when that answer was there,
+    by the monotonic clock; None before the first. read_s, read_samples: what all its answers took, and held.
+    read_fields: what it really asked its source for, as the collector counts it, else the samples that were new with an
+    answer; None where it asks for no fields.
+    """
+
+    name: str
+    state: State
+    samples: list[Sample]
+    at_ns: int | None
+    read_s: float
+    read_samples: int
+    read_fields: int | None = None
+
+
+class Poller:
+    """The collectors of a node, from their opening by somebody else until `close`, which closes them, too.
+
+    One that is late is not waited for again until it has answered. One that raises has failed, and is asked no more.
+
+    deadline_s: see DEADLINE_S. hold_s: see HOLD_S. clock_ns: never set back.
+    """
+
+    def __init__(
+        self,
+        collectors: Iterable[NodeCollector],
+        *,
+        deadline_s: float = DEADLINE_S,
+        hold_s: float = HOLD_S,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._deadline_s = deadline_s
+        self._hold_s = hold_s
+        self._clock_ns = clock_ns
+        self._asked = [_Asked(collector, clock_ns) for collector in collectors]
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What is not collected and why, each reason once."""
+        own = (reason for one in self._asked for reason in one.absent)
+        return tuple(dict.fromkeys((*own, *self._reasons)))
+
+    def poll(self) -> tuple[Part, ...]:
+        """Ask all of them; what each answered, or answered last."""
+        for one in self._asked:
+            if one.state == "late":
+                self._settle(one, 0.0)
+            if one.state != "failed":
+                one.answerer.ask()
+        until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
+        for one in self._asked:
+            if one.state != "failed":
+                self._settle(one, 0.0 if one.state == "late" else (until_ns - self._clock_ns()) / 1e9)
+        return tuple(self._part(one) for one in self._asked)
+
+    def close(self) -> None:
+        """End the threads and close the collectors; one that hangs is left behind, unclosed."""
+        with ExitStack() as stack:  # If one cannot be closed, the others are.
+            for one in self._asked:
+                if one.answerer.close(_CLOSE_S):
+                    stack.callback(one.collector.close)
+
+    def _settle(self, one: _Asked, left_s: float) -> None:
+        name = one.collector.name
+        try:
+            one.state = "answering" if one.answerer.wait(left_s) else "late"
+        except Exception as error:  # noqa: BLE001  # Whatever ails one, the others go on.
+            one.state = "failed"
+            self._say(f"{name}: {in_words(error)}; its samples end here")
+        if one.state == "late":
+            self._say(f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old")
+
+    def _part(self, one: _Asked) -> Part:
+        answer = one.answerer.latest
+        is_shown = answer is not None and (
+            one.state == "answering"
+            or (one.state == "late" and self._clock_ns() - answer.at_ns <= round(self._hold_s * 1e9))
+        )
+        return Part(
+            name=one.collector.name,
+            state=one.state,
+            samples=answer.samples if answer is not None and is_shown else [],
+            at_ns=None if answer is None else answer.at_ns,
+            read_s=0.0 if answer is None else answer.read_s,
+            read_samples=0 if answer is None else answer.read_samples,
+            read_fields=0 if answer is None else answer.read_fields,
+        )
+
+    def _say(self, reason: str) -> None:
+        self._reasons.setdefault(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """An answer and when it was there; read_s, read_samples, read_fields: with those of all answers before it."""
+
+    samples: list[Sample]
+    absent: tuple[str, ...]
+    at_ns: int
+    read_s: float
+    read_samples: int
+    read_fields: int
+
+
+class _Asked:
+    """A collector and the thread that asks it."""
+
+    def __init__(self, collector: NodeCollector, clock_ns: Callable[[], int]) -> None:
+        self.collector = collector
+        self.state: State = "answering"
+        self._clock_ns = clock_ns
+        self._counting = collector if isinstance(collector, CountingCollector) else None
+        self.answerer: Answerer[_Answer] = Answerer(f"collector-{collector.name}", self._read)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What it cannot give, as it said with its last answer."""
+        answer = self.answerer.latest
+        return () if answer is None else answer.absent
+
+    def _read(self) -> _Answer:
+        before = self.answerer.latest
+        begun_ns = self._clock_ns()
+        samples = self.collector.read()
+        at_ns = self._clock_ns()
+        return _Answer(
+            samples=samples,
+            absent=self.collector.absent,
+            at_ns=at_ns,
+            read_s=(0.0 if before is None else before.read_s) + (at_ns - begun_ns) / 1e9,
+            read_samples=(0 if before is None else before.read_samples) + len(samples),
+            read_fields=self._fields(samples, before),
+        )
+
+    def _fields(self, samples: list[Sample], before: _Answer | None) -> int:
+        if self._counting is not None:
+            return self._counting.fields_asked
+        # What a collector repeats is the very sample that it gave before.
+        repeated = set() if before is None else set(map(id, before.samples))
+        new = sum(id(sample) not in repeated for sample in samples)
+        return new + (0 if before is None else before.read_fields)

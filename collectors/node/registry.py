@@ -1,0 +1,127 @@
+"""The collectors that are polled on each node, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from collectors.errors import in_words
+from collectors.host.collector import HostCollector
+from collectors.metrics.metric import Sample
+from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector
+from collectors.nvml.library import Nvml
+from collectors.nvml.queries import GpuProcess
+
+# What is wanted of a node's collectors: how often they are asked, and so how long they may take, and how much.
+
+_ALL_RATIO = 0.9
+"""Share of a beat for which all collectors together are waited for; the rest is for what is done with their answers."""
+_PART_RATIO = 0.8
+"""Share of a beat in which a collector's parts must answer, so that it can say itself which of them is late."""
+_HOLD_BEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """beat_s: between two askings. per_nvlink: the bytes of each NVLink, too."""
+
+    beat_s: float = 1.0
+    per_nvlink: bool = False
+
+    def all_within_s(self, longest_s: float) -> float:
+        """How long all collectors together are waited for: no longer than that, and less than a beat."""
+        return min(longest_s, _ALL_RATIO * self.beat_s)
+
+    def part_within_s(self, longest_s: float) -> float:
+        """How long a collector waits for its parts, such as GPUs: less than it is waited for itself."""
+        return min(longest_s, _PART_RATIO * self.beat_s)
+
+    def held_s(self, shortest_s: float) -> float:
+        """How long the last answer of what is late is shown: no shorter than that, and for some beats."""
+        return max(shortest_s, _HOLD_BEATS * self.beat_s)
+
+
+USUAL = Wanted()
+
+
+class NodeCollector(Protocol):
+    """Something on a node that is asked for its samples now and then, by one thread at a time.
+
+    Who opens it closes it.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called where it is named."""
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What it cannot give and why, each reason once; any read may add to it."""
+
+    def read(self) -> list[Sample]:
+        """What is true now; nothing where there is nothing to collect."""
+
+    def close(self) -> None:
+        """Give back what was taken; nothing is asked afterwards."""
+
+
+@runtime_checkable
+class GpuCollector(Protocol):
+    """A collector that knows who computes on the GPUs that it reads."""
+
+    def processes(self) -> Mapping[int, tuple[GpuProcess, ...]]:
+        """The GPUs that each process computes on, by its pid, as last read; from any thread."""
+
+
+@runtime_checkable
+class CountingCollector(Protocol):
+    """A collector that counts what it asks for."""
+
+    @property
+    def fields_asked(self) -> int:
+        """Fields, and questions for one thing each, that it has asked for since it was opened; from any thread."""
+
+
+def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
+    """The GPUs of this node, or of another NVML that is given."""
+    return NvmlCollector(
+        nvml,
+        per_link=wanted.per_nvlink,
+        deadline_s=wanted.part_within_s(DEADLINE_S),
+        hold_s=wanted.held_s(HOLD_S),
+    )
+
+
+Opener = Callable[[Wanted], NodeCollector]
+
+OPENERS: tuple[tuple[str, Opener], ...] = (
+    ("host", lambda wanted: HostCollector()),
+    ("nvml", open_nvml),
+)
+
+
+def open_collectors(
+    wanted: Wanted = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
+) -> tuple[NodeCollector, ...]:
+    """Every collector of this node, in order; one that cannot be opened has a reason and no samples."""
+    return tuple(_open(name, opener, wanted) for name, opener in openers)
+
+
+def _open(name: str, opener: Opener, wanted: Wanted) -> NodeCollector:
+    try:
+        return opener(wanted)
+    except Exception as error:  # noqa: BLE001  # Whatever ails one, the others watch the node.
+        return _Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out")
+
+
+class _Unopened:
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.absent = (reason,)
+
+    def read(self) -> list[Sample]:
+        return []
+
+    def close(self) -> None:
+        """Nothing was taken."""

@@ -1,0 +1,273 @@
+"""Watches a node on a beat, as long as the agent lives, into a snapshot in memory that scrapes are answered from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from collectors.background import Beat
+from collectors.errors import in_words
+from collectors.metrics import agent
+from collectors.metrics.metric import Sample
+from collectors.node.poller import DEADLINE_S, HOLD_S, Part, Poller
+from collectors.node.registry import USUAL, GpuCollector, NodeCollector, Wanted, open_collectors
+from collectors.node_log import NodeLogWriter, open_node_log
+from collectors.nvml.queries import GpuProcess
+from collectors.prometheus.exposition import Owned
+from collectors.sample_log import LogUnwritable, Note, SampleLog
+
+# Polls a node on a beat while a trial goes on, in a thread of its own, into the node's log.
+
+BEAT_S = 1.0
+STOP_S = 4.0
+"""How long the last polls and lines may take before they are left behind; longer than two polls at their deadlines."""
+
+
+@contextmanager
+def polling(
+    poller: Poller,
+    path: Path,
+    *,
+    run: str,
+    node: int,
+    trial: int,
+    on_problem: Callable[[str], None],
+) -> Iterator[None]:
+    """Poll the node into the log while what is inside goes on, which no trouble of ours may end.
+
+    on_problem: is told why the log ends early or is not there.
+    """
+    try:
+        log: SampleLog | None = open_node_log(path, run=run, node=node)
+    except LogUnwritable as error:
+        log = None
+        on_problem(_unwritable(error))
+    if log is None:
+        yield
+        return
+    with Sampler(poller, log, trial=trial) as sampler:
+        yield
+    if sampler.problem is not None:
+        on_problem(sampler.problem)
+
+
+class Sampler:
+    """Polls at once, then on each beat, and once more at the end, so that counters span the whole time.
+
+    Use it in a `with`. It takes the log over, which its thread closes, and leaves the poller to who made it. What is
+    absent, of which trial, is noted in the log once.
+
+    missed: beats that went by while a poll, the disk or the machine took too long. problem: why it ended early, None
+    where it did not.
+    clock_ns: for the beat, never set back; now_ns: the time that records bear. wait: until told to stop or for so many
+    seconds; whether told.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        log: SampleLog,
+        *,
+        trial: int,
+        beat_s: float = BEAT_S,
+        stop_s: float = STOP_S,
+        now_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        self.problem: str | None = None
+        self._poller = poller
+        self._log = log
+        self._beats = NodeLogWriter(log)
+        self._trial = trial
+        self._stop_s = stop_s
+        self._now_ns = now_ns
+        self._beat = Beat(beat_s, clock_ns=clock_ns, wait=wait)
+        self._reasons: dict[str, None] = {}
+        self._told_to_stop = threading.Event()
+        self._is_left_behind = False
+        self._thread = threading.Thread(target=self._run, name="node-sampler", daemon=True)
+
+    @property
+    def missed(self) -> int:
+        """Beats that were skipped."""
+        return self._beat.missed
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """What is not collected and why, each reason once."""
+        return tuple(self._reasons)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the polling; a second call does nothing."""
+        self._told_to_stop.set()
+        self._thread.join(self._stop_s)
+        if self._thread.is_alive():
+            self._is_left_behind = True
+            self.problem = f"the node's last poll did not end within {self._stop_s:g} s and was left behind"
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._poll_on_the_beat()
+            finally:
+                self._log.close()
+        except LogUnwritable as error:
+            self.problem = _unwritable(error)
+
+    def _poll_on_the_beat(self) -> None:
+        self._poll()
+        while not self._beat.wait(self._told_to_stop):
+            self._poll()
+        self._poll()
+        if self.missed and not self._is_left_behind:
+            self._say(f"node: {self.missed} of {self._beat.passed} beats of {self._beat.beat_s:g} s were missed")
+
+    def _poll(self) -> None:
+        time_ns = self._now_ns()
+        samples = [sample for part in self._poller.poll() for sample in part.samples]
+        if self._is_left_behind:  # The trial is over; its log may be read by now.
+            return
+        if samples:
+            self._beats.write(samples, time_ns=time_ns)
+        for reason in self._poller.absent:
+            self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._reasons:
+            self._reasons[reason] = None
+            self._log.write(Note(trial=self._trial, time_ns=self._now_ns(), text=reason))
+
+
+def _unwritable(error: LogUnwritable) -> str:
+    return f"the node's log cannot be written: {error.strerror}: {error.filename}"
+
+
+_STOP_S = 5.0
+_OF_THE_NODE: Mapping[str, str] = {}
+
+
+class NodeWatch:
+    """Polls at once and then on each beat, in a thread of its own, which opens the collectors and closes them.
+
+    Use it in a `with`. A scrape polls nothing: it finds what the collectors answered last, with its age. What hangs
+    when the watch ends is left behind.
+
+    on_notice: is told what is absent and why, each time that it is; from the watch's thread.
+    on_beat: is called after each poll, in the watch's thread.
+    clock_ns: never set back. cpu_s: CPU time of this process. wait: until told to stop or for so many seconds.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Sequence[NodeCollector]] = open_collectors,
+        *,
+        beat_s: float = USUAL.beat_s,
+        on_notice: Callable[[str], None],
+        on_beat: Callable[[], None] = lambda: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_s: Callable[[], float] = time.process_time,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        self._opener = opener
+        self._wanted = Wanted(beat_s=beat_s)
+        self._on_notice, self._on_beat = on_notice, on_beat
+        self._clock_ns, self._cpu_s, self._wait = clock_ns, cpu_s, wait
+        self._collectors: Sequence[NodeCollector] = ()
+        self._parts: tuple[Part, ...] = ()
+        self._beat: Beat | None = None
+        self._told_to_stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+
+    def __enter__(self) -> NodeWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the polling; a second call does nothing."""
+        self._told_to_stop.set()
+        self._thread.join(_STOP_S)
+
+    def samples(self) -> list[Owned]:
+        """What the collectors answered last, and what the agent has to say of itself."""
+        return [(sample, _OF_THE_NODE) for sample in (*self.node_samples(), *self._own(self._parts))]
+
+    def node_samples(self) -> list[Sample]:
+        """What the collectors answered last."""
+        return [sample for part in self._parts for sample in part.samples]
+
+    def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
+        """The GPUs that each process computes on, by its pid, as last read."""
+        found: dict[int, tuple[GpuProcess, ...]] = {}
+        for collector in self._collectors:
+            for pid, processes in collector.processes().items() if isinstance(collector, GpuCollector) else ():
+                found[pid] = (*found.get(pid, ()), *processes)
+        return found
+
+    def _own(self, parts: Sequence[Part]) -> list[Sample]:
+        samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._wanted.beat_s)]
+        if self._beat is not None:
+            samples += [
+                agent.AGENT_BEATS.at(self._beat.kept),
+                agent.AGENT_MISSED_BEATS.at(self._beat.missed),
+                agent.AGENT_LATENESS_SECONDS.at(self._beat.late_s),
+            ]
+        now_ns = self._clock_ns()
+        return samples + [sample for part in parts for sample in told_of(part, now_ns)]
+
+    def _run(self) -> None:
+        self._collectors = self._opener()
+        poller = Poller(
+            self._collectors,
+            deadline_s=self._wanted.all_within_s(DEADLINE_S),
+            hold_s=self._wanted.held_s(HOLD_S),
+            clock_ns=self._clock_ns,
+        )
+        beat = self._beat = Beat(self._wanted.beat_s, clock_ns=self._clock_ns, wait=self._wait)
+        try:
+            self._poll(poller)
+            while not beat.wait(self._told_to_stop):
+                self._poll(poller)
+        finally:
+            poller.close()
+
+    def _poll(self, poller: Poller) -> None:
+        self._parts = poller.poll()
+        for reason in poller.absent:
+            self._on_notice(reason)
+        try:
+            self._on_beat()
+        except Exception as error:  # noqa: BLE001  # Whatever ails it, the node is watched.
+            self._on_notice(f"what is done at each beat failed: {in_words(error)}")
+
+
+def told_of(part: Part, now_ns: int) -> list[Sample]:
+    """What the agent tells of a collector: how it answers, how old that is, what its answers took, asked and held."""
+    samples = [
+        agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),
+        agent.AGENT_READ_SECONDS.at(part.read_s, collector=part.name),
+        agent.AGENT_SAMPLES.at(part.read_samples, collector=part.name),
+    ]
+    if part.read_fields is not None:
+        samples.append(agent.AGENT_FIELDS.at(part.read_fields, collector=part.name))
+    if part.at_ns is not None and part.state != "failed":
+        samples.append(agent.AGENT_AGE_SECONDS.at((now_ns - part.at_ns) / 1e9, collector=part.name))
+    return samples

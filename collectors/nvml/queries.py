@@ -1,0 +1,354 @@
+"""The questions that have a function of NVML each, and how its answer becomes samples in base units."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pynvml
+from pynvml import (
+    NVML_CLOCK_MEM,
+    NVML_CLOCK_SM,
+    NVML_CLOCK_VIDEO,
+    NVML_TEMPERATURE_GPU,
+    nvmlMemory_v2,
+)
+
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics.gpu import GPU_INFO
+from collectors.metrics.metric import Sample
+from collectors.nvml.fields import link_bytes_per_second
+from collectors.nvml.library import Nvml, NVMLError, Standings, says_unsupported
+
+# How far a GPU has joined the fabric of its NVLink switches.
+
+_STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
+"""Source: nvml.h, nvmlGpuFabricState_t; 0 is a GPU without a fabric."""
+
+
+def fabric(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    """The GPU's state and clique; nothing where it has no fabric.
+
+    The second version of NVML's structure, which drivers have known since 535.
+    """
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    state = _STATES.get(info.state)
+    if state is None:
+        return []
+    return [gpu_metrics.GPU_FABRIC.at(1, gpu=gpu, state=state, clique=str(info.cliqueId))]
+
+
+# Who a GPU is and how it is set up, as the labels of one series.
+
+UNKNOWN = "unknown"
+_NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+"""Source: nvml.h, nvmlNvlinkVersion_t."""
+
+
+class Identity:
+    """What a GPU tells of itself, each fact a question of its own; what it does not tell is unknown.
+
+    A fact that cannot change is asked for until it is told. One that can keeps what was told last where it is refused
+    for a moment, so that the series does not become another.
+    """
+
+    def __init__(
+        self, nvml: Nvml, handle: Any, standings: Standings, *, gpu: str, uuid: str, driver: str, cuda: str
+    ) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._standings = standings
+        self._labels = {"gpu": gpu, "uuid": uuid, "driver": driver, "cuda": cuda}
+        self._labels |= {fact.label: UNKNOWN for fact in _FACTS}
+
+    def read(self) -> Sample:
+        """The GPU's info series.
+
+        Raises:
+            GpuLost: the GPU is gone.
+        """
+        for fact in _FACTS:
+            if fact.can_change or self._labels[fact.label] == UNKNOWN:
+                told = self._standings.ask(fact.question, partial(fact.read, self._nvml, self._handle))
+                self._labels[fact.label] = told or self._labels[fact.label]
+        return GPU_INFO.at(1, **self._labels)
+
+
+def cuda_version(nvml: Nvml) -> str:
+    """The newest CUDA that the driver can run, as "13.1"."""
+    try:
+        number = nvml.nvmlSystemGetCudaDriverVersion()
+    except NVMLError:
+        return UNKNOWN
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
+    """Of each NVLink that the GPU has, whether it is up; empty where it has none.
+
+    Raises:
+        NVMLError: the GPU is gone, or does not tell.
+    """
+    states: list[bool] = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            states.append(bool(nvml.nvmlDeviceGetNvLinkState(handle, link)))
+        except NVMLError as error:
+            if not says_unsupported(error):
+                raise
+            break  # There are no more.
+    return states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fact:
+    """One label of the series. question: what a driver that has no answer lacks."""
+
+    label: str
+    question: str
+    read: Callable[[Nvml, Any], str]
+    can_change: bool = False
+
+
+def _name(nvml: Nvml, handle: Any) -> str:
+    return nvml.nvmlDeviceGetName(handle)
+
+
+def _serial(nvml: Nvml, handle: Any) -> str:
+    return nvml.nvmlDeviceGetSerial(handle)
+
+
+def _pci_address(nvml: Nvml, handle: Any) -> str:
+    address = nvml.nvmlDeviceGetPciInfo_v3(handle).busId
+    return address.decode() if isinstance(address, bytes) else str(address)
+
+
+def _most_pcie(nvml: Nvml, handle: Any) -> str:
+    return f"{nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)} x{nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"
+
+
+def _vbios(nvml: Nvml, handle: Any) -> str:
+    return nvml.nvmlDeviceGetVbiosVersion(handle)
+
+
+def _numa(nvml: Nvml, handle: Any) -> str:
+    return str(nvml.nvmlDeviceGetNumaNodeId(handle))
+
+
+def _persistence(nvml: Nvml, handle: Any) -> str:
+    return _switch(nvml.nvmlDeviceGetPersistenceMode(handle))
+
+
+def _mig(nvml: Nvml, handle: Any) -> str:
+    return _switch(nvml.nvmlDeviceGetMigMode(handle)[0])
+
+
+def _nvlink(nvml: Nvml, handle: Any) -> str:
+    states = nvlinks(nvml, handle)
+    if not any(states):
+        return "none"
+    version = _NVLINK_VERSIONS.get(nvml.nvmlDeviceGetNvLinkVersion(handle, states.index(True)), UNKNOWN)
+    return f"{version} x{sum(states)}"
+
+
+def _switch(state: int) -> str:
+    return "on" if state else "off"
+
+
+_FACTS = (
+    _Fact(label="name", question="name", read=_name),
+    _Fact(label="serial", question="serial number", read=_serial),
+    _Fact(label="pci_address", question="PCI address", read=_pci_address),
+    _Fact(label="pcie", question="PCIe capability", read=_most_pcie),
+    _Fact(label="vbios", question="VBIOS version", read=_vbios),
+    _Fact(label="numa", question="NUMA node", read=_numa),
+    _Fact(label="persistence", question="persistence mode", read=_persistence, can_change=True),
+    _Fact(label="mig", question="MIG mode", read=_mig, can_change=True),
+    _Fact(label="nvlink", question="NVLink states", read=_nvlink, can_change=True),
+)
+
+
+# The processes that compute on a GPU, so that a rank finds its GPU by its pid.
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""Of the host itself. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process with a compute context on a GPU.
+
+    pid: as the driver sees it, which is the host's number and not that of a container. gpu: NVML's index.
+    instance: which part of a GPU that MIG split, None for the whole. memory_bytes: None where the driver does not tell.
+    """
+
+    pid: int
+    gpu: str
+    uuid: str
+    instance: str | None = None
+    memory_bytes: int | None = None
+
+
+def names_all_processes(proc: Path = Path("/proc")) -> bool:
+    """Whether the driver names to this process all that compute: not in a container with PIDs of its own."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def processes_on(
+    nvml: Nvml, handle: Any, *, gpu: str, uuid: str, instance: str | None = None
+) -> tuple[GpuProcess, ...]:
+    """The processes on a GPU or on a part of one."""
+    return tuple(
+        GpuProcess(pid=one.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=one.usedGpuMemory)
+        for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    )
+
+
+Read = Callable[[Nvml, Any, str], list[Sample]]
+"""From NVML, a GPU's handle and its label to samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question about a GPU.
+
+    name: what a driver that has no answer lacks. is_slow: what it asks for changes rarely; see `Gpu`.
+    """
+
+    name: str
+    read: Read
+    is_slow: bool = False
+
+
+_CLOCKS = (("sm", NVML_CLOCK_SM), ("memory", NVML_CLOCK_MEM), ("video", NVML_CLOCK_VIDEO))
+_REASONS = (
+    ("idle", 0x1),
+    ("application_clocks", 0x2),
+    ("software_power_cap", 0x4),
+    ("hardware_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("software_thermal", 0x20),
+    ("hardware_thermal", 0x40),
+    ("hardware_power_brake", 0x80),
+    ("display_clocks", 0x100),
+)
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons. Source: nvml.h, nvmlClocksEventReasons."""
+
+
+def _utilization(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    percent = nvml.nvmlDeviceGetUtilizationRates(handle)
+    return [
+        gpu_metrics.GPU_UTILIZATION.at(percent.gpu / 100, gpu=gpu),
+        gpu_metrics.GPU_MEMORY_UTILIZATION.at(percent.memory / 100, gpu=gpu),
+    ]
+
+
+def _encoder(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    percent, _ = nvml.nvmlDeviceGetEncoderUtilization(handle)
+    return [gpu_metrics.GPU_ENCODER_UTILIZATION.at(percent / 100, gpu=gpu)]
+
+
+def _decoder(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    percent, _ = nvml.nvmlDeviceGetDecoderUtilization(handle)
+    return [gpu_metrics.GPU_DECODER_UTILIZATION.at(percent / 100, gpu=gpu)]
+
+
+def _memory(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2)
+    # Not `used`: NVIDIA's pages of different years disagree on whether it holds what is reserved.
+    used = memory.total - memory.free - memory.reserved
+    return [
+        gpu_metrics.GPU_MEMORY_USED_BYTES.at(used, gpu=gpu),
+        gpu_metrics.GPU_MEMORY_RESERVED_BYTES.at(memory.reserved, gpu=gpu),
+        gpu_metrics.GPU_MEMORY_FREE_BYTES.at(memory.free, gpu=gpu),
+        gpu_metrics.GPU_MEMORY_BYTES.at(memory.total, gpu=gpu),
+    ]
+
+
+def _bar1(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    window = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    return [
+        gpu_metrics.GPU_BAR1_USED_BYTES.at(window.bar1Used, gpu=gpu),
+        gpu_metrics.GPU_BAR1_BYTES.at(window.bar1Total, gpu=gpu),
+    ]
+
+
+def _power(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    milliwatts = nvml.nvmlDeviceGetPowerUsage(handle)
+    return [gpu_metrics.GPU_POWER_WATTS.at(milliwatts / 1e3, gpu=gpu)]
+
+
+def _temperature(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    celsius = nvml.nvmlDeviceGetTemperature(handle, NVML_TEMPERATURE_GPU)
+    return [gpu_metrics.GPU_TEMPERATURE_CELSIUS.at(celsius, gpu=gpu)]
+
+
+def _margin(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    return [gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS.at(nvml.nvmlDeviceGetMarginTemperature(handle), gpu=gpu)]
+
+
+def _clock(name: str, clock: int) -> Read:
+    def read(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+        megahertz = nvml.nvmlDeviceGetClockInfo(handle, clock)
+        return [gpu_metrics.GPU_CLOCK_HERTZ.at(megahertz * 1e6, gpu=gpu, clock=name)]
+
+    return read
+
+
+def _clock_limit(name: str, clock: int) -> Read:
+    def read(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+        megahertz = nvml.nvmlDeviceGetMaxClockInfo(handle, clock)
+        return [gpu_metrics.GPU_CLOCK_LIMIT_HERTZ.at(megahertz * 1e6, gpu=gpu, clock=name)]
+
+    return read
+
+
+def _reasons(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return [
+        gpu_metrics.GPU_CLOCK_HELD_RATIO.at(float(bool(mask & bit)), gpu=gpu, reason=name) for name, bit in _REASONS
+    ]
+
+
+def _pcie_now(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    generation = nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)
+    return _pcie_link(generation, nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), gpu=gpu, link="now")
+
+
+def _pcie_most(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
+    generation = nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+    return _pcie_link(generation, nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), gpu=gpu, link="maximum")
+
+
+def _pcie_link(generation: int, lanes: int, **labels: str) -> list[Sample]:
+    rate = link_bytes_per_second(generation, lanes)
+    return [
+        gpu_metrics.GPU_PCIE_GENERATION.at(generation, **labels),
+        gpu_metrics.GPU_PCIE_LANES.at(lanes, **labels),
+        *([] if rate is None else [gpu_metrics.GPU_PCIE_LINK.at(rate, **labels)]),
+    ]
+
+
+QUESTIONS = (
+    Question(name="utilization counter", read=_utilization),
+    Question(name="encoder utilization", read=_encoder),
+    Question(name="decoder utilization", read=_decoder),
+    Question(name="account of device memory", read=_memory),
+    Question(name="BAR1 window", read=_bar1, is_slow=True),
+    Question(name="power sensor", read=_power),
+    Question(name="temperature sensor", read=_temperature),
+    Question(name="temperature margin", read=_margin),
+    *(Question(name=f"{name} clock", read=_clock(name, clock)) for name, clock in _CLOCKS),
+    *(Question(name=f"{name} clock limit", read=_clock_limit(name, clock), is_slow=True) for name, clock in _CLOCKS),
+    Question(name="clock event reasons", read=_reasons),
+    Question(name="PCIe link now", read=_pcie_now, is_slow=True),
+    Question(name="PCIe link at most", read=_pcie_most, is_slow=True),
+    Question(name="NVLink fabric", read=fabric, is_slow=True),
+)

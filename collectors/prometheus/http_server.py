@@ -1,0 +1,275 @@
+"""The HTTP server that lets clients in, on terms that it is handed. Knows no metric, no password and no file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+from collectors.errors import in_words
+
+IDLE_S = 5.0
+"""How long a client may say nothing, or read nothing, before it is let go."""
+REQUEST_S = 30.0
+"""How long a client is served in all, however busily it speaks or reads; Prometheus itself waits 10 s."""
+MOST_CLIENTS = 64
+"""How many are served at once; those beyond are turned away, so that they cost no thread."""
+
+_TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
+
+_PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
+
+
+class CannotListen(RuntimeError):
+    """The address cannot be served; the message says why."""
+
+
+class PortTaken(CannotListen):
+    """Another program listens there already."""
+
+
+class Page(Protocol):
+    """What /metrics shows."""
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The body and its content type, for a request with this Accept header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms a client is served: without any, everybody is, in plain text.
+
+    admits: whether a request with this Authorization header may come in; "" is one without.
+    headers: added to each answer.
+    """
+
+    tls: ssl.SSLContext | None = None
+    admits: Callable[[str], bool] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Server:
+    """Answers /metrics and /healthz in threads of its own from its making until `close`.
+
+    port: 0 takes a free one; `port` then says which. terms: asked for each client, so that they may change.
+
+    Raises:
+        PortTaken: another program listens there.
+        CannotListen: the host is none of this machine's, or the port is not ours to take.
+    """
+
+    def __init__(
+        self,
+        page: Page,
+        host: str,
+        port: int,
+        *,
+        terms: Callable[[], Terms] = Terms,
+        on_notice: Callable[[str], None],
+        request_s: float = REQUEST_S,
+        most_clients: int = MOST_CLIENTS,
+    ) -> None:
+        where = f"port {port} of {host}"
+        try:
+            self._http = _Http(page, host, port, terms, on_notice, request_s=request_s, most_clients=most_clients)
+        except UnicodeError:  # A name with an empty part, one of over 63 letters, or of letters that no name has.
+            raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(f"{where} is taken by another program") from None
+            raise CannotListen(f"{where} cannot be served: {error.strerror or error}") from None
+        except OverflowError:
+            raise CannotListen(f"port {port} is none; it may be 0 to 65535") from None
+        self.port: int = self._http.server_address[1]
+        scheme = "http" if terms().tls is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="exporter")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more requests, answer those that were made, and let go of clients that have not made theirs."""
+        self._http.shutdown()
+        self._thread.join()
+        self._http.hang_up()
+        self._http.server_close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Client:
+    """One that is served. since_s: on the monotonic clock."""
+
+    terms: Terms
+    since_s: float
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = False  # So that server_close() waits for a scrape that runs.
+    request_queue_size = 128  # How many may wait to be taken; socketserver's own 5 are fewer than a restart brings.
+
+    def __init__(
+        self,
+        page: Page,
+        host: str,
+        port: int,
+        terms: Callable[[], Terms],
+        on_notice: Callable[[str], None],
+        *,
+        request_s: float,
+        most_clients: int,
+    ) -> None:
+        self.page = page
+        self.on_notice = on_notice
+        self._ask_terms = terms
+        self._request_s, self._most_clients = request_s, most_clients
+        self._count = 0
+        self._clients: dict[socket.socket, _Client] = {}
+        self._is_hung_up = False
+        self._clients_lock = threading.Lock()
+        (self.address_family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        """Bind; HTTPServer's own would look up the host's name, which can take long and is not used here."""
+        socketserver.TCPServer.server_bind(self)
+
+    def hang_up(self) -> None:
+        """Hear no client any more: who was still speaking is at its end, who waits for an answer gets it."""
+        with self._clients_lock:
+            self._is_hung_up = True
+            for client in self._clients:
+                _hear_no_more(client)
+
+    def terms_of(self, client: Any) -> Terms:
+        """The terms that the client came in on."""
+        return self._clients[client].terms
+
+    def service_actions(self) -> None:
+        """Let go of clients whose time is over; is called several times a second."""
+        now_s = time.monotonic()
+        with self._clients_lock:
+            for client, about in self._clients.items():
+                if now_s - about.since_s > self._request_s:
+                    _hear_no_more(client, socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give one client a thread, where there is one left."""
+        with self._clients_lock:
+            is_one_left = self._count < self._most_clients
+            self._count += is_one_left
+        if is_one_left:
+            super().process_request(request, client_address)
+            return
+        self.on_notice(f"{self._most_clients} clients are served at once; those beyond are turned away")
+        with contextlib.suppress(OSError):
+            request.settimeout(0)
+            request.send(_TURNED_AWAY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one client, known to `hang_up` and `service_actions` meanwhile."""
+        try:
+            terms = self._ask_terms()
+            try:
+                client = _wrapped(request, terms.tls)
+            except OSError:  # It went away before it said anything.
+                self.shutdown_request(request)
+                return
+            with self._clients_lock:
+                self._clients[client] = _Client(terms=terms, since_s=time.monotonic())
+                if self._is_hung_up:
+                    _hear_no_more(client)
+            try:
+                super().process_request_thread(client, client_address)
+            finally:
+                with self._clients_lock:
+                    del self._clients[client]
+        finally:
+            with self._clients_lock:
+                self._count -= 1
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news; anything else is our own mistake, said in a line."""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
+            self.on_notice(f"a scrape failed: {in_words(error)}")
+
+
+def _wrapped(client: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:
+    """The socket through which the client is spoken to; nothing is said yet."""
+    return client if tls is None else tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+
+
+def _hear_no_more(client: socket.socket, how: int = socket.SHUT_RD) -> None:
+    with contextlib.suppress(OSError):  # Gone by itself.
+        # Not an SSLSocket's own, which would go on in plain text.
+        socket.socket.shutdown(client, how)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    timeout = IDLE_S
+    server_version = "observatory"
+    sys_version = ""
+
+    def handle(self) -> None:
+        """Answer one request. The handshake is made here, where a client that takes long holds up no other."""
+        if not isinstance(self.connection, ssl.SSLSocket) or self._shake_hands(self.connection):
+            super().handle()
+
+    def do_GET(self) -> None:
+        admits = self.server.terms_of(self.connection).admits
+        path = self.path.partition("?")[0]
+        if admits is not None and not admits(self.headers.get("Authorization", "")):
+            self._answer(401, b"a name and its password are asked for\n", {"WWW-Authenticate": "Basic"})
+        elif path == "/metrics":
+            body, content_type = self.server.page.render(self.headers.get("Accept", ""))
+            self._answer(200, body, {"Content-Type": content_type})
+        elif path == "/healthz":
+            self._answer(200, b"ok\n")
+        else:
+            self._answer(404, b"here are /metrics and /healthz\n")
+
+    def do_HEAD(self) -> None:
+        """As GET, whose body is kept back."""
+        self.do_GET()
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
+        """A scrape is no news."""
+
+    def _shake_hands(self, client: ssl.SSLSocket) -> bool:
+        """Whether both sides agreed; why not is said, since the other side's message rarely helps."""
+        try:
+            client.do_handshake()
+        except ssl.SSLEOFError:
+            return False
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST":
+                _answer_in_plain(client)
+            self.server.on_notice(f"a client was not let in: TLS says {error.reason or error}")
+            return False
+        return True
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        fixed = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))}
+        for name, value in (fixed | dict(headers or {}) | dict(self.server.terms_of(self.connection).headers)).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _answer_in_plain(client: ssl.SSLSocket) -> None:
+    """Answer a client that spoke plain HTTP, past the encryption; what it said is read first, lest it be reset."""
+    with contextlib.suppress(OSError):
+        socket.socket.recv(client, 1 << 16)
+        socket.socket.sendall(client, _PLAIN_ON_TLS)

@@ -1,0 +1,220 @@
+"""The times of what pipeline stages compute in one step, action by action, in the rank.
+
+Knows no workload. An action's time is its own: what it waits for before it begins belongs to nobody, and is the bubble.
+Times count from the step's beginning, which ranks make the same moment by meeting just before it. Processes of one
+machine read the same host clock, so their beginnings compare exactly; between machines the meeting is all there is,
+and times of two ranks are apart by as much as they leave it apart.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from collectors.rank.step_clock import Event
+from collectors.sample_log import TimedAction, TimedMessage
+from workloads.cost_models.schedules import Action, MessageEnd
+
+# How long the calling thread was ready to run and no core was free for it, as Linux counts it.
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_WAITED = 1
+"""Its place in the file: time on a core, time in the run queue, time slices; nanoseconds."""
+_LONGEST = 128
+
+
+class CoreWait:
+    """The time in the run queue of the thread that made it; read by any thread.
+
+    Source: Documentation/scheduler/sched-stats.rst of Linux, `/proc/<pid>/schedstat`.
+    """
+
+    def __init__(self, path: Path = SCHEDSTAT) -> None:
+        """path: of this thread's file; without one, or one that says nothing, the time is unknown."""
+        self._file: int | None = None
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._read_ns(self._file)
+        except (OSError, ValueError, IndexError):
+            self.close()
+
+    def waited_ns(self) -> int | None:
+        """Since the thread began; None where the kernel does not tell."""
+        return None if self._file is None else self._read_ns(self._file)
+
+    def close(self) -> None:
+        """No more is asked."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    @staticmethod
+    def _read_ns(file: int) -> int:
+        return int(os.pread(file, _LONGEST, 0).split()[_WAITED])
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+TIME_NAMESPACE = Path("/proc/self/ns/time")
+
+
+class ActionClock(Protocol):
+    """Measures the actions of one step after another."""
+
+    def begin_step(self) -> int:
+        """Times count from now on; the host's monotonic clock in nanoseconds. The device has nothing left to do."""
+
+    def mark(self, action: Action) -> AbstractContextManager[None]:
+        """Time what is inside as this action."""
+
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """A stage hands over what this action made, or asks for what it needs."""
+
+    def end_step(self) -> list[TimedAction]:
+        """Wait for the device; what was marked since the step began, in order."""
+
+    def messages(self) -> list[TimedMessage] | None:
+        """What was told of messages since the step began; None where a host's times of them say nothing."""
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """What the thread that began the step had waited for a core since, at the start and the end of each action.
+
+        None where the system does not tell, or a device computes.
+        """
+
+
+def make_action_clock(device: torch.device) -> ActionClock:
+    """The clock that suits the device: host time on the CPU, events of the current stream on CUDA."""
+    if device.type == "cuda":
+        return DeviceActionClock(new_event=partial(torch.cuda.Event, enable_timing=True))
+    return HostActionClock()
+
+
+def host_clock_name(boot: Path = BOOT) -> str | None:
+    """The same for all processes that read the same monotonic clock; None where nobody can tell."""
+    try:
+        namespace = str(TIME_NAMESPACE.readlink()) if TIME_NAMESPACE.is_symlink() else ""
+        return f"{boot.read_text().strip()} {namespace}".strip()
+    except OSError:
+        return None
+
+
+class HostActionClock:
+    """Actions by the host's clock, for devices that are done when the call returns."""
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        new_core_wait: Callable[[], CoreWait] = CoreWait,
+    ) -> None:
+        """new_core_wait: called in the thread that is timed."""
+        self._now_ns = now_ns
+        self._new_core_wait = new_core_wait
+        self._core_wait: CoreWait | None = None
+        self._begun_ns = 0
+        self._waited_ns: int | None = None
+        self._actions: list[TimedAction] = []
+        self._messages: list[TimedMessage] = []
+        self._core_waits_ns: list[tuple[int, int]] = []
+
+    def begin_step(self) -> int:
+        """See `ActionClock.begin_step`."""
+        self._actions, self._messages, self._core_waits_ns = [], [], []
+        self._core_wait = self._core_wait or self._new_core_wait()
+        self._waited_ns = self._core_wait.waited_ns()
+        self._begun_ns = self._now_ns()
+        return self._begun_ns
+
+    @contextmanager
+    def mark(self, action: Action) -> Iterator[None]:
+        """See `ActionClock.mark`."""
+        waited_ns = self._waited_since_ns()
+        start_ns = self._now_ns() - self._begun_ns
+        yield
+        self._actions.append(_timed(action, start_ns, self._now_ns() - self._begun_ns))
+        self._core_waits_ns.append((waited_ns, self._waited_since_ns()))
+
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """See `ActionClock.tell_message`."""
+        time_ns = self._now_ns() - self._begun_ns
+        self._messages.append(TimedMessage(end, action.kind, action.stage, action.microbatch, time_ns))
+
+    def end_step(self) -> list[TimedAction]:
+        """See `ActionClock.end_step`."""
+        return self._actions
+
+    def messages(self) -> list[TimedMessage] | None:
+        """See `ActionClock.messages`."""
+        return self._messages
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """See `ActionClock.core_waits_ns`."""
+        return None if self._waited_ns is None else self._core_waits_ns
+
+    def _waited_since_ns(self) -> int:
+        waited_ns = None if self._core_wait is None else self._core_wait.waited_ns()
+        return 0 if waited_ns is None or self._waited_ns is None else waited_ns - self._waited_ns
+
+
+class DeviceActionClock:
+    """Actions by events in the device's queue, each in the stream that is current where it is marked.
+
+    A stream that waits for a message passes no event meanwhile, so that such waits stay outside of actions.
+    """
+
+    def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._new_event = new_event
+        self._now_ns = now_ns
+        self._begun: Event | None = None
+        self._marked: list[tuple[Action, Event, Event]] = []
+
+    def begin_step(self) -> int:
+        """See `ActionClock.begin_step`."""
+        self._marked = []
+        self._begun = self._record()
+        return self._now_ns()
+
+    @contextmanager
+    def mark(self, action: Action) -> Iterator[None]:
+        """See `ActionClock.mark`."""
+        start = self._record()
+        yield
+        self._marked.append((action, start, self._record()))
+
+    def end_step(self) -> list[TimedAction]:
+        """See `ActionClock.end_step`."""
+        begun = self._begun
+        assert begun is not None, "begin_step() comes before the first action"
+        self._record().synchronize()
+        for _, _, end in self._marked:  # Of other streams too.
+            end.synchronize()
+        return [
+            _timed(action, round(begun.elapsed_time(start) * 1e6), round(begun.elapsed_time(end) * 1e6))
+            for action, start, end in self._marked
+        ]
+
+    def tell_message(self, end: MessageEnd, action: Action) -> None:
+        """See `ActionClock.tell_message`: the host is done with a message long before the device is."""
+
+    def messages(self) -> list[TimedMessage] | None:
+        """See `ActionClock.messages`."""
+        return None
+
+    def core_waits_ns(self) -> list[tuple[int, int]] | None:
+        """See `ActionClock.core_waits_ns`."""
+        return None
+
+    def _record(self) -> Event:
+        event = self._new_event()
+        event.record()
+        return event
+
+
+def _timed(action: Action, start_ns: int, end_ns: int) -> TimedAction:
+    return TimedAction(action.kind, action.stage, action.microbatch, start_ns, end_ns)

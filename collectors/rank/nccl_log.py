@@ -1,0 +1,165 @@
+"""What NCCL says of its own choices: the algorithm and protocol of each collective, read from NCCL's log.
+
+NCCL writes a line for each call on the first rank of a communicator that has two or more, for all_reduce, all_gather,
+reduce_scatter, broadcast and reduce; what is made of sends and receives has no algorithm. It tells no call from
+another: a barrier is an all_reduce of 4 bytes there. Forms of the line, newest first:
+
+    AllGather [Symmetric]: 1048576 Bytes -> Kernel AllGather_STMC nchannels 8 nthreads 512      (from 2.27)
+    AllGather: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..7}                    (from 2.24)
+    AllGather: 4194304 Bytes -> Algo 1 proto 1 time 31.250000                                   (2.23)
+    4194304 Bytes -> Algo 1 proto 1 time 31.250000                                              (up to 2.22)
+
+The first two count what the caller counts: of all_gather and reduce_scatter, one rank's part. The others count the
+larger buffer, which is nccl-tests' size; all are given as that here. The last names no collective and is of no use.
+Source: NCCL, src/enqueue.cc, src/scheduler/symmetric_sched.cc, src/debug.cc; logs that users published, for 2.23.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collectors.metrics.metric import Sample
+from collectors.metrics.probes import COLLECTIVE_CHOICE
+
+_COLLECTIVES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}
+_DIVIDED = frozenset({"AllGather", "ReduceScatter"})
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+_SYMMETRIC = "symmetric"
+"""In place of a protocol: kernels on symmetric memory have a name, and none of the three."""
+
+_VERSION = re.compile(r"NCCL version (\S+)")
+_RANKS = re.compile(r"NCCL INFO .*\bcomm 0x[0-9a-f]+ rank \d+ n[rR]anks (\d+)")
+_KERNEL = re.compile(r"NCCL INFO (\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+)")
+_CHOICE = re.compile(r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
+
+
+class NotTold(RuntimeError):
+    """NCCL's choices are not to be had; the message says why."""
+
+
+def ask(path: Path, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have NCCL write its choices into the file, which is made anew; before NCCL begins, which reads this once.
+
+    Where somebody has set one of these settings otherwise, none is changed; `choices` then says so.
+    """
+    settings = _settings(path)
+    if any(environment.get(name, value) != value for name, value in settings.items()):
+        return
+    path.unlink(missing_ok=True)
+    environment.update(settings)
+
+
+def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sample]:
+    """What NCCL chose so far, each combination of collective, size, algorithm and protocol once.
+
+    Raises:
+        NotTold: NCCL was told to write something else, or elsewhere; it wrote nothing; or nothing that is understood.
+    """
+    for name, value in _settings(path).items():
+        if environment.get(name, value) != value:
+            raise NotTold(f"{name} was set to {environment[name]} before the run, so NCCL writes otherwise; unset it")
+    try:
+        with path.open(errors="replace") as lines:
+            log = _read(lines)
+    except OSError as error:
+        raise NotTold(f"{path.name} cannot be read ({error.strerror}): NCCL did not begin, or not write") from None
+    return [
+        COLLECTIVE_CHOICE.at(1, collective=collective, size=str(size_bytes), chosen=chosen, protocol=protocol)
+        for collective, size_bytes, chosen, protocol in log.told()
+    ]
+
+
+def _settings(path: Path) -> dict[str, str]:
+    # INIT for the number of ranks. NCCL replaces %h and %p in the name of the file.
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,TUNING",
+        "NCCL_DEBUG_FILE": str(path).replace("%", "%%"),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A line in NCCL's words. is_part: of what is divided among ranks, it counts one rank's part."""
+
+    name: str
+    line_bytes: int
+    chosen: str
+    protocol: str
+    is_part: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Log:
+    """What was found. nameless: lines that do not say of which collective they are."""
+
+    version: str = "NCCL"
+    ranks: set[int] = field(default_factory=set)
+    choices: dict[_Choice, None] = field(default_factory=dict)
+    nameless: int = 0
+
+    def told(self) -> list[tuple[str, int, str, str]]:
+        """Collective, nccl-tests' size, algorithm and protocol of each choice."""
+        if not self.choices and self.nameless:
+            raise NotTold(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
+        if not self.choices:
+            raise NotTold(f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more")
+        return [
+            (_COLLECTIVES[choice.name], self._size_bytes(choice), choice.chosen, choice.protocol)
+            for choice in self.choices
+        ]
+
+    def _size_bytes(self, choice: _Choice) -> int:
+        if not choice.is_part:
+            return choice.line_bytes
+        if len(self.ranks) != 1:
+            found = " and ".join(str(ranks) for ranks in sorted(self.ranks)) or "an unknown number of"
+            raise NotTold(
+                f"{self.version} counts one rank's part of {choice.name}, and whose it is cannot be told: its log is of"
+                f" communicators of {found} ranks"
+            )
+        (ranks,) = self.ranks
+        return choice.line_bytes * ranks
+
+
+def _read(lines: Iterable[str]) -> _Log:
+    log = _Log()
+    for line in lines:
+        if (found := _CHOICE.search(line)) is not None:
+            name, size, algorithm, protocol = found.groups()
+            if name is None:
+                log.nameless += 1
+            else:
+                _add(log, name, size, _named(algorithm, _ALGORITHMS), _named(protocol, _PROTOCOLS), algorithm.isdigit())
+        elif (found := _KERNEL.search(line)) is not None:
+            name, size, kernel = found.groups()
+            _add(log, name, size, kernel, _SYMMETRIC, counts_whole=False)
+        elif (found := _RANKS.search(line)) is not None:
+            log.ranks.add(int(found[1]))
+        elif (found := _VERSION.search(line)) is not None:
+            log.version = f"NCCL {found[1]}"
+    return log
+
+
+def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_whole: bool) -> None:
+    """Keep the choice, if the collective is one of those that have a choice."""
+    if name in _COLLECTIVES:
+        is_part = name in _DIVIDED and not counts_whole
+        choice = _Choice(name=name, line_bytes=int(size), chosen=chosen, protocol=protocol, is_part=is_part)
+        log.choices[choice] = None
+
+
+def _named(word: str, names: tuple[str, ...]) -> str:
+    """NCCL's name for its number; a number that is beyond them stays."""
+    return names[int(word)] if word.isdigit() and int(word) < len(names) else word

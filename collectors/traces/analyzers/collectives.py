@@ -1,0 +1,245 @@
+"""How the time of several ranks in their collectives divides into waiting for the last rank and transferring."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from collectors.traces.cross_rank.clock_sync import Alignment, align
+from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible, time_of
+from collectors.traces.cross_rank.matching import ROOTED, Matching, match
+from collectors.traces.table import Column, Table
+from collectors.traces.timeline import Timeline
+
+# Collectives that are alike, put together: by kind, group and size, and by rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFigures:
+    """Collectives alike in kind, group and size.
+
+    wait_ns, transfer_ns: the medians over them of the mean over ranks, since one of two ranks waits for nobody.
+    waiting_ratio: wait as a share of both, of sums.
+    algorithm_bandwidth, bus_bandwidth: the medians over those of which they are known.
+    """
+
+    collective: str
+    group: str | None
+    ranks: int
+    size_bytes: int | None
+    count: int
+    wait_ns: int
+    transfer_ns: int
+    waiting_ratio: float | None
+    algorithm_bandwidth: float | None
+    bus_bandwidth: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWaits:
+    """What one rank spent in collectives of one kind: sums."""
+
+    rank: int
+    collective: str
+    count: int
+    wait_ns: int
+    transfer_ns: int
+
+
+def figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
+    """One for each kind, group and size, in the order in which they come first."""
+    alike = defaultdict(list)
+    for time in times:
+        matched = time.matched
+        alike[matched.collective, matched.group, matched.ranks, matched.missing_count, time.size_bytes].append(time)
+    return tuple(
+        CollectiveFigures(
+            collective=collective,
+            group=group,
+            ranks=len(ranks) + missing,
+            size_bytes=size_bytes,
+            count=len(of_kind),
+            wait_ns=round(median(fmean(time.wait_ns) for time in of_kind)),
+            transfer_ns=round(median(fmean(time.transfer_ns) for time in of_kind)),
+            waiting_ratio=waiting_ratio(of_kind),
+            algorithm_bandwidth=_median_known(time.algorithm_bandwidth for time in of_kind),
+            bus_bandwidth=_median_known(time.bus_bandwidth for time in of_kind),
+        )
+        for (collective, group, ranks, missing, size_bytes), of_kind in alike.items()
+    )
+
+
+def waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
+    """One for each rank and kind, by rank."""
+    sums: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for time in times:
+        for rank, wait_ns, transfer_ns in zip(time.matched.ranks, time.wait_ns, time.transfer_ns, strict=True):
+            of_rank = sums[rank, time.matched.collective]
+            of_rank[0] += 1
+            of_rank[1] += wait_ns
+            of_rank[2] += transfer_ns
+    return tuple(
+        RankWaits(rank=rank, collective=collective, count=count, wait_ns=wait_ns, transfer_ns=transfer_ns)
+        for (rank, collective), (count, wait_ns, transfer_ns) in sorted(sums.items())
+    )
+
+
+def waiting_ratio(times: Iterable[CollectiveTime]) -> float | None:
+    """Of the time in these, summed over ranks, the share that was spent waiting; None where there is no time."""
+    times = list(times)
+    wait_ns = sum(sum(time.wait_ns) for time in times)
+    transfer_ns = sum(sum(time.transfer_ns) for time in times)
+    return wait_ns / (wait_ns + transfer_ns) if wait_ns + transfer_ns else None
+
+
+def _median_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """All collectives of several ranks, on one clock.
+
+    times: each of them by its last arrival, the first of each rank with them.
+    figures, ranks, waiting_ratio: without the first collectives, in which others wait for a rank's profiler to start.
+    waiting_ratio: of the time in collectives, summed over ranks, the share that was spent waiting; None without any.
+    waiting_ratio_with_first: the same with the first.
+    """
+
+    matching: Matching
+    alignment: Alignment
+    times: tuple[CollectiveTime, ...]
+    figures: tuple[CollectiveFigures, ...]
+    ranks: tuple[RankWaits, ...]
+    waiting_ratio: float | None
+    waiting_ratio_with_first: float | None
+    notes: tuple[str, ...] = ()
+
+    def tables(self) -> tuple[Table, ...]:
+        """The shares, figures by kind, group and size, sums by rank, and what is behind them, whose notes are ours."""
+        wait, transfer = Column(name="wait", unit="ns"), Column(name="transfer", unit="ns")
+        return (
+            Table(
+                name="waiting",
+                title="Share of the time in collectives that ranks wait for the last to come",
+                columns=(Column(name="collectives"), Column(name="count"), Column(name="waiting", unit="ratio")),
+                rows=(
+                    ("without each rank's first", sum(one.count for one in self.figures), self.waiting_ratio),
+                    ("all", len(self.times), self.waiting_ratio_with_first),
+                ),
+            ),
+            Table(
+                name="collectives",
+                title="By kind, group and size: means over ranks, of these the median, without each rank's first",
+                columns=(
+                    *(Column(name=name) for name in ("collective", "group", "ranks")),
+                    Column(name="size", unit="bytes"),
+                    Column(name="count"),
+                    wait,
+                    transfer,
+                    Column(name="waiting", unit="ratio"),
+                    Column(name="algorithm_bandwidth", unit="bytes/s"),
+                    Column(name="bus_bandwidth", unit="bytes/s"),
+                ),
+                rows=tuple(
+                    (
+                        one.collective,
+                        one.group,
+                        one.ranks,
+                        one.size_bytes,
+                        one.count,
+                        one.wait_ns,
+                        one.transfer_ns,
+                        one.waiting_ratio,
+                        one.algorithm_bandwidth,
+                        one.bus_bandwidth,
+                    )
+                    for one in self.figures
+                ),
+                notes=tuple(_why_absent(self.figures)),
+            ),
+            Table(
+                name="by_rank",
+                title="What each rank spent in collectives: sums, without its first",
+                columns=(*(Column(name=name) for name in ("rank", "collective", "count")), wait, transfer),
+                rows=tuple((one.rank, one.collective, one.count, one.wait_ns, one.transfer_ns) for one in self.ranks),
+            ),
+            *(replace(table, notes=()) for table in (*self.matching.tables(), *self.alignment.tables())),
+        )
+
+
+def collectives(timelines: Sequence[Timeline]) -> Collectives:
+    """The collectives of these ranks, on one clock.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    matching = match(timelines)
+    alignment = align(timelines, matching)
+    by_rank = {timeline.rank: timeline for timeline in timelines}
+    times = [time_of(matched, by_rank, alignment.offset_ns) for matched in matching.matched]
+    times.sort(key=lambda time: max(time.arrival_ns))
+    later = [time for time in times if not time.matched.is_first]
+    return Collectives(
+        matching=matching,
+        alignment=alignment,
+        times=tuple(times),
+        figures=figures(later),
+        ranks=waits_by_rank(later),
+        waiting_ratio=waiting_ratio(later),
+        waiting_ratio_with_first=waiting_ratio(times),
+        notes=(
+            *_notes(later, timelines, alignment.residual_ns or 0),
+            *matching.notes,
+            *alignment.notes,
+        ),
+    )
+
+
+def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], residual_ns: int) -> Iterator[str]:
+    if not times:
+        yield "no collective was found on two ranks or more, apart from each rank's first"
+        return
+    if missing := sorted({rank for time in times for rank in time.matched.missing}):
+        yield (
+            f"the traces of ranks {', '.join(map(str, missing))} are not here, one of which may come last: waits may be"
+            " longer than shown and transfers shorter, and bandwidths are left out"
+        )
+    if partial := sorted({_traced(time) for time in times if time.matched.missing_count > len(time.matched.missing)}):
+        counts = ", ".join(f"{traced} of {ranks}" for traced, ranks in partial)
+        yield (
+            f"of process groups' ranks only some have a trace here ({counts}), and another may come last: waits may be"
+            " longer than shown and transfers shorter, and bandwidths are left out"
+        )
+    world = max((timeline.about.world_size or 0 for timeline in timelines), default=0)
+    if world > len(timelines) and any(time.matched.group_size is None for time in times):
+        yield (
+            f"of {world} ranks {len(timelines)} traces are here, which do not tell how many ranks a process group has:"
+            " waits may be longer than shown and transfers shorter, and bandwidths are as of the traced ranks alone"
+        )
+    if any(time.matched.collective in ROOTED for time in times):
+        yield "ranks of a rooted collective need not wait for all others: its wait is what they would, had they to"
+    if impossible := count_impossible(times, residual_ns):
+        yield (
+            f"{impossible} of {len(times)} collectives seem to end on a rank before the last has come: clocks or"
+            " groups are not as they are taken to be"
+        )
+
+
+def _traced(time: CollectiveTime) -> tuple[int, int]:
+    """How many ranks of the group have a trace, and how many it has."""
+    traced = len(time.matched.ranks)
+    return traced, traced + time.matched.missing_count
+
+
+def _why_absent(found: Sequence[CollectiveFigures]) -> Iterator[str]:
+    if any(one.size_bytes is None for one in found):
+        yield "size and bandwidths are absent where the traces do not say how many elements of which dtype"
+    if rooted := sorted({one.collective for one in found} & ROOTED):
+        yield (
+            f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank has"
+            " come, from when on it would be counted"
+        )

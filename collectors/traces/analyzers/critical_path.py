@@ -1,0 +1,449 @@
+"""The critical path of each step across its ranks, and what a step would cost if a kind of work were free.
+
+The path is the chain of kernels, launches, operators and collectives that made the step end when it did: from its end
+backwards, at each moment to what came last of all that the moment was bound to. Its parts add up to the step exactly.
+A collective begins to transfer when its last rank arrives, so that the path leaves a rank that waits, and goes on with
+the one that was waited for.
+
+Not covered: waits for a rank whose trace is not there, or whose clock is not compared; they count as communication.
+Source: Kelley and Walker 1959 (the path); Zhu et al. 2020, Daydream (what a change of one kind of work would do).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collectors.traces.cross_rank.clock_sync import (
+    Alignment,
+    align,
+    left_out,
+    matched_within,
+    of_ranks,
+    ranks_on_one_clock,
+)
+from collectors.traces.cross_rank.matching import ROOTED, Matching, match
+from collectors.traces.dependency_graph.graph import PATH_KINDS, REASONS, Graph, PathKind, Reason, replay
+from collectors.traces.dependency_graph.joined_graph import (
+    JoinedGraph,
+    bounds_ns,
+    common_steps,
+    joined_graph,
+    last_moment,
+)
+from collectors.traces.dependency_graph.rank_graph import RankMoments, path_kinds
+from collectors.traces.intervals import Times, clip
+from collectors.traces.table import Column, Table
+from collectors.traces.timeline import ABSENT, Timeline, stream_name
+
+# The critical path of one step: its parts, in order.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathPart:
+    """One stretch of the path: what a rank did, or the delay before it went on.
+
+    name: of the span. place: the stream or thread it was on; None for a delay.
+    """
+
+    rank: int
+    kind: PathKind
+    name: str
+    place: int | None
+    start_ns: int
+    end_ns: int
+
+    @property
+    def lasting_ns(self) -> int:
+        """How long the path was there."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPath:
+    """The path of one step, or of the whole trace where no step is marked.
+
+    parts: in order, from the step's start to its end, without a gap.
+    free_ns: by kind, what the step would cost if all work of that kind, in all steps, took no time, and all else were
+    as it was.
+    """
+
+    step: str
+    start_ns: int
+    end_ns: int
+    parts: tuple[PathPart, ...]
+    free_ns: Mapping[PathKind, int]
+
+    @property
+    def step_ns(self) -> int:
+        """How long the step took."""
+        return self.end_ns - self.start_ns
+
+    def spent_ns(self, kind: PathKind) -> int:
+        """The part of the step in which the path is work of this kind."""
+        return sum(part.lasting_ns for part in self.parts if part.kind == kind)
+
+
+# The critical path as tables: by kind of work, by rank, by name, and along the path of one step.
+
+ALL_STEPS = "all steps"
+
+TIME = Column(name="time", unit="ns")
+SHARE = Column(name="share", unit="ratio")
+
+
+def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
+    """All tables."""
+    return (_steps(steps), _free(steps), _ranks(steps), _names(steps), _path(steps))
+
+
+def _steps(steps: Sequence[StepPath]) -> Table:
+    return Table(
+        name="critical_path",
+        title="What the path that set each step's time consists of",
+        columns=(Column(name="step"), TIME, *(Column(name=kind, unit="ns") for kind in PATH_KINDS)),
+        rows=tuple((step.step, step.step_ns, *(step.spent_ns(kind) for kind in PATH_KINDS)) for step in steps),
+    )
+
+
+def _free(steps: Sequence[StepPath]) -> Table:
+    kinds = steps[0].free_ns if steps else ()
+    whole_ns = sum(step.step_ns for step in steps)
+    rows = [(ALL_STEPS, kind, whole_ns, sum(step.free_ns[kind] for step in steps)) for kind in kinds]
+    if len(steps) > 1:
+        rows += [(step.step, kind, step.step_ns, free_ns) for step in steps for kind, free_ns in step.free_ns.items()]
+    return Table(
+        name="if_free",
+        title="What steps would cost at least if a kind of work took no time",
+        columns=(
+            Column(name="step"),
+            Column(name="free"),
+            Column(name="time_then", unit="ns"),
+            Column(name="saved", unit="ns"),
+            Column(name="saved_share", unit="ratio"),
+        ),
+        rows=tuple(
+            (step, kind, free_ns, was_ns - free_ns, _share(was_ns - free_ns, was_ns))
+            for step, kind, was_ns, free_ns in rows
+        ),
+        notes=(
+            "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
+            " all delays are as they were. One step may then last longer, if what comes before it ends earlier",
+        ),
+    )
+
+
+def _ranks(steps: Sequence[StepPath]) -> Table:
+    spent_ns: Counter[int] = Counter()
+    for part in (part for step in steps for part in step.parts):
+        spent_ns[part.rank] += part.lasting_ns
+    return Table(
+        name="ranks",
+        title="How much of the path lies on each rank, over all steps",
+        columns=(Column(name="rank"), TIME, SHARE),
+        rows=tuple((rank, time_ns, _share(time_ns, spent_ns.total())) for rank, time_ns in sorted(spent_ns.items())),
+    )
+
+
+def _names(steps: Sequence[StepPath]) -> Table:
+    spent_ns: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    for part in (part for step in steps for part in step.parts):
+        spent_ns[part.kind, part.name] += part.lasting_ns
+        counts[part.kind, part.name] += 1
+    whole_ns = spent_ns.total()
+    return Table(
+        name="names",
+        title="What the path consists of by name, over all steps",
+        columns=(Column(name="kind"), Column(name="name"), Column(name="parts"), TIME, SHARE),
+        rows=tuple(
+            (kind, name, counts[kind, name], time_ns, _share(time_ns, whole_ns))
+            for (kind, name), time_ns in spent_ns.most_common()
+        ),
+    )
+
+
+def _path(steps: Sequence[StepPath]) -> Table:
+    """The parts of the step of median length, of an even number the shorter of the middle two; the longest first."""
+    rows, notes = [], []
+    for step in sorted(steps, key=lambda step: step.step_ns)[(len(steps) - 1) // 2 :][:1]:
+        rows = [
+            (
+                part.start_ns - step.start_ns,
+                part.rank,
+                part.kind,
+                part.name,
+                None if part.place is None else stream_name(part.place),
+                part.lasting_ns,
+            )
+            for part in sorted(step.parts, key=lambda part: -part.lasting_ns)
+        ]
+        notes = [f"of {step.step}, the step of median length; a delay has no stream or thread"]
+    return Table(
+        name="path",
+        title="The path of one step part by part, the longest first",
+        columns=(
+            Column(name="start", unit="ns"),
+            Column(name="rank"),
+            Column(name="kind"),
+            Column(name="name"),
+            Column(name="stream_or_thread"),
+            TIME,
+        ),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def _share(part_ns: int, whole_ns: int) -> float | None:
+    return part_ns / whole_ns if whole_ns else None
+
+
+# From a moment backwards, along what came last of all that each moment was bound to: the path that made it late.
+
+NEVER = np.empty((0, 2), dtype=np.int64)
+
+BETWEEN_OPERATORS = "between operators"
+NOT_RECORDED = "nothing recorded"
+
+DELAYS: dict[Reason, str] = {
+    "work": "waiting",
+    "stream order": "gap on a stream",
+    "launch": "launch to start",
+    "stream wait": "gap between streams",
+    "synchronisation": "return from synchronisation",
+    "waking": "hand-over between threads",
+    "enqueuing": "enqueue to start",
+    "arrival": "after the last arrival",
+}
+"""What a delay is called, by what the moment after it was bound to."""
+
+ON_THE_DEVICE: frozenset[Reason] = frozenset({"stream order", "launch", "stream wait"})
+MEANWHILE = ", while another stream computed"
+"""Added to the name of a delay in which the device had work: it may have had no room."""
+
+
+class PathWalk:
+    """Walks in one graph."""
+
+    def __init__(self, graph: Graph, timelines: Sequence[Timeline], ranks: Sequence[RankMoments]) -> None:
+        self._graph, self._timelines, self._ranks = graph, timelines, ranks
+        self._done_ns = graph.time_ns[graph.source] + graph.work_ns.sum(axis=1)
+        self._kinds = [path_kinds(timeline) for timeline in timelines]
+        self._computing = [timeline.intervals("compute") for timeline in timelines]
+        self._is_step = [np.append(timeline.of_kind("step"), True) for timeline in timelines]
+
+    def back(self, moment: int, start_ns: int) -> tuple[PathPart, ...]:
+        """The parts from a time to the moment, in order; they follow each other without a gap."""
+        parts: list[PathPart] = []
+        for part in self._parts(moment, start_ns):
+            if part.end_ns <= max(part.start_ns, start_ns):
+                continue
+            if part.start_ns < start_ns:
+                part = replace(part, start_ns=start_ns)
+            last = parts[-1] if parts else None
+            if last is not None and (last.rank, last.kind, last.name, last.place) == (
+                part.rank,
+                part.kind,
+                part.name,
+                part.place,
+            ):
+                parts[-1] = replace(last, start_ns=part.start_ns)
+            else:
+                parts.append(part)
+        return tuple(reversed(parts))
+
+    def _parts(self, moment: int, start_ns: int) -> Iterator[PathPart]:
+        """The parts backwards, until one reaches the time."""
+        graph = self._graph
+        while (time_ns := int(graph.time_ns[moment])) > start_ns:
+            trace = int(graph.trace[moment])
+            first, behind = int(graph.first[moment]), int(graph.first[moment + 1])
+            if first == behind:
+                yield self._delay(trace, NOT_RECORDED, start_ns, time_ns)
+                return
+            edge = first + int(np.argmax(self._done_ns[first:behind]))
+            moment = int(graph.source[edge])
+            yield from self._along(edge, trace, int(graph.time_ns[moment]), time_ns)
+
+    def _along(self, edge: int, trace: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
+        """What lies between the two moments of an edge, backwards."""
+        graph = self._graph
+        done_ns, reason = int(self._done_ns[edge]), REASONS[graph.reason[edge]]
+        if done_ns > from_ns and graph.row[edge] == ABSENT and graph.place[edge] != ABSENT:
+            yield from self._on_thread(trace, int(graph.place[edge]), from_ns, to_ns)
+            return
+        row = int(graph.row[edge])
+        if row == ABSENT:
+            yield from self._late(trace, reason, from_ns, to_ns)
+            return
+        if to_ns > done_ns:
+            yield self._delay(trace, DELAYS[reason], done_ns, to_ns)
+        yield self._span(trace, row, int(self._timelines[trace].stream[row]), from_ns, done_ns)
+
+    def _late(self, trace: int, reason: Reason, from_ns: int, to_ns: int) -> Iterator[PathPart]:
+        """A delay, divided by whether the device computed meanwhile."""
+        busy = clip(self._computing[trace], from_ns, to_ns) if reason in ON_THE_DEVICE else NEVER
+        for start_ns, end_ns in reversed(busy.tolist()):
+            yield self._delay(trace, DELAYS[reason], end_ns, to_ns)
+            yield self._delay(trace, DELAYS[reason] + MEANWHILE, start_ns, end_ns)
+            to_ns = start_ns
+        yield self._delay(trace, DELAYS[reason], from_ns, to_ns)
+
+    def _on_thread(self, trace: int, thread: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
+        for start_ns, end_ns, row in reversed(self._ranks[trace].threads[thread].within(from_ns, to_ns)):
+            if end_ns < to_ns:
+                yield self._delay(trace, NOT_RECORDED, end_ns, to_ns)
+            yield self._span(trace, row, thread, start_ns, end_ns)
+            to_ns = start_ns
+        if to_ns > from_ns:
+            yield self._delay(trace, NOT_RECORDED, from_ns, to_ns)
+
+    def _span(self, trace: int, row: int, place: int, start_ns: int, end_ns: int) -> PathPart:
+        timeline = self._timelines[trace]
+        return PathPart(
+            rank=timeline.rank,
+            kind=PATH_KINDS[self._kinds[trace][row]],
+            name=BETWEEN_OPERATORS if self._is_step[trace][row] else timeline.names[timeline.name[row]],
+            place=place,
+            start_ns=start_ns,
+            end_ns=end_ns,
+        )
+
+    def _delay(self, trace: int, name: str, start_ns: int, end_ns: int) -> PathPart:
+        return PathPart(
+            rank=self._timelines[trace].rank, kind="delay", name=name, place=None, start_ns=start_ns, end_ns=end_ns
+        )
+
+
+WHOLE_TRACE = "whole trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """The paths of all steps, on the clock that the ranks' were aligned to.
+
+    notes: what was assumed, and what was left out.
+    """
+
+    steps: tuple[StepPath, ...]
+    notes: tuple[str, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """The steps by kind of work, what they would cost without it, the ranks, the names, and one step's path."""
+        return path_tables(self.steps)
+
+
+def critical_path(timelines: Sequence[Timeline]) -> CriticalPath:
+    """The critical path of these ranks' steps.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    matching = match(timelines)
+    return path_of(align(timelines, matching), matching)
+
+
+def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
+    """The critical path of ranks whose collectives are matched and whose clocks are aligned already.
+
+    Where not all clocks are compared, that of the largest set of ranks whose are.
+    """
+    present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
+    if not present:
+        return CriticalPath(steps=(), notes=("no span in any trace",))
+    chosen = ranks_on_one_clock(alignment, present)
+    aligned, within = of_ranks(alignment, chosen), matched_within(matching, chosen)
+    ranks = aligned.applied()
+    common = common_steps(ranks)
+    joined = joined_graph(ranks, within.matched, common.marks)
+    notes = [
+        *left_out(chosen, present),
+        *common.notes,
+        *alignment.notes,
+        *_of_matching(within, len(ranks)),
+        *_of_moved(aligned),
+    ]
+    if not common.names:
+        notes.append("no step is marked on every rank: the path is that of the whole trace")
+    return CriticalPath(steps=_paths(joined, ranks, common.names or (WHOLE_TRACE,)), notes=tuple(notes))
+
+
+def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str]) -> tuple[StepPath, ...]:
+    graph = joined.graph
+    if not graph.time_ns.size:
+        return ()
+    walk = PathWalk(graph, ranks, joined.ranks)
+    bounds = _bounds_ns(joined, graph.time_ns)
+    present = [kind for number, kind in enumerate(PATH_KINDS) if kind == "delay" or graph.work_ns[:, number].any()]
+    free = {kind: _bounds_ns(joined, replay(graph, kind)) for kind in present}
+    return tuple(
+        StepPath(
+            step=name,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            parts=walk.back(_last(joined, step, end_ns), start_ns),
+            free_ns={kind: int(changed[step, 1] - changed[step, 0]) for kind, changed in free.items()},
+        )
+        for step, (name, (start_ns, end_ns)) in enumerate(zip(names, bounds.tolist(), strict=True))
+    )
+
+
+def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
+    """Start and end of each step, where moments come at these times; where none is marked, of everything.
+
+    Both move when work is free: the first step, too, begins when what was asked for before it is done. Everything
+    begins with a moment that is bound to nothing, and so when it did.
+    """
+    if joined.marks[0].size:
+        return bounds_ns(joined.graph, came_ns, joined.marks)
+    return np.array([[came_ns.min(), came_ns.max()]], dtype=np.int64)
+
+
+def _last(joined: JoinedGraph, step: int, end_ns: int) -> int:
+    """The moment with which the step ended."""
+    if joined.marks[0].size:
+        return last_moment(joined.graph, step, end_ns, joined.marks)
+    return int(np.argmax(joined.graph.time_ns))
+
+
+def _of_moved(alignment: Alignment) -> list[str]:
+    """How well clocks that were moved agree."""
+    if not any(alignment.offset_ns.values()):
+        return []
+    if alignment.residual_ns is None:
+        return ["the ranks' clocks were moved onto one by a single collective: how well they agree is not known"]
+    return [
+        f"the ranks' clocks, moved onto one, agree within {alignment.residual_ns / 1e3:g} us: so far the ends of one"
+        " collective lie apart in the median"
+    ]
+
+
+def _of_matching(matching: Matching, ranks: int) -> list[str]:
+    """What could not be matched, so that waiting for others counts as communication."""
+    notes = list(matching.notes)
+    if ranks == 1 and matching.unmatched:
+        return [*notes, "one rank alone: what its communication waited for is not known, and counts as communication"]
+    reasons = Counter(one.reason for one in matching.unmatched)
+    notes += [
+        f"{count} spans of communication were not matched, and count whole: {reason}"
+        for reason, count in reasons.items()
+    ]
+    missing = sorted({rank for one in matching.matched for rank in one.missing})
+    if missing:
+        notes.append(
+            f"no trace of rank {', '.join(map(str, missing))}: what others waited for there counts as communication"
+        )
+    if any(one.missing_count > len(one.missing) for one in matching.matched):
+        notes.append(
+            "process groups have more ranks than traces are here: what was waited for there counts as communication"
+        )
+    if any(one.collective in ROOTED for one in matching.matched):
+        notes.append(
+            "ranks of a rooted collective need not wait for all others: the path goes through the last to come"
+            " wherever a rank left after that, as if it had to wait"
+        )
+    return notes

@@ -1,0 +1,347 @@
+"""What a change of the step time is made of, from the traces of one run to those of another.
+
+Every division of the step adds up to it on both sides, and so to its change, to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import floor
+from typing import Literal
+
+from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, divided
+from collectors.traces.steps import Stretch, stretches
+from collectors.traces.table import Cell, Column, Table
+from collectors.traces.timeline import Timeline
+
+# What became of one part of a step from one trace to another, and what that came from.
+
+Seen = Literal["both", "new", "gone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Of one item, per step. before, after: None where it did not occur; their own time is in whole nanoseconds.
+
+    The change of its own time is that of how often it ran, of how long it then took, and of how much of that was hidden
+    behind what has precedence: the three effects add up to it.
+    """
+
+    item: Item
+    before: Amount | None
+    after: Amount | None
+
+    @property
+    def seen(self) -> Seen:
+        """On which side it occurred."""
+        if self.before is None:
+            return "new"
+        return "gone" if self.after is None else "both"
+
+    @property
+    def before_ns(self) -> int:
+        """Its own time before."""
+        return 0 if self.before is None else int(self.before.exposed_ns)
+
+    @property
+    def after_ns(self) -> int:
+        """Its own time after."""
+        return 0 if self.after is None else int(self.after.exposed_ns)
+
+    @property
+    def change_ns(self) -> int:
+        """By how much its own time grew."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def count_effect_ns(self) -> int:
+        """What running more or less often costs, at the mean of both durations; all of what is new, or gone."""
+        one, other = _work_and_count(self.before), _work_and_count(self.after)
+        if not (one[1] and other[1]):
+            return round(other[0] - one[0])
+        return round((other[1] - one[1]) * (one[0] / one[1] + other[0] / other[1]) / 2)
+
+    @property
+    def duration_effect_ns(self) -> int:
+        """What taking longer or shorter costs, at the mean of both counts."""
+        return round(_work_and_count(self.after)[0] - _work_and_count(self.before)[0]) - self.count_effect_ns
+
+    @property
+    def hiding_effect_ns(self) -> int:
+        """What being hidden less or more costs."""
+        return self.change_ns - self.count_effect_ns - self.duration_effect_ns
+
+
+def mean_ns(amount: Amount | None) -> int | None:
+    """How long one span lasted in the mean; None where none started."""
+    work_ns, count = _work_and_count(amount)
+    return round(work_ns / count) if count else None
+
+
+def _work_and_count(amount: Amount | None) -> tuple[Fraction, Fraction]:
+    return (Fraction(0), Fraction(0)) if amount is None else (Fraction(amount.work_ns), Fraction(amount.count))
+
+
+# The mean step of a run's ranks, divided among what ran in it, in whole nanoseconds that add up to it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanStep:
+    """Each rank counts alike, and each step of a rank.
+
+    ranks: of which it is the mean. steps: how many of all ranks were taken.
+    amounts: of each item; its own time is in whole nanoseconds, and all of them add up to step_ns.
+    """
+
+    ranks: tuple[int, ...]
+    steps: int
+    step_ns: int
+    amounts: Mapping[Item, Amount]
+
+
+def mean_step(ranks: Sequence[tuple[Timeline, Sequence[Stretch]]]) -> MeanStep:
+    """The mean over each timeline's stretches, of which it has at least one."""
+    amounts: dict[Item, Amount] = {}
+    for timeline, steps in ranks:
+        share = Fraction(1, len(ranks) * len(steps))
+        for item, amount in divided(timeline, steps).items():
+            amounts[item] = amounts.get(item, NOTHING) + amount * share
+    whole = _in_whole_ns(amounts)
+    return MeanStep(
+        ranks=tuple(timeline.rank for timeline, _ in ranks),
+        steps=sum(len(steps) for _, steps in ranks),
+        step_ns=sum(int(amount.exposed_ns) for amount in whole.values()),
+        amounts=whole,
+    )
+
+
+def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
+    """The same with own times that are whole, each off by less than 1 ns, and that add up to the rounded total.
+
+    What is rounded is the sum up to each item, in their order, so that what stands together adds up best.
+    """
+    whole = {}
+    exact_ns, given_ns = Fraction(0), 0
+    for item in sorted(amounts):
+        exact_ns += amounts[item].exposed_ns
+        own_ns = floor(exact_ns + Fraction(1, 2)) - given_ns
+        given_ns += own_ns
+        whole[item] = replace(amounts[item], exposed_ns=own_ns)
+    return whole
+
+
+Ranks = list[tuple[Timeline, tuple[Stretch, ...]]]
+
+_CHANGE = (
+    Column(name="before", unit="ns"),
+    Column(name="after", unit="ns"),
+    Column(name="change", unit="ns"),
+    Column(name="share", unit="ratio"),
+)
+BUSY: tuple[Part, ...] = tuple(part for part in PARTS if part != "idle")
+
+
+class NothingToCompare(ValueError):
+    """In no trace of a side did anything run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A mean step before and after, and each division of its change, with the greatest share first.
+
+    parts: all of the step. kernels, shapes: all but idle time, by the kernel, and by the operator and the sizes of
+        its inputs. causes, idle: of idle time, by cause, and by what ran next too.
+    collectives: of exposed communication, by collective and what a rank gave.
+    notes: what was compared with what, and what was left out.
+    """
+
+    before: MeanStep
+    after: MeanStep
+    parts: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+    causes: tuple[Change, ...]
+    idle: tuple[Change, ...]
+    collectives: tuple[Change, ...]
+    shapes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def change_ns(self) -> int:
+        """By how much the step grew."""
+        return self.after.step_ns - self.before.step_ns
+
+    def share(self, change: Change) -> float | None:
+        """Which share of the step's change one is, below 0 where it is against it; None where the step is alike."""
+        return change.change_ns / self.change_ns if self.change_ns else None
+
+    def tables(self) -> tuple[Table, ...]:
+        """The step, and each division of its change."""
+        step = (self.before.step_ns, self.after.step_ns, self.change_ns)
+        return (
+            Table(
+                name="step",
+                title="The mean step before and after",
+                columns=_CHANGE[:3],
+                rows=(step,),
+            ),
+            self._table("parts", "What the change of the step is made of", self.parts, ("part",)),
+            self._table("kernels", "By kernel", self.kernels, ("part", "name"), has_seen=True),
+            Table(
+                name="effects",
+                title="Of each kernel's change: running more often, taking longer, being hidden less",
+                columns=(
+                    *(Column(name=name) for name in ("part", "name", "count_before", "count_after")),
+                    *(
+                        Column(name=name, unit="ns")
+                        for name in ("mean_before", "mean_after", "change", "count", "duration", "hiding")
+                    ),
+                ),
+                rows=tuple(_effects(change) for change in self.kernels),
+                notes=("mean: of one run, without what others of its stream did inside of it",),
+            ),
+            self._table("causes", "Idle time, by cause", self.causes, ("cause",)),
+            self._table("idle", "Idle time, by cause and what ran next", self.idle, ("cause", "name")),
+            self._table(
+                "collectives",
+                "Exposed communication, by collective and what a rank gave",
+                self.collectives,
+                ("collective", "shape"),
+                has_seen=True,
+            ),
+            self._table(
+                "shapes",
+                "By operator and the sizes of its inputs",
+                self.shapes,
+                ("part", "operator", "collective", "shape"),
+                has_seen=True,
+                notes=("an operator is left out where the trace does not tell which one launched the kernel",),
+            ),
+        )
+
+    def _table(
+        self,
+        name: str,
+        title: str,
+        changes: Iterable[Change],
+        fields: Sequence[str],
+        *,
+        has_seen: bool = False,
+        notes: tuple[str, ...] = (),
+    ) -> Table:
+        seen = (Column(name="seen"),) if has_seen else ()
+        return Table(
+            name=name,
+            title=title,
+            columns=(*(Column(name=field) for field in fields), *seen, *_CHANGE),
+            rows=tuple(
+                (
+                    *(getattr(change.item, field) or None for field in fields),
+                    *((change.seen,) if has_seen else ()),
+                    change.before_ns,
+                    change.after_ns,
+                    change.change_ns,
+                    self.share(change),
+                )
+                for change in changes
+            ),
+            notes=notes,
+        )
+
+
+def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Difference:
+    """What changed in the mean of all whole steps of all ranks of each side.
+
+    Where one rank of a side has no whole step, whole traces are compared instead, of all ranks of both sides.
+
+    Raises:
+        NothingToCompare: nothing ran in any trace of a side.
+    """
+    notes: list[str] = []
+    sides = [_at_work(timelines, name, notes) for timelines, name in ((before, "before"), (after, "after"))]
+    part = "step" if _have_steps(sides, notes) else "trace"
+    one, other = (
+        mean_step([(timeline, [found for found in parts if found.part == part]) for timeline, parts in ranks])
+        for ranks in sides
+    )
+    notes[:0] = [f"{name}: the mean of {_counted(mean, part)}" for name, mean in (("before", one), ("after", other))]
+    if len({timeline.is_device for ranks in sides for timeline, _ in ranks}) > 1:
+        notes.append(
+            "some traces are of a device and some of a host: kernels of the one are not operators of the other"
+        )
+    notes.append("share: of the change in step time; below 0 is against it")
+    return Difference(
+        before=one,
+        after=other,
+        parts=_changes(one, other, PARTS, ()),
+        kernels=_changes(one, other, BUSY, ("name",)),
+        causes=_changes(one, other, ("idle",), ("cause",)),
+        idle=_changes(one, other, ("idle",), ("cause", "name")),
+        collectives=_changes(one, other, ("exposed_communication",), ("collective", "shape")),
+        shapes=_changes(one, other, BUSY, ("operator", "collective", "shape")),
+        notes=tuple(notes),
+    )
+
+
+def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Ranks:
+    """Those in which something ran, with their stretches."""
+    found = [(timeline, stretches(timeline)) for timeline in timelines]
+    notes += [f"{side}: rank {timeline.rank} is left out: nothing ran" for timeline, parts in found if not parts]
+    ranks = [(timeline, parts) for timeline, parts in found if parts]
+    if not ranks:
+        raise NothingToCompare(
+            f"{side}: no trace of the {len(found)} holds a span that computes, communicates or copies; "
+            "give traces that were taken while steps ran"
+        )
+    return ranks
+
+
+def _have_steps(sides: Sequence[Ranks], notes: list[str]) -> bool:
+    """Whether every rank of both sides has a whole step; where one has none, steps have nothing to compare with."""
+    lacking = [
+        f"rank {timeline.rank} {side}"
+        for side, ranks in zip(("before", "after"), sides, strict=True)
+        for timeline, parts in ranks
+        if not any(found.part == "step" for found in parts)
+    ]
+    if lacking:
+        notes.append(f"no whole step in the trace of {', '.join(lacking)}: whole traces are compared, not steps")
+    return not lacking
+
+
+def _counted(mean: MeanStep, part: str) -> str:
+    return f"{mean.steps} whole {part}{'s' * (mean.steps > 1)} of {len(mean.ranks)} rank{'s' * (len(mean.ranks) > 1)}"
+
+
+def _changes(one: MeanStep, other: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> tuple[Change, ...]:
+    """Those of the parts of a step, put together over what differs in these fields alike; the greatest share first."""
+    before, after = (_together(mean, parts, fields) for mean in (one, other))
+    found = [
+        Change(item=item, before=before.get(item), after=after.get(item)) for item in dict.fromkeys([*before, *after])
+    ]
+    sign = -1 if other.step_ns < one.step_ns else 1
+    return tuple(sorted(found, key=lambda change: (-sign * change.change_ns, change.item)))
+
+
+def _together(mean: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> dict[Item, Amount]:
+    found: dict[Item, Amount] = {}
+    for item, amount in mean.amounts.items():
+        if item.part in parts:
+            wider = Item(part=item.part, **{field: getattr(item, field) for field in fields})
+            found[wider] = found.get(wider, NOTHING) + amount
+    return found
+
+
+def _effects(change: Change) -> tuple[Cell, ...]:
+    return (
+        change.item.part,
+        change.item.name,
+        *(0.0 if amount is None else float(amount.count) for amount in (change.before, change.after)),
+        mean_ns(change.before),
+        mean_ns(change.after),
+        change.change_ns,
+        change.count_effect_ns,
+        change.duration_effect_ns,
+        change.hiding_effect_ns,
+    )

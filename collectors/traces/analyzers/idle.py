@@ -1,0 +1,311 @@
+"""Why nothing ran: each gap in a rank's work, divided by cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.event_names import DATA_LOADING
+from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, without
+from collectors.traces.steps import LONG_AGO, Launches, Stretch, is_at_work, is_of_gloo, launches, stretches
+from collectors.traces.table import Cell, Column, Table
+from collectors.traces.timeline import ABSENT, Kind, Timeline
+
+# Each moment in which nothing ran on a rank, given to one cause.
+#
+# A gap ends when the next work starts. Until the host launched that work, the host was late: its thread was loading
+# data, was waiting in a call of the driver, or was doing anything else. The work was ready once its launch had returned
+# and what ran before it on its stream was over. Where it starts soon after that, the gap is what a launch takes. Where
+# it does not, something held it: a collective if one on another stream ended just as the gap began; else it is unknown
+# what, and other. A device that waits inside a communication kernel is not idle; that wait is communication. What gloo
+# runs beside a device is work of the host, which nothing launches: a gap before it is the host's to its end.
+
+Cause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap", "collective", "other"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+LAUNCH_GAP_NS = 10_000
+"""What a launch may take. In traces of V100, A100 and MI300X 99 % of the work that nothing holds starts within 4 us of
+the return of its launch, and within 10 us of the end of what ran before it on its stream."""
+
+SYNCHRONISATION = re.compile(r"Synchronize|^(cuda|hip)Memcpy(WithStream)?$")
+"""Calls of the driver, of CUDA and HIP, that return when the device has done what they wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleCauses:
+    """The gaps of one rank; by_cause: disjoint parts of them, which together are all; None where it cannot be told.
+
+    unknown: gaps before work whose launch the trace does not hold; they are in `other`.
+    """
+
+    gaps: Times
+    by_cause: Mapping[Cause, Times | None]
+    unknown: int = 0
+
+
+def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
+    """The gaps within a window of a rank's trace.
+
+    On a trace without a device, only loading data is told from the rest: there nothing is launched ahead.
+    """
+    rows = np.flatnonzero(is_at_work(timeline))
+    free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
+    if not timeline.is_device:
+        loading = _named(timeline, DATA_LOADING, "host")
+        told: dict[Cause, Times | None] = dict.fromkeys(CAUSES)
+        return IdleCauses(
+            gaps=free,
+            by_cause=told | {"data_loading": intersection(free, loading), "other": without(free, loading)},
+        )
+    launched, call = launches(timeline), _next(timeline, rows, free)
+    is_known = (call != ABSENT) & launched.is_known[call]
+    # Behind the last work the host launched nothing more; before work of an unknown launch nothing can be told.
+    is_host = (call == ABSENT) | is_of_gloo(timeline)[call]
+    is_unknown = ~is_host & ~is_known
+    from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[call], free[:, 0], free[:, 1]))
+    late = np.stack((free[:, 0], from_ns), axis=1)
+    rest = np.stack((from_ns, free[:, 1]), axis=1)
+    ready_ns = np.maximum(launched.end_ns, _freed_ns(timeline, rows))[call]
+    is_soon = is_known & (free[:, 1] - ready_ns <= LAUNCH_GAP_NS)
+    # Work behind a collective on the same stream is ready only when that has ended.
+    is_collective = is_known & ~is_soon & (ready_ns < free[:, 0]) & _follows_collective(timeline, free)
+    thread = np.where(is_known, timeline.stream[launched.row[call]], _last_thread(timeline, launched, free[:, 1]))
+    return IdleCauses(
+        gaps=free,
+        by_cause={
+            **_causes_on_host(timeline, late, thread),
+            "launch_gap": _lasting(rest[is_soon]),
+            "collective": _lasting(rest[is_collective]),
+            "other": _lasting(rest[~is_soon & ~is_collective]),
+        },
+        unknown=int(is_unknown.sum()),
+    )
+
+
+def _next(timeline: Timeline, rows: NDArray[np.int64], free: Times) -> NDArray[np.int64]:
+    """Per gap the row of the work that ends it; `ABSENT` where none follows."""
+    place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
+    return np.append(rows, ABSENT)[place]
+
+
+def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
+    """Per span when what ran before it on its stream was over; `LONG_AGO` where it is the first."""
+    freed_ns = np.full(timeline.name.size, LONG_AGO)
+    for stream in np.unique(timeline.stream[rows]):
+        here = rows[timeline.stream[rows] == stream]
+        freed_ns[here[1:]] = np.maximum.accumulate(timeline.end_ns[here])[:-1]
+    return freed_ns
+
+
+def _follows_collective(timeline: Timeline, free: Times) -> NDArray[np.bool_]:
+    """Per gap whether a collective of the device ended as it began."""
+    chosen = timeline.of_kind("communication") & ~is_of_gloo(timeline)
+    return np.isin(free[:, 0], timeline.end_ns[chosen])
+
+
+def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[Cause, Times | None]:
+    """What the thread that was late did: it loaded data, else waited for the driver, else anything."""
+    parts: dict[Cause, list[Times]] = {"data_loading": [], "synchronisation": [], "host_bound": []}
+    for number in np.unique(thread):
+        mine = _lasting(late[thread == number])
+        loading = _named(timeline, DATA_LOADING, "host", number)
+        waiting = _named(timeline, SYNCHRONISATION, "launch", number)
+        busy = without(mine, loading)
+        parts["data_loading"].append(intersection(mine, loading))
+        parts["synchronisation"].append(intersection(busy, waiting))
+        parts["host_bound"].append(without(busy, waiting))
+    return {cause: _together(found) for cause, found in parts.items()}
+
+
+def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | None = None) -> Times:
+    """When a span of the kind ran whose name the rule knows; on one thread, or on any."""
+    is_known = np.array([rule.search(name) is not None for name in timeline.names], dtype=np.bool_)
+    chosen = timeline.of_kind(kind) & is_known[timeline.name]
+    if thread is not None:
+        chosen &= timeline.stream == thread
+    return union(timeline.start_ns[chosen], timeline.end_ns[chosen])
+
+
+def _last_thread(timeline: Timeline, launched: Launches, moments_ns: Times) -> NDArray[np.int64]:
+    """The thread that launched work last before each moment; `ABSENT` where none did."""
+    calls = launched.calls
+    place = np.searchsorted(timeline.start_ns[calls], moments_ns) - 1
+    thread: NDArray[np.int64] = np.append(timeline.stream[calls], ABSENT)[place]
+    return thread
+
+
+def _lasting(intervals: Times) -> Times:
+    """Without those that are empty."""
+    return intervals[intervals[:, 1] > intervals[:, 0]]
+
+
+def _together(parts: Sequence[Times]) -> Times:
+    joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *parts])
+    return union(joined[:, 0], joined[:, 1])
+
+
+GAPS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleShare:
+    """One stretch of one rank's trace. causes_ns: they add up to idle_ns; None where the trace cannot tell."""
+
+    rank: int
+    stretch: Stretch
+    idle_ns: int
+    causes_ns: Mapping[Cause, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """One time in which nothing ran. after, before: what had ended and what began. cause: that of the most of it."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    after: str
+    before: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """The stretches of all ranks, and the longest gaps of each rank's trace. notes: what is not known, and why."""
+
+    shares: tuple[IdleShare, ...]
+    longest: tuple[Gap, ...]
+    notes: tuple[str, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """The causes in the whole traces, in their steps, and the longest gaps."""
+        begins_ns = {share.rank: share.stretch.start_ns for share in self.shares if share.stretch.part == "trace"}
+        return (
+            Table(
+                name="causes",
+                title="Why nothing ran, from each rank's first work to its last",
+                columns=(Column(name="rank"), *_COLUMNS),
+                rows=tuple((share.rank, *_cells(share)) for share in self.shares if share.stretch.part == "trace"),
+            ),
+            Table(
+                name="steps",
+                title="Why nothing ran in each step; a partial one is no step of its own or not whole",
+                columns=(Column(name="rank"), Column(name="step"), Column(name="part"), *_COLUMNS),
+                rows=tuple(
+                    (share.rank, share.stretch.name, share.stretch.part, *_cells(share))
+                    for share in self.shares
+                    if share.stretch.part != "trace"
+                ),
+            ),
+            Table(
+                name="gaps",
+                title=f"The {GAPS_SHOWN} longest gaps of each rank",
+                columns=(
+                    Column(name="rank"),
+                    Column(name="start", unit="ns"),
+                    Column(name="length", unit="ns"),
+                    Column(name="cause"),
+                    Column(name="after"),
+                    Column(name="before"),
+                ),
+                rows=tuple(
+                    (
+                        gap.rank,
+                        gap.start_ns - begins_ns[gap.rank],
+                        gap.end_ns - gap.start_ns,
+                        gap.cause,
+                        gap.after,
+                        gap.before,
+                    )
+                    for gap in self.longest
+                ),
+                notes=("start: after the rank's first work. cause: that of most of the gap.",),
+            ),
+        )
+
+
+_COLUMNS = (
+    Column(name="idle", unit="ns"),
+    Column(name="idle_share", unit="ratio"),
+    *(Column(name=cause, unit="ns") for cause in CAUSES),
+)
+
+
+def idle(timelines: Sequence[Timeline]) -> Idle:
+    """The gaps of every rank by cause."""
+    shares: list[IdleShare] = []
+    longest: list[Gap] = []
+    notes: list[str] = []
+    for timeline in timelines:
+        parts = stretches(timeline)
+        if not parts:
+            notes.append(f"rank {timeline.rank}: nothing computes, communicates or copies in its trace")
+            continue
+        start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
+        found = idle_causes(timeline, start_ns, end_ns)
+        shares += [_share(timeline.rank, part, found) for part in parts]
+        longest += _longest(timeline, parts[0], found)
+        if found.unknown:
+            notes.append(
+                f"rank {timeline.rank}: the trace holds no launch of what ends {found.unknown} of its gaps; they are"
+                " other"
+            )
+        if not timeline.is_device:
+            notes.append(
+                f"rank {timeline.rank}: its trace has no device: nothing is launched ahead, and other is the host"
+            )
+    return Idle(shares=tuple(shares), longest=tuple(longest), notes=tuple(notes))
+
+
+def _share(rank: int, stretch: Stretch, found: IdleCauses) -> IdleShare:
+    return IdleShare(
+        rank=rank,
+        stretch=stretch,
+        idle_ns=length_ns(clip(found.gaps, stretch.start_ns, stretch.end_ns)),
+        causes_ns={
+            cause: None if parts is None else length_ns(clip(parts, stretch.start_ns, stretch.end_ns))
+            for cause, parts in found.by_cause.items()
+        },
+    )
+
+
+def _longest(timeline: Timeline, trace: Stretch, found: IdleCauses) -> list[Gap]:
+    """The longest gaps within the whole trace, where each has work on both sides."""
+    inside = clip(found.gaps, trace.start_ns, trace.end_ns)
+    rows = np.flatnonzero(is_at_work(timeline))
+    by_end = rows[np.argsort(timeline.end_ns[rows], kind="stable")]
+    gaps = []
+    for number in np.argsort(inside[:, 0] - inside[:, 1], kind="stable")[:GAPS_SHOWN]:
+        start_ns, end_ns = inside[number].tolist()
+        after = by_end[np.searchsorted(timeline.end_ns[by_end], start_ns, side="left")]
+        before = rows[np.searchsorted(timeline.start_ns[rows], end_ns, side="left")]
+        lengths_ns = {
+            cause: length_ns(clip(parts, start_ns, end_ns))
+            for cause, parts in found.by_cause.items()
+            if parts is not None
+        }
+        gaps.append(
+            Gap(
+                rank=timeline.rank,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                after=timeline.names[timeline.name[after]],
+                before=timeline.names[timeline.name[before]],
+                cause=max(lengths_ns, key=lambda cause: lengths_ns[cause]),
+            )
+        )
+    return gaps
+
+
+def _cells(share: IdleShare) -> tuple[Cell, ...]:
+    lasts_ns = share.stretch.end_ns - share.stretch.start_ns
+    return (
+        share.idle_ns,
+        share.idle_ns / lasts_ns if lasts_ns else None,
+        *(share.causes_ns[cause] for cause in CAUSES),
+    )

@@ -1,0 +1,412 @@
+"""What the device ran, by kind and name, and how long after its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times, union
+from collectors.traces.steps import is_at_work, is_of_gloo, launch_of
+from collectors.traces.table import Cell, Column, Table
+from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline, stream_name
+
+# What many durations have in common: their number, sum, middle and spread, group by group.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Of some durations; in whole nanoseconds, half of one rounded up.
+
+    deviation_ns: the median distance from the median. p95_ns: the least that 95 % of them do not exceed.
+    """
+
+    count: int
+    total_ns: int
+    mean_ns: int
+    median_ns: int
+    deviation_ns: int
+    p95_ns: int
+    longest_ns: int
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The figures in the order of `COLUMNS`."""
+        return (
+            self.count,
+            self.total_ns,
+            self.mean_ns,
+            self.median_ns,
+            self.deviation_ns,
+            self.p95_ns,
+            self.longest_ns,
+        )
+
+
+COLUMNS = (
+    Column(name="count"),
+    Column(name="total", unit="ns"),
+    Column(name="mean", unit="ns"),
+    Column(name="median", unit="ns"),
+    Column(name="deviation", unit="ns"),
+    Column(name="p95", unit="ns"),
+    Column(name="longest", unit="ns"),
+)
+
+
+def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations]:
+    """Of each group, in order of their numbers. group: per value the number of its group."""
+    order = np.lexsort((values_ns, group))
+    values_ns, group = values_ns[order], group[order]
+    numbers, first, counts = np.unique(group, return_index=True, return_counts=True)
+    if not numbers.size:
+        return {}
+    totals_ns = _totals(values_ns, first)
+    medians_ns = _medians(values_ns, first, counts)
+    distances_ns = np.abs(values_ns - np.repeat(medians_ns, counts))
+    deviations_ns = _medians(distances_ns[np.lexsort((distances_ns, group))], first, counts)
+    p95_ns = values_ns[first + (95 * counts + 99) // 100 - 1]
+    longest_ns = values_ns[first + counts - 1]
+    return {
+        int(number): Durations(
+            count=int(counts[place]),
+            total_ns=totals_ns[place],
+            mean_ns=(2 * totals_ns[place] + int(counts[place])) // (2 * int(counts[place])),
+            median_ns=int(medians_ns[place]),
+            deviation_ns=int(deviations_ns[place]),
+            p95_ns=int(p95_ns[place]),
+            longest_ns=int(longest_ns[place]),
+        )
+        for place, number in enumerate(numbers)
+    }
+
+
+def _totals(values_ns: Times, first: NDArray[np.int64]) -> list[int]:
+    """Of each run of values the sum, which may take more than 64 bits: so halves of the values are added apart."""
+    high, low = np.add.reduceat(values_ns >> 32, first), np.add.reduceat(values_ns & 0xFFFF_FFFF, first)
+    return [(upper << 32) + lower for upper, lower in zip(high.tolist(), low.tolist(), strict=True)]
+
+
+def _medians(sorted_ns: Times, first: NDArray[np.int64], counts: NDArray[np.int64]) -> Times:
+    """Of each run of values, which are sorted in it: the middle one, or the mean of the middle two, rounded up."""
+    lower_ns, upper_ns = sorted_ns[first + (counts - 1) // 2], sorted_ns[first + counts // 2]
+    middle: Times = lower_ns + (upper_ns - lower_ns + 1) // 2
+    return middle
+
+
+# How often and how long each name and each kind ran, over several ranks' traces.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """What bears one name, over all ranks; where the name is None, all of one kind on one rank.
+
+    union_ns: the time in which at least one ran on a rank, added up over the ranks. share: of the sum of durations of
+    all that ran there.
+    """
+
+    rank: int | None
+    kind: Kind
+    name: str | None
+    durations: Durations
+    union_ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """by_name: over all ranks, the greatest sum first. by_kind: rank by rank."""
+
+    by_name: tuple[KernelTime, ...]
+    by_kind: tuple[KernelTime, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spans:
+    """All spans at work, as columns. name: a number over all ranks. place: the place of the rank's Timeline."""
+
+    name: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    place: NDArray[np.int64]
+    start_ns: Times
+    end_ns: Times
+
+
+def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
+    """The times of what computes, communicates and copies; of a trace without a device, of the host's operators."""
+    names: dict[str, int] = {}
+    spans = _spans(timelines, names)
+    words, kinds = tuple(names), len(KINDS)
+    named = _grouped(spans, spans.name * kinds + spans.kind)
+    total_ns = sum(found.total_ns for _, found, _ in named)
+    by_name = [
+        KernelTime(
+            rank=None,
+            kind=KINDS[number % kinds],
+            name=words[number // kinds],
+            durations=found,
+            union_ns=union_ns,
+            share=_share(found.total_ns, total_ns),
+        )
+        for number, found, union_ns in named
+    ]
+    grouped = _grouped(spans, spans.place * kinds + spans.kind)
+    totals_ns = [
+        sum(found.total_ns for number, found, _ in grouped if number // kinds == place)
+        for place in range(len(timelines))
+    ]
+    by_kind = [
+        KernelTime(
+            rank=timelines[number // kinds].rank,
+            kind=KINDS[number % kinds],
+            name=None,
+            durations=found,
+            union_ns=union_ns,
+            share=_share(found.total_ns, totals_ns[number // kinds]),
+        )
+        for number, found, union_ns in grouped
+    ]
+    return KernelTimes(
+        by_name=tuple(sorted(by_name, key=lambda time: (-time.durations.total_ns, time.kind, time.name))),
+        by_kind=tuple(by_kind),
+    )
+
+
+def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
+    """The columns; `names` is filled with the number of each name."""
+    parts = []
+    for place, timeline in enumerate(timelines):
+        rows = np.flatnonzero(is_at_work(timeline))
+        numbers = np.array([names.setdefault(name, len(names)) for name in timeline.names], dtype=np.int64)
+        parts.append(
+            np.stack(
+                (
+                    numbers[timeline.name[rows]],
+                    timeline.kind[rows],
+                    np.full(rows.size, place),
+                    timeline.start_ns[rows],
+                    timeline.end_ns[rows],
+                )
+            )
+        )
+    name, kind, place, start_ns, end_ns = np.concatenate([np.empty((5, 0), dtype=np.int64), *parts], axis=1)
+    return _Spans(name=name, kind=kind, place=place, start_ns=start_ns, end_ns=end_ns)
+
+
+def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Durations, int]]:
+    """Per group its number, its durations and its union: that of each rank, added up."""
+    if not group.size:
+        return []
+    found = durations(spans.end_ns - spans.start_ns, group)
+    numbers, which = np.unique(group * (1 + spans.place.max()) + spans.place, return_inverse=True)
+    # Each group on each rank is put into a stretch of its own, so that one union serves for all; of places among all
+    # edges and not of times, since one wrong time makes a trace last for years, and so many of them exceed 64 bits.
+    edges_ns = np.sort(np.concatenate((spans.start_ns, spans.end_ns)))
+    shift = which.ravel() * edges_ns.size
+    together = union(np.searchsorted(edges_ns, spans.start_ns) + shift, np.searchsorted(edges_ns, spans.end_ns) + shift)
+    owner = numbers[together[:, 0] // edges_ns.size] // (1 + spans.place.max())
+    places = np.searchsorted(np.array(list(found)), owner)
+    lasting_ns = np.diff(edges_ns[together % edges_ns.size], axis=1).ravel()
+    unions_ns = np.zeros(len(found), dtype=np.int64)
+    np.add.at(unions_ns, places, lasting_ns)
+    return [(number, times, int(unions_ns[place])) for place, (number, times) in enumerate(found.items())]
+
+
+def _share(part_ns: int, whole_ns: int) -> float:
+    return part_ns / whole_ns if whole_ns else 0.0
+
+
+# How far the device is behind the host: the delay of each launch, and how many wait to start.
+#
+# A launch's delay runs from the start of the call to the start of the first span that it put on the device; a graph is
+# one launch. kineto puts both clocks on one. A queue holds what is launched and not started.
+
+GRAPH = "graph"
+GRAPH_LAUNCH = "GraphLaunch"
+"""What CUDA and HIP call the launch of a graph holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What waits for one stream, or for the whole device where it is None.
+
+    length: from each of these moments on; it is 0 before the first and after the last.
+    """
+
+    stream: int | None
+    moments_ns: Times
+    length: NDArray[np.int64]
+
+    @property
+    def longest(self) -> int:
+        """The most that waited at one moment."""
+        return int(self.length.max())
+
+    @property
+    def mean_length(self) -> float | None:
+        """Over the time from the first launch to the last start; None where that is no time."""
+        lasting_ns = np.diff(self.moments_ns)
+        if not lasting_ns.sum():
+            return None
+        # As numbers with a point: one wrong time makes a trace last for years, and lengths times years exceed 64 bits.
+        return float(np.average(self.length[:-1], weights=lasting_ns.astype(np.float64)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchQueue:
+    """Of one rank.
+
+    delays: by the kind of what was launched, `GRAPH` for graphs. queues: of the device, then of each stream.
+    spans_of_graphs: on the device. unknown: spans on the device whose launch the trace does not hold; what gloo runs
+    has none.
+    early: launches after their own span by the trace's clocks; they are in no figure.
+    """
+
+    rank: int
+    delays: Mapping[str, Durations]
+    queues: tuple[Queue, ...]
+    spans_of_graphs: int
+    unknown: int
+    early: int
+
+
+def launch_queue(timeline: Timeline) -> LaunchQueue:
+    """The delays and queues of a rank; of a trace without a device, none."""
+    launch = launch_of(timeline)
+    is_on_device = is_at_work(timeline) & ~is_of_gloo(timeline) & timeline.is_device
+    rows = np.flatnonzero(launch != ABSENT)
+    is_graph = np.array([GRAPH_LAUNCH in name for name in timeline.names], dtype=np.bool_)
+    # Rows are by start, so the first of a launch is the one that started first.
+    calls, first = np.unique(launch[rows], return_index=True)
+    started = rows[first]
+    delay_ns = timeline.start_ns[started] - timeline.start_ns[calls]
+    is_sound = delay_ns >= 0
+    kinds = np.where(is_graph[timeline.name[calls]], len(KINDS), timeline.kind[started].astype(np.int64))
+    found = durations(delay_ns[is_sound], kinds[is_sound])
+    return LaunchQueue(
+        rank=timeline.rank,
+        delays={(*KINDS, GRAPH)[number]: delays for number, delays in found.items()},
+        queues=_queues(
+            timeline.start_ns[calls[is_sound]], timeline.start_ns[started[is_sound]], timeline.stream[started[is_sound]]
+        ),
+        spans_of_graphs=int(is_graph[timeline.name[launch[rows]]].sum()),
+        unknown=int((is_on_device & (launch == ABSENT)).sum()),
+        early=int((~is_sound).sum()),
+    )
+
+
+def _queues(launched_ns: Times, started_ns: Times, stream: NDArray[np.int64]) -> tuple[Queue, ...]:
+    if not stream.size:
+        return ()
+    streams = np.unique(stream).tolist()
+    return (
+        _queue(None, launched_ns, started_ns),
+        *(_queue(number, launched_ns[stream == number], started_ns[stream == number]) for number in streams),
+    )
+
+
+def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> Queue:
+    moments_ns, place = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
+    change = np.zeros(moments_ns.size, dtype=np.int64)
+    np.add.at(change, place.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
+    return Queue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
+
+
+_AFTER = (*COLUMNS, Column(name="union", unit="ns"), Column(name="share", unit="ratio"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What ran, and of each rank with a device its launches. notes: what is not known, and why."""
+
+    times: KernelTimes
+    queues: tuple[LaunchQueue, ...]
+    notes: tuple[str, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """By name, by kind, the delays of launches, and the queues."""
+        return (
+            Table(
+                name="kernels",
+                title="What ran, by name, over all ranks",
+                columns=(Column(name="kind"), Column(name="name"), *_AFTER),
+                rows=tuple(
+                    (time.kind, time.name, *time.durations.cells(), time.union_ns, time.share)
+                    for time in self.times.by_name
+                ),
+            ),
+            Table(
+                name="kinds",
+                title="What ran, by kind, on each rank",
+                columns=(Column(name="rank"), Column(name="kind"), *_AFTER),
+                rows=tuple(
+                    (time.rank, time.kind, *time.durations.cells(), time.union_ns, time.share)
+                    for time in self.times.by_kind
+                ),
+            ),
+            Table(
+                name="launch_delays",
+                title="From the start of a launch to the start of what it launched; a graph is one launch",
+                columns=(Column(name="rank"), Column(name="kind"), *COLUMNS),
+                rows=tuple(
+                    (queue.rank, kind, *delays.cells())
+                    for queue in self.queues
+                    for kind, delays in queue.delays.items()
+                ),
+            ),
+            Table(
+                name="queues",
+                title="How much was launched and not started",
+                columns=(
+                    Column(name="rank"),
+                    Column(name="stream"),
+                    Column(name="longest"),
+                    Column(name="mean_length"),
+                ),
+                rows=tuple(
+                    (
+                        found.rank,
+                        "all" if queue.stream is None else stream_name(queue.stream),
+                        queue.longest,
+                        queue.mean_length,
+                    )
+                    for found in self.queues
+                    for queue in found.queues
+                ),
+                notes=("mean_length: over the time from the first launch to the last start.",),
+            ),
+        )
+
+
+def kernels(timelines: Sequence[Timeline]) -> Kernels:
+    """What all ranks ran; of a trace without a device, the operators of its host, whose times hold those within."""
+    queues = tuple(launch_queue(timeline) for timeline in timelines if timeline.is_device)
+    notes = [
+        f"rank {timeline.rank}: its trace has no device: these are operators of the host, which hold each other's"
+        " times, and have no launches"
+        for timeline in timelines
+        if not timeline.is_device and is_at_work(timeline).any()
+    ]
+    notes += [
+        f"rank {timeline.rank}: nothing computes, communicates or copies in its trace"
+        for timeline in timelines
+        if not is_at_work(timeline).any()
+    ]
+    for queue in queues:
+        if queue.unknown:
+            notes.append(
+                f"rank {queue.rank}: the trace holds no launch of {queue.unknown} of its spans; they have no delay, and"
+                " no place in the queue"
+            )
+        if queue.early:
+            notes.append(
+                f"rank {queue.rank}: {queue.early} launches come after what they launched by the trace's clocks;"
+                " delays and queues leave them out"
+            )
+        if queue.spans_of_graphs:
+            notes.append(
+                f"rank {queue.rank}: graphs launched {queue.spans_of_graphs} spans; the delay of a graph is that of"
+                " the first of them"
+            )
+    return Kernels(times=kernel_times(timelines), queues=queues, notes=tuple(notes))

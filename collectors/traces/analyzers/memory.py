@@ -1,0 +1,424 @@
+"""What the memory of each rank held while it was traced: how much, when most, and which operators had taken that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.event_names import STEP
+from collectors.traces.intervals import Times
+from collectors.traces.operators import NOBODY, PHASES, Foreground, Phase, Phases, operators_at, phases
+from collectors.traces.steps import step_names
+from collectors.traces.table import Cell, Column, Table
+from collectors.traces.timeline import ABSENT, Allocations, Timeline
+
+# The blocks of memory that a rank took while it was traced, each with the moment at which it was given back.
+
+Numbers = NDArray[np.int64]
+
+HOST = -1
+"""The device of the host's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """One row per block of one device that was taken, by time; and what came and went at each change.
+
+    taken, ended: the number of the change that took it, and of that which ended it; as many as there are changes
+        where none did. A block ends when it is given back, or when its address is given out again: the profiler does
+        not hear what threads of other libraries drop.
+    thread: that took it; -1 where that is not told.
+    time_ns, change_bytes: of each change; what ends unheard is taken off where it is noticed.
+    total_bytes: all that was handed out after each change, from before the trace too; None where that is not told.
+    """
+
+    taken: Numbers
+    ended: Numbers
+    address: NDArray[np.uint64]
+    size_bytes: Numbers
+    thread: Numbers
+    time_ns: Times
+    change_bytes: Numbers
+    total_bytes: Numbers | None
+
+    def alive_after(self, change: int) -> NDArray[np.bool_]:
+        """Per block whether it is there after the change."""
+        alive: NDArray[np.bool_] = (self.taken <= change) & (self.ended > change)
+        return alive
+
+
+def blocks_of(allocations: Allocations, device: int) -> Blocks:
+    """Those of one device.
+
+    The total of the host's memory counts from the first profile of the process on, not from its start, so that it
+    is not told.
+    """
+    rows = np.flatnonzero((allocations.device == device) & (allocations.change_bytes != 0))
+    address, change_bytes = allocations.address[rows], allocations.change_bytes[rows].copy()
+    by_address = np.argsort(address, kind="stable")
+    is_same = address[by_address[1:]] == address[by_address[:-1]]
+    followed_by = np.full(rows.size, rows.size, dtype=np.int64)
+    followed_by[by_address[:-1][is_same]] = by_address[1:][is_same]
+    taken = np.flatnonzero(change_bytes > 0)
+    ended, size_bytes = followed_by[taken], change_bytes[taken]
+    taken_again = (ended < rows.size) & (np.append(change_bytes, 0)[ended] > 0)
+    change_bytes[ended[taken_again]] -= size_bytes[taken_again]
+    total_bytes = allocations.allocated_bytes[rows]
+    is_told = device != HOST and bool((total_bytes >= 0).all())
+    return Blocks(
+        taken=taken,
+        ended=ended,
+        address=address[taken],
+        size_bytes=size_bytes,
+        thread=allocations.thread[rows][taken],
+        time_ns=allocations.time_ns[rows],
+        change_bytes=change_bytes,
+        total_bytes=total_bytes if is_told else None,
+    )
+
+
+# What the blocks of a trace are, as far as it tells: by the phase of the step that took them, and what they outlived.
+#
+# A trace does not say whose a block is, so that parameters, gradients and the optimizer's state cannot be told apart
+# from other blocks that stay. What a backward leaves is mostly gradients, what an optimizer leaves mostly its state.
+
+Category = Literal["activations", "left_by_backward", "left_by_optimizer", "temporary", "other", "older"]
+"""temporary: dropped in the phase that took it. older: taken before the trace, as far as the trace tells of it."""
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+_LEFT_BY: dict[Phase, Category] = {
+    "forward": "activations",
+    "backward": "left_by_backward",
+    "optimizer": "left_by_optimizer",
+    "between": "other",
+}
+
+
+def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
+    """Per block the index of its category in `CATEGORIES`."""
+    taken_in = phases.at(blocks.time_ns[blocks.taken])
+    ended_ns = np.append(blocks.time_ns, np.iinfo(np.int64).max)[blocks.ended]
+    is_dropped = blocks.ended < blocks.time_ns.size
+    left = np.array([CATEGORIES.index(_LEFT_BY[phase]) for phase in PHASES], dtype=np.int64)
+    # Before the first phase there is none; "other" stands behind all of them, at the index of `NOBODY`.
+    phase_of = np.append(phases.phase, len(PHASES)).astype(np.int64)
+    category = np.append(left, CATEGORIES.index("other"))[phase_of[taken_in]]
+    is_temporary = is_dropped & (taken_in != NOBODY) & (phases.at(ended_ns) == taken_in)
+    return np.where(is_temporary, CATEGORIES.index("temporary"), category)
+
+
+def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What is held before all changes and after each, (changes + 1, categories) int64, of which the sums are given.
+
+    What no block of the trace explains is older.
+    """
+    grown = np.zeros((blocks.time_ns.size + 2, len(CATEGORIES)), dtype=np.int64)
+    np.add.at(grown, (blocks.taken + 1, category), blocks.size_bytes)
+    np.subtract.at(grown, (blocks.ended + 1, category), blocks.size_bytes)
+    held: NDArray[np.int64] = grown[:-1].cumsum(axis=0)
+    held[:, CATEGORIES.index("older")] = held_bytes - held.sum(axis=1)
+    return held
+
+
+# What one device of one rank held from change to change, and what lived there when it was most.
+
+BLOCKS_SHOWN = 20
+
+_FETCHES = ("aten::empty", "aten::new_", "aten::zeros", "aten::ones", "aten::full", "aten::resize_", "aten::_resize_")
+"""How the names of operators begin that only fetch memory, or fill it, which the operator around them wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One that lives at the peak. step, operator: the names of which took it; None where none did, or none is told."""
+
+    address: int
+    size_bytes: int
+    taken_ns: int
+    step: str | None
+    operator: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taker:
+    """An operator in one step, with all that it had taken and lives at the peak; most first among its like."""
+
+    step: str | None
+    operator: str | None
+    blocks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The memory of one device. device: None is the host's.
+
+    begin_bytes: what was held when the trace began; None where that is not told. Bytes count from there then, so that
+        they may fall below 0.
+    times_ns: (moments,) Unix time of each change, after that of the first, which stands for all that was before it.
+    held_bytes: (moments,) what is held from then to the next.
+    by_category: (moments, categories) in the order of `CATEGORIES`; None where the phases of steps are not told.
+    peak: the first moment at which most was held. step: in which that was.
+    takers, largest: what of it was taken in the trace, by operator, and the largest blocks, both most first.
+    """
+
+    rank: int
+    device: int | None
+    begin_bytes: int | None
+    times_ns: Times
+    held_bytes: NDArray[np.int64]
+    by_category: NDArray[np.int64] | None
+    peak: int
+    step: str | None
+    takers: tuple[Taker, ...]
+    largest: tuple[Block, ...]
+
+    @property
+    def peak_ns(self) -> int:
+        """When most was held, Unix time."""
+        return int(self.times_ns[self.peak])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held."""
+        return int(self.held_bytes[self.peak])
+
+
+def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
+    """That of a device which the timeline's allocations name."""
+    blocks = blocks_of(timeline.allocations, device)
+    begin_bytes = None if blocks.total_bytes is None else int(blocks.total_bytes[0] - blocks.change_bytes[0])
+    after_bytes = blocks.change_bytes.cumsum() if blocks.total_bytes is None else blocks.total_bytes
+    held_bytes = np.append(begin_bytes or 0, after_bytes)
+    times_ns = np.append(blocks.time_ns[:1], blocks.time_ns)
+    peak = int(np.argmax(held_bytes))
+    found = phases(timeline)
+    alive = _alive(timeline, blocks, peak - 1)
+    return DeviceMemory(
+        rank=timeline.rank,
+        device=None if device == HOST else device,
+        begin_bytes=begin_bytes,
+        times_ns=times_ns,
+        held_bytes=held_bytes,
+        by_category=None if found is None else held_by_category(blocks, categories_of(blocks, found), held_bytes),
+        peak=peak,
+        step=_steps(timeline, times_ns[[peak]])[0],
+        takers=_takers(alive),
+        largest=tuple(alive[:BLOCKS_SHOWN]),
+    )
+
+
+def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[Block]:
+    """The blocks that live after a change, the largest first."""
+    alive = np.flatnonzero(blocks.alive_after(change))
+    alive = alive[np.argsort(-blocks.size_bytes[alive], kind="stable")]
+    taken_ns = blocks.time_ns[blocks.taken[alive]]
+    rows = zip(
+        blocks.address[alive].tolist(),
+        blocks.size_bytes[alive].tolist(),
+        taken_ns.tolist(),
+        _steps(timeline, taken_ns),
+        _operators(timeline, taken_ns, blocks.thread[alive]),
+        strict=True,
+    )
+    return [
+        Block(address=address, size_bytes=size_bytes, taken_ns=moment_ns, step=step, operator=operator)
+        for address, size_bytes, moment_ns, step, operator in rows
+    ]
+
+
+def _takers(alive: list[Block]) -> tuple[Taker, ...]:
+    blocks: dict[tuple[str | None, str | None], list[int]] = {}
+    for block in alive:
+        blocks.setdefault((block.step, block.operator), []).append(block.size_bytes)
+    takers = [
+        Taker(step=step, operator=operator, blocks=len(sizes), size_bytes=sum(sizes))
+        for (step, operator), sizes in blocks.items()
+    ]
+    return tuple(sorted(takers, key=lambda taker: -taker.size_bytes))
+
+
+def _steps(timeline: Timeline, moments_ns: Times) -> list[str | None]:
+    """The name of the step in which each moment lies."""
+    chosen, names = timeline.of_kind("step"), step_names(timeline)
+    found = Foreground(timeline.start_ns[chosen], timeline.end_ns[chosen]).at(moments_ns)
+    return [None if step == NOBODY else names[step] for step in found.tolist()]
+
+
+def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]) -> list[str | None]:
+    """On these threads the innermost operator that did more than fetch memory; one that only did so where none else."""
+    found = operators_at(timeline, moments_ns, threads, counts=lambda name: not name.startswith(_FETCHES))
+    anyway = operators_at(timeline, moments_ns, threads)
+    rows = np.where(found == ABSENT, anyway, found)
+    return [None if row == ABSENT else timeline.names[timeline.name[row]] for row in rows.tolist()]
+
+
+CURVE_ROWS = 100
+"""Rows of a device's curve in its table, each with the most that was held in an equal part of the time."""
+
+_PLACE = (Column(name="rank"), Column(name="device"))
+_TAKEN_BY = (Column(name="step"), Column(name="operator"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Each device of each rank, in order. notes: what cannot be known, and why."""
+
+    devices: tuple[DeviceMemory, ...]
+    notes: tuple[str, ...] = ()
+
+    def tables(self) -> tuple[Table, ...]:
+        """The peaks, what lived then by operator, category and block, and the curve."""
+        return (
+            Table(
+                name="peaks",
+                title="The most that each device held",
+                columns=(
+                    *_PLACE,
+                    Column(name="begin", unit="bytes"),
+                    Column(name="peak", unit="bytes"),
+                    Column(name="end", unit="bytes"),
+                    Column(name="since_first_change", unit="ns"),
+                    Column(name="step"),
+                    Column(name="most_taken_in_step"),
+                    Column(name="most_taken_by"),
+                ),
+                rows=tuple(_peak(memory) for memory in self.devices),
+            ),
+            Table(
+                name="operators",
+                title="What lived at the peak, by the step and operator that took it",
+                columns=(
+                    *_PLACE,
+                    *_TAKEN_BY,
+                    Column(name="blocks"),
+                    Column(name="held", unit="bytes"),
+                    Column(name="share", unit="ratio"),
+                ),
+                rows=tuple(row for memory in self.devices for row in _taker_rows(memory)),
+                notes=("share: of what was taken in the trace and lived at the peak",),
+            ),
+            Table(
+                name="categories",
+                title="What lived at the peak, by what it was for",
+                columns=(*_PLACE, Column(name="category"), Column(name="held", unit="bytes")),
+                rows=tuple(row for memory in self.devices for row in _categories(memory)),
+                notes=(
+                    "a trace does not say whose a block is: parameters, gradients and optimizer state are not told "
+                    "apart; what a backward leaves is mostly gradients, what an optimizer leaves mostly its state",
+                ),
+            ),
+            Table(
+                name="blocks",
+                title="The largest blocks that lived at the peak",
+                columns=(
+                    *_PLACE,
+                    Column(name="address"),
+                    Column(name="held", unit="bytes"),
+                    Column(name="since_first_change", unit="ns"),
+                    *_TAKEN_BY,
+                ),
+                rows=tuple(row for memory in self.devices for row in _blocks(memory)),
+            ),
+            Table(
+                name="curve",
+                title="What was held over time: the most of each part of it",
+                columns=(
+                    *_PLACE,
+                    Column(name="since_first_change", unit="ns"),
+                    Column(name="held", unit="bytes"),
+                    *(Column(name=category, unit="bytes") for category in CATEGORIES),
+                ),
+                rows=tuple(row for memory in self.devices for row in _curve(memory)),
+            ),
+        )
+
+
+def held_memory(timelines: Sequence[Timeline]) -> HeldMemory:
+    """The memory of every rank whose trace tells of it."""
+    devices = []
+    notes = []
+    for timeline in sorted(timelines, key=lambda timeline: timeline.rank):
+        changes = timeline.allocations
+        numbers = np.unique(changes.device[changes.change_bytes != 0]).tolist()
+        # The GPUs come first, since it is their memory that ends.
+        found = [memory_of(timeline, device) for device in sorted(numbers, key=lambda number: (number < 0, number))]
+        devices += found
+        notes += [f"rank {timeline.rank}: {note}" for note in _notes(found, is_ours=STEP in timeline.names)]
+    return HeldMemory(devices=tuple(devices), notes=tuple(notes))
+
+
+def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
+    if not memories and is_ours:
+        yield (
+            "the windows of a run have no memory events; `observatory run ... --memory-snapshot` keeps the memory of"
+            " one step: by category, exactly, in rank<k>.memory.json.gz for ui.perfetto.dev, and on CUDA its blocks in"
+            " rank<k>.memory.pickle for pytorch.org/memory_viz"
+        )
+    elif not memories:
+        yield "the trace has no memory events; torch.profiler writes them with profile_memory=True"
+    for memory in memories:
+        if memory.begin_bytes is None:
+            where = "the host" if memory.device is None else f"GPU {memory.device}"
+            yield f"what {where} held before the trace is not told: its bytes count from the first change"
+    if any(memory.device is None for memory in memories):
+        yield (
+            "what threads of other libraries drop on the host is not heard: such a block counts until its address is "
+            "given out again"
+        )
+    if any(memory.by_category is None for memory in memories):
+        yield "no name of a backward or an optimizer was seen: categories are left out"
+
+
+def _place(memory: DeviceMemory) -> tuple[Cell, Cell]:
+    return memory.rank, "host" if memory.device is None else f"GPU {memory.device}"
+
+
+def _peak(memory: DeviceMemory) -> tuple[Cell, ...]:
+    most = memory.takers[0] if memory.takers else None
+    return (
+        *_place(memory),
+        memory.begin_bytes,
+        memory.peak_bytes,
+        int(memory.held_bytes[-1]),
+        memory.peak_ns - int(memory.times_ns[0]),
+        memory.step,
+        None if most is None else most.step,
+        None if most is None else most.operator,
+    )
+
+
+def _taker_rows(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
+    total_bytes = sum(taker.size_bytes for taker in memory.takers)
+    for taker in memory.takers:
+        share = taker.size_bytes / total_bytes
+        yield *_place(memory), taker.step, taker.operator, taker.blocks, taker.size_bytes, share
+
+
+def _categories(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
+    if memory.by_category is not None:
+        for category, held in zip(CATEGORIES, memory.by_category[memory.peak].tolist(), strict=True):
+            if held:
+                yield *_place(memory), category, held
+
+
+def _blocks(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
+    for block in memory.largest:
+        since_ns = block.taken_ns - int(memory.times_ns[0])
+        yield *_place(memory), hex(block.address), block.size_bytes, since_ns, block.step, block.operator
+
+
+def _curve(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
+    """The first of each part's highest moments; parts in which nothing changes are left out."""
+    since_ns = memory.times_ns - memory.times_ns[0]
+    part = since_ns * CURVE_ROWS // (int(since_ns[-1]) + 1)
+    for number in np.unique(part):
+        changes = np.flatnonzero(part == number)
+        highest = changes[np.argmax(memory.held_bytes[changes])]
+        by_category = [None] * len(CATEGORIES) if memory.by_category is None else memory.by_category[highest].tolist()
+        yield *_place(memory), int(since_ns[highest]), int(memory.held_bytes[highest]), *by_category

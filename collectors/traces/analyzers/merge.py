@@ -1,0 +1,236 @@
+"""All ranks on one clock in one trace file: what each did, where it waited for others, and the critical path.
+
+Rows: the critical path of all ranks; per rank its waits in collectives, its steps, streams and threads. Arrows go from
+the rank that came last to a collective to those that it kept waiting. What was added to each rank's clock, and how far
+the clocks agree, stands in the file's `otherData`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collectors.traces.analyzers.critical_path import StepPath, path_of
+from collectors.traces.cross_rank.clock_sync import Alignment, align
+from collectors.traces.cross_rank.collective_times import CollectiveTime, time_of
+from collectors.traces.cross_rank.matching import match
+from collectors.traces.dependency_graph.dependencies import Rows, named, on_device
+from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
+from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline, stream_name
+
+# The spans of one rank as boxes on rows: its steps, the streams of its device, the threads of its host.
+
+PIPELINE_ACTION = "PP:"
+"""How the names begin that torch's pipeline schedules give to what a stage does."""
+
+
+def group_of(timeline: Timeline) -> str:
+    """What a rank's rows stand under."""
+    return f"rank {timeline.rank}"
+
+
+def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
+    """The boxes of all spans, row by row, each with its place in the Timeline.
+
+    What a stage of a pipeline does stands on a row of its own too, where the trace names it.
+    """
+    steps, waits, at_device = timeline.of_kind("step"), timeline.of_kind("wait"), on_device(timeline)
+    acts = named(timeline, [name.startswith(PIPELINE_ACTION) for name in timeline.names])
+    sets = (
+        ("steps", None, steps),
+        ("stage actions", None, acts & timeline.of_kind("host")),
+        ("stream {}", timeline.stream, at_device),
+        ("waits of stream {}", timeline.stream, waits),
+        ("thread {}", timeline.stream, ~(steps | waits | at_device)),
+    )
+    for title, numbers, chosen in sets:
+        rows = np.flatnonzero(chosen)
+        for number in np.unique(numbers[rows]) if numbers is not None else [None] * bool(rows.size):
+            name = title if number is None else title.format(stream_name(int(number)))
+            track = Track(group=group_of(timeline), name=name)
+            here = rows if numbers is None else rows[numbers[rows] == number]
+            yield from zip(here.tolist(), in_lanes(_boxes(timeline, here, track)), strict=True)
+
+
+def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
+    """The boxes of one row, by start; one that overlaps with another and is not inside of it goes to a row beside.
+
+    Viewers would drop it.
+    """
+    lanes: list[list[int]] = []
+    for span in spans:
+        for open_ends_ns in lanes:
+            while open_ends_ns and open_ends_ns[-1] <= span.start_ns:
+                open_ends_ns.pop()
+        fitting = (number for number, ends_ns in enumerate(lanes) if not ends_ns or span.end_ns <= ends_ns[-1])
+        lane = next(fitting, len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(span.end_ns)
+        yield span if not lane else replace(span, track=replace(span.track, name=f"{span.track.name} ({lane + 1})"))
+
+
+def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
+    said = [_said(call) for call in timeline.calls]
+    columns = (
+        timeline.name,
+        timeline.kind,
+        timeline.start_ns,
+        timeline.end_ns,
+        timeline.correlation,
+        timeline.shape,
+        timeline.call,
+        timeline.sequence,
+    )
+    for name, kind, start_ns, end_ns, correlation, shape, call, sequence in zip(
+        *(column[rows].tolist() for column in columns), strict=True
+    ):
+        arguments: dict[str, str | int | float] = {}
+        if correlation != ABSENT:
+            arguments["correlation"] = correlation
+        if shape != ABSENT:
+            arguments["shape"] = timeline.shapes[shape]
+        if call != ABSENT:
+            arguments |= said[call]
+        if sequence != ABSENT:
+            arguments["sequence"] = sequence
+        yield TraceSpan(
+            track=track,
+            name=timeline.names[name],
+            category=KINDS[kind],
+            start_ns=start_ns,
+            end_ns=end_ns,
+            arguments=arguments,
+        )
+
+
+def _said(call: Call) -> dict[str, str | int | float]:
+    """What is known of a collective."""
+    said = {
+        "collective": call.collective,
+        "group": call.group,
+        "dtype": call.dtype,
+        "given_elements": call.given_elements,
+        "filled_elements": call.filled_elements,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+PATH = "critical path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """The drawing.
+
+    content: of a file that ui.perfetto.dev opens.
+    notes: how far the clocks agree, what could not be compared or matched, and what was assumed.
+    """
+
+    content: bytes
+    notes: tuple[str, ...]
+
+
+def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) -> Merged:
+    """All ranks in one drawing.
+
+    beside: what was timed on another clock, such as the actions of a pipeline's stages in steps of their own; drawn
+    from the beginning on, on its own rows.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    matching = match(timelines)
+    alignment = align(timelines, matching)
+    ranks = {timeline.rank: timeline for timeline in sorted(alignment.applied(), key=lambda one: one.rank)}
+    times = [time_of(matched, ranks, dict.fromkeys(ranks, 0)) for matched in matching.matched]
+    path = path_of(alignment, matching)
+    begins_ns = min(
+        [int(timeline.start_ns[0]) for timeline in ranks.values() if timeline.start_ns.size]
+        + [step.start_ns for step in path.steps],
+        default=0,
+    )
+    met = {(rank, row): time for time in times for rank, row in zip(time.matched.ranks, time.matched.rows, strict=True)}
+    boxes: dict[tuple[int, int], TraceSpan] = {}
+
+    def drawn() -> Iterator[TraceSpan]:
+        yield from _path(path.steps)
+        for rank, timeline in ranks.items():
+            yield from in_lanes(_waits(timeline, [time for time in times if rank in time.matched.ranks]))
+            for row, box in drawn_spans(timeline):
+                if (rank, row) in met:
+                    boxes[rank, row] = box
+                yield box
+        yield from _from(begins_ns, list(beside))
+
+    arrows = (arrow for time in times for arrow in _arrows(time, boxes))
+    content = encode(drawn(), arrows, begins_ns=begins_ns, about=_of_clocks(alignment))
+    return Merged(content=content, notes=path.notes)
+
+
+def _of_clocks(alignment: Alignment) -> dict[str, object]:
+    """Offsets and residual as digits, since viewers read numbers as floating point; none that is not known."""
+    offset_ns = {str(rank): str(offset) for rank, offset in sorted(alignment.offset_ns.items())}
+    residual_ns = alignment.residual_ns
+    known = {} if residual_ns is None else {"clock_residual_ns": str(residual_ns)}
+    return {"clock_offset_ns": offset_ns, **known}
+
+
+def _path(steps: Iterable[StepPath]) -> Iterator[TraceSpan]:
+    for step in steps:
+        yield TraceSpan(
+            track=Track(group=PATH, name="steps"),
+            name=step.step,
+            category="step",
+            start_ns=step.start_ns,
+            end_ns=step.end_ns,
+        )
+        for part in step.parts:
+            yield TraceSpan(
+                track=Track(group=PATH, name=PATH),
+                name=part.name,
+                category=part.kind,
+                start_ns=part.start_ns,
+                end_ns=part.end_ns,
+                arguments={"rank": part.rank, "kind": part.kind},
+            )
+
+
+def _waits(timeline: Timeline, times: Iterable[CollectiveTime]) -> Iterator[TraceSpan]:
+    """The rank's waits in collectives, by start."""
+    track = Track(group=group_of(timeline), name="waits in collectives")
+    for time in sorted(times, key=lambda time: time.arrival_ns[time.matched.ranks.index(timeline.rank)]):
+        place = time.matched.ranks.index(timeline.rank)
+        if not time.wait_ns[place]:
+            continue
+        arguments: dict[str, str | int | float] = {"collective": time.matched.collective}
+        if time.matched.group is not None:
+            arguments["group"] = time.matched.group
+        yield TraceSpan(
+            track=track,
+            name=f"wait for rank {time.last_rank}",
+            category="wait",
+            start_ns=time.arrival_ns[place],
+            end_ns=time.arrival_ns[place] + time.wait_ns[place],
+            arguments=arguments,
+        )
+
+
+def _arrows(time: CollectiveTime, boxes: Mapping[tuple[int, int], TraceSpan]) -> Iterator[Flow]:
+    """From the last rank's box to each that waited for it, at the moment at which it came."""
+    places = list(zip(time.matched.ranks, time.matched.rows, strict=True))
+    last_ns = max(time.arrival_ns)
+    source = boxes[places[time.arrival_ns.index(last_ns)]]
+    for place, transfer_ns, wait_ns in zip(places, time.transfer_ns, time.wait_ns, strict=True):
+        if wait_ns and transfer_ns:
+            name = f"last to {time.matched.collective}"
+            yield Flow(name=name, source=source, target=boxes[place], left_ns=last_ns, arrived_ns=last_ns)
+
+
+def _from(begins_ns: int, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
+    """The spans, moved so that the earliest begins then."""
+    later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
+    for span in spans:
+        yield replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns)

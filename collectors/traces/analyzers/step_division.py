@@ -1,0 +1,203 @@
+"""Stretches of a rank's trace divided among what ran in them, so that the amounts add up to their length exactly.
+
+Computation comes first, then communication that it does not cover, then copies that neither covers; what is left is
+idle. Within each, a moment in which several spans overlap belongs to the one that started last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.analyzers.idle import idle_causes
+from collectors.traces.event_names import collective_of
+from collectors.traces.intervals import Times, intersection, union, without
+from collectors.traces.operators import Foreground, launching_operators
+from collectors.traces.steps import Stretch, is_at_work
+from collectors.traces.timeline import ABSENT, KINDS, Call, Kind, Timeline
+
+Part = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+UNTIL_THE_END = "the end"
+"""What idle time is before that nothing follows."""
+
+_PART_OF: Mapping[Kind, Part] = {
+    "compute": "compute",
+    "communication": "exposed_communication",
+    "copy": "exposed_copies",
+}
+"""In the order in which they claim a moment."""
+
+Numbers = NDArray[np.int64]
+Exact: TypeAlias = int | Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Item:
+    """What an amount of time belongs to; "" is what the trace does not tell, or what things were put together over.
+
+    name: of the kernel or operator; of idle time, that of what ran next.
+    collective: of communication. operator, shape: what launched it, and the sizes of its inputs; of communication the
+        number and type of the elements that this rank gave. cause: of idle time.
+    """
+
+    part: Part
+    name: str = ""
+    collective: str = ""
+    operator: str = ""
+    shape: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Of one item: the time that is its own, the time that it worked, and the number of its spans that started.
+
+    work_ns: all that its spans lasted, without what others of its kind did on the same stream inside of them.
+    """
+
+    exposed_ns: Exact
+    work_ns: Exact
+    count: Exact
+
+    def __add__(self, other: Amount) -> Amount:
+        """Both together."""
+        return Amount(
+            exposed_ns=self.exposed_ns + other.exposed_ns,
+            work_ns=self.work_ns + other.work_ns,
+            count=self.count + other.count,
+        )
+
+    def __mul__(self, share: Fraction) -> Amount:
+        """A share of it."""
+        return Amount(exposed_ns=self.exposed_ns * share, work_ns=self.work_ns * share, count=self.count * share)
+
+
+NOTHING = Amount(exposed_ns=0, work_ns=0, count=0)
+
+
+def divided(timeline: Timeline, parts: Sequence[Stretch]) -> dict[Item, Amount]:
+    """The amounts of all these stretches together."""
+    window = union(
+        np.array([part.start_ns for part in parts], dtype=np.int64),
+        np.array([part.end_ns for part in parts], dtype=np.int64),
+    )
+    exposed_ns, work_ns = np.zeros((2, timeline.name.size), dtype=np.int64)
+    free = window
+    for kind in _PART_OF:
+        rows = np.flatnonzero(timeline.of_kind(kind))
+        _add_owned(timeline, rows, free, exposed_ns)
+        for stream in np.unique(timeline.stream[rows]):
+            _add_owned(timeline, rows[timeline.stream[rows] == stream], window, work_ns)
+        free = without(free, timeline.intervals(kind))
+    rows = np.flatnonzero(is_at_work(timeline))
+    started = _length_before(window, timeline.start_ns + 1) > _length_before(window, timeline.start_ns)
+    involved = rows[started[rows] | (exposed_ns[rows] > 0) | (work_ns[rows] > 0)]
+    return _by_item(timeline, involved, exposed_ns, work_ns, started) | _idle(timeline, free)
+
+
+def _add_owned(timeline: Timeline, rows: Numbers, within: Times, amounts_ns: Numbers) -> None:
+    """Add to each row's amount how much of the set of moments is its own among these rows."""
+    pieces = Foreground(timeline.start_ns[rows], timeline.end_ns[rows]).pieces()
+    lengths_ns = _length_before(within, pieces.end_ns) - _length_before(within, pieces.start_ns)
+    np.add.at(amounts_ns, rows[pieces.owner], lengths_ns)
+
+
+def _length_before(intervals: Times, moments_ns: Times) -> Times:
+    """How much of the set lies before each moment."""
+    if not intervals.size:
+        return np.zeros(moments_ns.size, dtype=np.int64)
+    begun = np.searchsorted(intervals[:, 0], moments_ns, side="left")
+    lengths_ns = np.append(0, (intervals[:, 1] - intervals[:, 0]).cumsum())
+    to_come_ns = np.maximum(intervals[begun - 1, 1] - moments_ns, 0)
+    return np.where(begun > 0, lengths_ns[begun] - to_come_ns, 0)
+
+
+def _by_item(
+    timeline: Timeline, rows: Numbers, exposed_ns: Numbers, work_ns: Numbers, started: NDArray[np.bool_]
+) -> dict[Item, Amount]:
+    """The rows' amounts, added up over those that are alike."""
+    operator = launching_operators(timeline)[rows]
+    # Where a row has no operator its index is -1, at which the column's end stands.
+    operators, shapes = (np.append(column, ABSENT)[operator] for column in (timeline.name, timeline.shape))
+    _, first, alike = np.unique(
+        _joint(timeline.kind[rows], timeline.name[rows], timeline.call[rows], operators, shapes),
+        return_index=True,
+        return_inverse=True,
+    )
+    totals = np.zeros((first.size, 3), dtype=np.int64)
+    np.add.at(totals, alike, np.stack((exposed_ns[rows], work_ns[rows], started[rows]), axis=1))
+    found: dict[Item, Amount] = {}
+    for place, total in zip(first.tolist(), totals.tolist(), strict=True):
+        item = _item(timeline, int(rows[place]), int(operators[place]), int(shapes[place]))
+        found[item] = found.get(item, NOTHING) + Amount(exposed_ns=total[0], work_ns=total[1], count=total[2])
+    return found
+
+
+def _joint(*columns: NDArray[np.signedinteger[Any]]) -> Numbers:
+    """Per row one number, alike where all columns are; they hold `ABSENT` and what is above it."""
+    joint = np.zeros(columns[0].size, dtype=np.int64)
+    below = 1
+    for column in columns:
+        width = int(column.max(initial=ABSENT)) + 2
+        if below * width > np.iinfo(np.int64).max:
+            found, joint = np.unique(joint, return_inverse=True)
+            below = found.size
+        joint = joint * width + column + 1
+        below *= width
+    return joint
+
+
+def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
+    kind, name, call = KINDS[timeline.kind[row]], timeline.names[timeline.name[row]], timeline.call[row]
+    collective = size = ""
+    if call != ABSENT:
+        collective, size = timeline.calls[call].collective, _size(timeline.calls[call])
+    elif kind == "communication":
+        collective = collective_of(name)
+    return Item(
+        part=_PART_OF[kind],
+        name=name,
+        collective=collective,
+        operator="" if operator == ABSENT else timeline.names[operator],
+        shape=size if kind == "communication" else "" if shape == ABSENT else timeline.shapes[shape],
+    )
+
+
+def _size(call: Call) -> str:
+    """How many elements this rank gave, and of which type."""
+    return " ".join(str(word) for word in (call.given_elements, call.dtype) if word is not None)
+
+
+def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:
+    """Each time in which nothing ran, by what ran next and by cause."""
+    found: dict[Item, Amount] = {}
+    if not free.size:
+        return found
+    rows = np.flatnonzero(is_at_work(timeline) & (timeline.end_ns > timeline.start_ns))
+    place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
+    is_followed = np.append(timeline.start_ns[rows], np.iinfo(np.int64).max)[place] == free[:, 1]
+    next_name = np.append(timeline.name[rows], ABSENT)[np.where(is_followed, place, rows.size)]
+    # Causes are told of whole gaps, which a stretch may cut.
+    causes = idle_causes(
+        timeline,
+        int(timeline.start_ns.min(initial=free[0, 0])),
+        int(timeline.end_ns.max(initial=free[-1, 1])),
+    )
+    for cause, times in causes.by_cause.items():
+        pieces = np.empty((0, 2), dtype=np.int64) if times is None else intersection(free, times)
+        names, alike = np.unique(
+            next_name[np.searchsorted(free[:, 0], pieces[:, 0], side="right") - 1], return_inverse=True
+        )
+        totals = np.zeros((names.size, 2), dtype=np.int64)
+        np.add.at(totals, alike, np.stack((pieces[:, 1] - pieces[:, 0], np.ones_like(alike)), axis=1))
+        for name, (length_ns, count) in zip(names.tolist(), totals.tolist(), strict=True):
+            item = Item(part="idle", cause=cause, name=UNTIL_THE_END if name == ABSENT else timeline.names[name])
+            found[item] = Amount(exposed_ns=length_ns, work_ns=length_ns, count=count)
+    return found

@@ -1,0 +1,280 @@
+"""Whether one rank holds the others up, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, log
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.analyzers.collectives import collectives
+from collectors.traces.analyzers.lateness import ACTIVITIES, Activity, Lateness, TracedLateness, traced_lateness
+from collectors.traces.cross_rank.clock_sync import Alignment
+from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible
+from collectors.traces.cross_rank.matching import ROOTED
+from collectors.traces.table import Column, Table
+from collectors.traces.timeline import Timeline
+
+# How probable it is that one rank is as late as it is by luck alone.
+
+TILTS = np.geomspace(1e-3, 1e3, 200)
+
+
+def chance_of_worst(delays_ns: NDArray[np.int64]) -> float:
+    """At most so probable is a sum as large as the largest column's, if each row's delays fall on any rank alike.
+
+    delays_ns: one row for each of what is independent, trials or steps; one column a rank; at least one is above 0.
+    Source: Chernoff's bound on a sum of independent variables, times the number of ranks to pick from.
+    """
+    ranks = int(delays_ns.shape[1])
+    scaled = delays_ns / delays_ns.max()
+    worst = float(scaled.sum(axis=0).max())
+    # The logarithm of the mean of exp(tilt x delay) over ranks, which is that of one rank's moments.
+    bounds = [float((np.logaddexp.reduce(tilt * scaled, axis=1) - log(ranks)).sum() - tilt * worst) for tilt in TILTS]
+    return min(1.0, ranks * exp(min(*bounds, 0.0)))
+
+
+def least_rows(ranks: int, most_chance: float) -> int:
+    """Trials or steps in all of which one of so many ranks must be late alone, for luck to be no more probable."""
+    return 1 + ceil(log(1 / most_chance) / log(ranks))
+
+
+# The rule by which one rank is said to hold the others up, in one trial or in several.
+#
+# What makes a rank late may be its trial's luck (its core, a neighbour), which sticks to all steps of the trial. So
+# only trials say again that a rank is late wherever it is started; steps say it of the one trial that they belong to.
+
+MOST_CHANCE = 0.02
+"""Lateness that luck explains with more than this probability is nobody's."""
+
+LEAST_COST = 0.01
+"""Of the traced time; a rank that costs less holds nobody up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """The verdict: this rank holds the others up, and what it does meanwhile.
+
+    delay_ns: see `Lateness`. cost_ratio: of the traced time; cost_ratios: by trial. delay_ratio: of all ranks' delays.
+    chance: at most so probable is as much if all ranks are late alike.
+    names: the events that ran longest in the cause.
+    """
+
+    rank: int
+    cause: Activity
+    delay_ns: int
+    cost_ratio: float
+    cost_ratios: tuple[float, ...]
+    delay_ratio: float
+    chance: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nobody:
+    """The verdict: lateness is spread evenly, may be luck or costs next to nothing.
+
+    more: so many steps or trials (by which it was judged) would be needed besides for lateness as it is to be told from
+    luck; None where that is not what the verdict lacks.
+    """
+
+    why: str
+    more: int | None = None
+
+
+def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | Nobody:
+    """Who holds the others up in these trials of the same ranks, or why nobody does.
+
+    by: what is taken for independent. By "step" the verdict is of these trials' ranks as they were started, and says
+    nothing of how they are late when started anew.
+    """
+    if not trials or not all(trial.ranks for trial in trials):
+        return Nobody(
+            why="no collective that all ranks wait in was found on two ranks or more, apart from each rank's first"
+        )
+    if len({tuple(one.rank for one in trial.ranks) for trial in trials}) > 1:
+        return Nobody(why="trials differ in the ranks that were found in collectives")
+    if by == "trial":
+        delays_ns = np.stack([trial.delays_ns.sum(axis=0) for trial in trials])
+    else:
+        delays_ns = np.concatenate([trial.delays_ns for trial in trials])
+    if not delays_ns.any():
+        return Nobody(why="in every collective the last ranks come together, as far as the clocks can tell")
+    by_rank_ns = delays_ns.sum(axis=0)
+    place, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
+    of_rank = [trial.ranks[place] for trial in trials]
+    rank, delay_ns = of_rank[0].rank, int(by_rank_ns[place])
+    cost_ratio = _share(delay_ns, sum(trial.traced_ns for trial in trials))
+    if cost_ratio < LEAST_COST:
+        return Nobody(why=f"rank {rank}, the costliest, holds the others up for {cost_ratio:.2%} of the traced time")
+    delay_ratio = delay_ns / int(by_rank_ns.sum())
+    # Half-way from an even share to all of it.
+    least_ratio = (1 + 1 / ranks) / 2
+    if delay_ratio < least_ratio:
+        return Nobody(
+            why=f"lateness is spread: rank {rank}, the costliest, has {delay_ratio:.0%} of it, and one that stands out"
+            f" among {ranks} has {least_ratio:.0%} or more"
+        )
+    chance = chance_of_worst(delays_ns)
+    if chance > MOST_CHANCE:
+        marked = by == "trial" or all(trial.has_steps for trial in trials)
+        return _may_be_luck(
+            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, chance, by=by if marked else None
+        )
+    cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
+    return Straggler(
+        rank=rank,
+        cause=cause,
+        delay_ns=delay_ns,
+        cost_ratio=cost_ratio,
+        cost_ratios=tuple(_share(one.delay_ns, trial.traced_ns) for one, trial in zip(of_rank, trials, strict=True)),
+        delay_ratio=delay_ratio,
+        chance=chance,
+        names=next((one.names for one in of_rank if one.cause == cause), ()),
+    )
+
+
+def _may_be_luck(
+    has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, by: Literal["trial", "step"] | None
+) -> Nobody:
+    """by: what a row of the delays is; None where nobody knows."""
+    luck = f"may be luck (chance up to {chance:.0%})"
+    rows, needed = delays_ns.shape[0], least_rows(delays_ns.shape[1], MOST_CHANCE)
+    if by is None:
+        return Nobody(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
+    if rows < needed:
+        return Nobody(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
+    late = int((delays_ns[:, place] > 0).sum())
+    return Nobody(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
+
+
+def _share(delay_ns: int, traced_ns: int) -> float:
+    """Of the traced time; collectives outside of steps may make it more than all."""
+    return min(1.0, delay_ns / traced_ns) if traced_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """Lateness of every rank, the costliest first, and the verdict.
+
+    straggler: None where lateness is spread evenly, may be luck or costs next to nothing; why_none then says so.
+    """
+
+    alignment: Alignment
+    ranks: tuple[Lateness, ...]
+    straggler: Straggler | None
+    why_none: str | None
+    notes: tuple[str, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """The verdict, lateness by rank, who waited for whom, and the clocks behind them, whose notes are ours."""
+        one = self.straggler
+        return (
+            Table(
+                name="straggler",
+                title="The rank that holds the others up",
+                columns=(
+                    *(Column(name=name) for name in ("rank", "cause")),
+                    Column(name="delay", unit="ns"),
+                    *(Column(name=name, unit="ratio") for name in ("of_time", "of_all_delays", "chance")),
+                    Column(name="longest_events"),
+                ),
+                rows=()
+                if one is None
+                else (
+                    (
+                        one.rank,
+                        one.cause,
+                        one.delay_ns,
+                        one.cost_ratio,
+                        one.delay_ratio,
+                        one.chance,
+                        ", ".join(one.names),
+                    ),
+                ),
+                notes=() if self.why_none is None else (f"none: {self.why_none}",),
+            ),
+            Table(
+                name="lateness",
+                title="How often each rank comes last, what that costs the others, and what it does meanwhile",
+                columns=(
+                    *(Column(name=name) for name in ("rank", "collectives", "last")),
+                    *(Column(name=name, unit="ns") for name in ("delay", "others_wait")),
+                    *(Column(name=activity.replace(" ", "_"), unit="ns") for activity in ACTIVITIES),
+                    Column(name="longest_events"),
+                ),
+                rows=tuple(
+                    (
+                        one.rank,
+                        one.collectives,
+                        one.last,
+                        one.delay_ns,
+                        one.others_wait_ns,
+                        *(one.doing_ns[activity] for activity in ACTIVITIES),
+                        ", ".join(one.names),
+                    )
+                    for one in self.ranks
+                ),
+            ),
+            Table(
+                name="cost",
+                title="How long each rank waited in the collectives that another came late to",
+                columns=(Column(name="late_rank"), Column(name="waiting_rank"), Column(name="wait", unit="ns")),
+                rows=tuple((one.rank, rank, wait_ns) for one in self.ranks for rank, wait_ns in one.waits_ns.items()),
+            ),
+            *(replace(table, notes=()) for table in self.alignment.tables()),
+        )
+
+
+def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
+    """Who holds these ranks up.
+
+    Looked at are collectives that nobody leaves before the last has come, each rank's first left out. A rank is late
+    where it comes after all others by more than the ends of a collective lie apart on different clocks, which is how
+    well these are known.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    found = collectives(timelines)
+    lateness = traced_lateness(found)
+    said = verdict([lateness], by="step")
+    return Stragglers(
+        alignment=found.alignment,
+        ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
+        straggler=said if isinstance(said, Straggler) else None,
+        why_none=_why(said) if isinstance(said, Nobody) else None,
+        notes=(*_notes(found.times, found.alignment), *found.matching.notes, *found.alignment.notes),
+    )
+
+
+def _why(nobody: Nobody) -> str:
+    if nobody.more is None:
+        return nobody.why
+    return f"{nobody.why}; trace {nobody.more} more whole steps, at least"
+
+
+def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:
+    yield f"late is who comes more than {(alignment.residual_ns or 0) / 1e3:g} us after all others"
+    yield (
+        "what it does are the parts of its delay: what it did more than the last but one since both left a collective;"
+        " below 0 where it did less; to have left later counts as an earlier collective, less what the host idled less"
+    )
+    counted = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
+    if impossible := count_impossible(counted, alignment.residual_ns or 0):
+        yield (
+            f"{impossible} of {len(counted)} collectives seem to end on a rank before the last has come: clocks or"
+            " groups are not as they are taken to be, and who is late may be another"
+        )
+    rooted = sum(time.matched.collective in ROOTED for time in times)
+    if rooted:
+        yield f"{rooted} rooted collectives are left out: in them who waits for whom is not told"
+    if not any(timeline.of_kind("step").any() for timeline in alignment.timelines):
+        yield "no trace marks steps: all lateness of a rank, until another is late, counts as of one step"
+    yield (
+        "the chance is that of independent steps of ranks as they were started: whether a rank is late wherever it is"
+        " started, only more trials tell"
+    )

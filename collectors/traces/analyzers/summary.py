@@ -1,0 +1,332 @@
+"""Where each rank's time went: over its whole trace, in each step, and in what no step holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.metric import Sample
+from collectors.traces.event_names import collective_of
+from collectors.traces.intervals import Times, clip, intersection, length_ns, union
+from collectors.traces.steps import Stretch, steps, stretches
+from collectors.traces.table import Cell, Column, Table
+from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
+
+# How a traced step, or other stretch of a trace, divides into computation, communication, copies and nothing.
+#
+# Time is a union: spans that overlap count once. Exact, in integer nanoseconds.
+# Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """One step, or other stretch, of one rank.
+
+    step: which of them it is, from 0; step_ns: how long it lasts.
+    communication_ns, overlap_ns, exposed_communication_ns: None where the whole trace holds no communication.
+    exposed_copy_ns: None on the host, where a copy is an operator like others.
+    idle_ns: nothing of all this ran.
+    collectives_ns: of communication, by collective: the time in which it ran, and that in which computation did too.
+    """
+
+    step: int
+    step_ns: int
+    compute_ns: int
+    communication_ns: int | None
+    overlap_ns: int | None
+    exposed_communication_ns: int | None
+    exposed_copy_ns: int | None
+    idle_ns: int
+    collectives_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def samples(self) -> list[Sample]:
+        """The figures that are known, in seconds and as ratios of what their definitions name."""
+        known = {
+            rank_metrics.TRACED_STEP_SECONDS: self.step_ns,
+            rank_metrics.COMPUTE_SECONDS: self.compute_ns,
+            rank_metrics.COMMUNICATION_SECONDS: self.communication_ns,
+            rank_metrics.OVERLAP_SECONDS: self.overlap_ns,
+            rank_metrics.EXPOSED_COMMUNICATION_SECONDS: self.exposed_communication_ns,
+            rank_metrics.EXPOSED_COPY_SECONDS: self.exposed_copy_ns,
+            rank_metrics.IDLE_SECONDS: self.idle_ns,
+        }
+        samples = [metric.at(value / 1e9) for metric, value in known.items() if value is not None]
+        if self.communication_ns and self.overlap_ns is not None:
+            samples.append(rank_metrics.OVERLAP_RATIO.at(self.overlap_ns / self.communication_ns))
+        if self.step_ns and self.exposed_communication_ns is not None:
+            samples.append(rank_metrics.EXPOSED_COMMUNICATION_RATIO.at(self.exposed_communication_ns / self.step_ns))
+        for name, (run_ns, overlap_ns) in self.collectives_ns.items():
+            samples.append(rank_metrics.COLLECTIVE_SECONDS.at(run_ns / 1e9, collective=name))
+            samples.append(rank_metrics.COLLECTIVE_OVERLAP_RATIO.at(overlap_ns / run_ns, collective=name))
+        return samples
+
+
+def breakdowns(timeline: Timeline) -> list[Breakdown]:
+    """One for each step that the trace holds whole, over its time on the device; numbered as they are marked."""
+    marked = steps(timeline)
+    divided = divide(timeline, marked)
+    return [breakdown for breakdown, step in zip(divided, marked, strict=True) if step.part == "step"]
+
+
+def divide(timeline: Timeline, parts: Sequence[Stretch]) -> list[Breakdown]:
+    """One for each of these stretches, numbered in order."""
+    compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
+    collectives = _intervals_of_collectives(timeline)
+    return [
+        _breakdown(
+            number,
+            part.end_ns - part.start_ns,
+            clip(compute, part.start_ns, part.end_ns),
+            clip(communication, part.start_ns, part.end_ns) if communication.size else None,
+            clip(copies, part.start_ns, part.end_ns) if timeline.is_device else None,
+            {name: clip(intervals, part.start_ns, part.end_ns) for name, intervals in collectives.items()},
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
+def why_no_communication(timeline: Timeline) -> str | None:
+    """The reason why communication is absent, with the names that were seen instead; None where there is some."""
+    if timeline.intervals("communication").size:
+        return None
+    chosen = timeline.kind == KINDS.index("compute")
+    numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
+    often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
+    seen = ", ".join(often) if often else "none"
+    return f"no communication kernels found; names seen: {seen}"
+
+
+def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
+    """When each collective ran, in the order of their names."""
+    rows = np.flatnonzero(timeline.of_kind("communication"))
+    called, which = np.unique(np.stack((timeline.call[rows], timeline.name[rows])), axis=1, return_inverse=True)
+    collectives = [
+        collective_of(timeline.names[name]) if call == ABSENT else timeline.calls[call].collective
+        for call, name in called.T.tolist()
+    ]
+    intervals = {}
+    for collective in sorted(set(collectives)):
+        is_this = np.array([name == collective for name in collectives], dtype=np.bool_)
+        chosen = rows[is_this[which.ravel()]]
+        intervals[collective] = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
+    return intervals
+
+
+def _breakdown(
+    number: int,
+    step_ns: int,
+    compute: Times,
+    communication: Times | None,
+    copies: Times | None,
+    collectives: Mapping[str, Times],
+) -> Breakdown:
+    busy = compute if communication is None else _together(compute, communication)
+    everything = busy if copies is None else _together(busy, copies)
+    overlap_ns = None if communication is None else length_ns(intersection(compute, communication))
+    communication_ns = None if communication is None else length_ns(communication)
+    return Breakdown(
+        step=number,
+        step_ns=step_ns,
+        compute_ns=length_ns(compute),
+        communication_ns=communication_ns,
+        overlap_ns=overlap_ns,
+        exposed_communication_ns=None
+        if communication_ns is None or overlap_ns is None
+        else communication_ns - overlap_ns,
+        exposed_copy_ns=None if copies is None else length_ns(everything) - length_ns(busy),
+        idle_ns=step_ns - length_ns(everything),
+        collectives_ns={
+            name: (length_ns(intervals), length_ns(intersection(compute, intervals)))
+            for name, intervals in collectives.items()
+            if intervals.size
+        },
+    )
+
+
+def _together(one: Times, other: Times) -> Times:
+    both = np.concatenate((one, other))
+    return union(both[:, 0], both[:, 1])
+
+
+WORKING: tuple[Kind, ...] = ("compute", "communication", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One stretch of one rank's trace.
+
+    work_ns: the sum of the spans of each kind, as far as they lie in the stretch; without communication where the whole
+    trace holds none, and without copies where it has no device.
+    """
+
+    rank: int
+    stretch: Stretch
+    breakdown: Breakdown
+    work_ns: Mapping[Kind, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The stretches of all ranks, by rank and time. notes: what is not known, and why."""
+
+    shares: tuple[Share, ...]
+    notes: tuple[str, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        """The traces, their steps, and the collectives of each trace."""
+        traces = [share for share in self.shares if share.stretch.part == "trace"]
+        parts = [share for share in self.shares if share.stretch.part != "trace"]
+        begins_ns = {share.rank: share.stretch.start_ns for share in traces}
+        return (
+            Table(
+                name="traces",
+                title="Where each rank's time went, from its first work to its last",
+                columns=(Column(name="rank"), *_COLUMNS),
+                rows=tuple((share.rank, *_cells(share)) for share in traces),
+            ),
+            Table(
+                name="steps",
+                title="Where the time of each step went; a partial one is no step of its own or not whole",
+                columns=(
+                    Column(name="rank"),
+                    Column(name="step"),
+                    Column(name="part"),
+                    Column(name="why"),
+                    Column(name="start", unit="ns"),
+                    *_COLUMNS,
+                ),
+                rows=tuple(
+                    (
+                        share.rank,
+                        share.stretch.name,
+                        share.stretch.part,
+                        share.stretch.why,
+                        share.stretch.start_ns - begins_ns[share.rank],
+                        *_cells(share),
+                    )
+                    for share in parts
+                ),
+                notes=(
+                    "start: after the rank's first work.",
+                    "why: of a partial one, what makes it so.",
+                ),
+            ),
+            Table(
+                name="collectives",
+                title="How long each collective ran in the whole trace, and computation beside it",
+                columns=(
+                    Column(name="rank"),
+                    Column(name="collective"),
+                    Column(name="time", unit="ns"),
+                    Column(name="overlap", unit="ns"),
+                    Column(name="overlap_share", unit="ratio"),
+                ),
+                rows=tuple(
+                    (share.rank, name, run_ns, overlap_ns, overlap_ns / run_ns)
+                    for share in traces
+                    for name, (run_ns, overlap_ns) in share.breakdown.collectives_ns.items()
+                ),
+            ),
+        )
+
+
+def summary(timelines: Sequence[Timeline]) -> Summary:
+    """The division of every rank's time."""
+    shares: list[Share] = []
+    notes: list[str] = []
+    for timeline in timelines:
+        parts = stretches(timeline)
+        works_ns = _works_ns(timeline, parts)
+        shares += [
+            Share(rank=timeline.rank, stretch=part, breakdown=breakdown, work_ns=work_ns)
+            for part, breakdown, work_ns in zip(parts, divide(timeline, parts), works_ns, strict=True)
+        ]
+        notes += [f"rank {timeline.rank}: {reason}" for reason in _reasons(timeline, parts)]
+    return Summary(shares=tuple(shares), notes=tuple(notes))
+
+
+_COLUMNS = (
+    Column(name="span", unit="ns"),
+    Column(name="compute", unit="ns"),
+    Column(name="communication", unit="ns"),
+    Column(name="overlap", unit="ns"),
+    Column(name="exposed_communication", unit="ns"),
+    Column(name="exposed_copies", unit="ns"),
+    Column(name="idle", unit="ns"),
+    Column(name="overlap_share", unit="ratio"),
+    Column(name="exposed_share", unit="ratio"),
+    Column(name="idle_share", unit="ratio"),
+    Column(name="compute_work", unit="ns"),
+    Column(name="communication_work", unit="ns"),
+    Column(name="copy_work", unit="ns"),
+)
+"""overlap_share: of communication; the other shares are of the span."""
+
+
+def _cells(share: Share) -> tuple[Cell, ...]:
+    found = share.breakdown
+    return (
+        found.step_ns,
+        found.compute_ns,
+        found.communication_ns,
+        found.overlap_ns,
+        found.exposed_communication_ns,
+        found.exposed_copy_ns,
+        found.idle_ns,
+        _ratio(found.overlap_ns, found.communication_ns),
+        _ratio(found.exposed_communication_ns, found.step_ns),
+        _ratio(found.idle_ns, found.step_ns),
+        *(share.work_ns.get(kind) for kind in WORKING),
+    )
+
+
+def _ratio(part_ns: int | None, whole_ns: int | None) -> float | None:
+    return part_ns / whole_ns if part_ns is not None and whole_ns else None
+
+
+def _reasons(timeline: Timeline, parts: Sequence[Stretch]) -> list[str]:
+    """What is not known of this rank, and why."""
+    if not parts:
+        return ["nothing computes, communicates or copies in its trace"]
+    reasons = []
+    if (reason := why_no_communication(timeline)) is not None:
+        reasons.append(reason)
+    if not timeline.is_device:
+        reasons.append("its trace has no device: operators of the host compute, and copies are among them")
+    if not timeline.of_kind("step").any():
+        reasons.append("no step is marked in its trace")
+    return reasons
+
+
+def _works_ns(timeline: Timeline, parts: Sequence[Stretch]) -> list[dict[Kind, int]]:
+    """Per stretch the sum of the spans of each kind in it.
+
+    The work until a moment is the sum of all that ended by then, and of what began by then up to it; of a stretch it
+    is the difference between its end and its start.
+    """
+    known: dict[Kind, bool] = {
+        "compute": True,
+        "communication": bool(timeline.intervals("communication").size),
+        "copy": timeline.is_device,
+    }
+    works_ns: list[dict[Kind, int]] = [{} for _ in parts]
+    if not parts:
+        return works_ns
+    origin_ns = int(timeline.start_ns.min())
+    moments_ns = np.array([(part.start_ns, part.end_ns) for part in parts], dtype=np.int64) - origin_ns
+    for kind in (kind for kind in WORKING if known[kind]):
+        chosen = timeline.of_kind(kind)
+        work_ns = np.zeros(moments_ns.shape, dtype=np.int64)
+        for sign, edges_ns in ((1, timeline.start_ns[chosen]), (-1, timeline.end_ns[chosen])):
+            sorted_ns = np.sort(edges_ns) - origin_ns
+            sums_ns = np.concatenate(([0], np.cumsum(sorted_ns)))
+            passed = np.searchsorted(sorted_ns, moments_ns, side="right")
+            work_ns += sign * (passed * moments_ns - sums_ns[passed])
+        for number, (before, after) in enumerate(work_ns):
+            works_ns[number][kind] = int(after - before)
+    return works_ns

@@ -1,0 +1,194 @@
+"""Which events of several ranks are one collective.
+
+By process group and number within it where every trace tells both, else by group and order.
+Knows no clock: ranks whose clocks differ match alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+
+from collectors.traces.cross_rank.process_groups import Group, Placed, Rows, Stray, call_of, groups, placed
+from collectors.traces.table import Column, Table
+from collectors.traces.timeline import Timeline
+
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Those that some ranks may leave before the last has come, so that their ends need not agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """One collective on its ranks.
+
+    group: the process group's name; None where the traces do not tell groups.
+    sequence: its number in the group; None where it was matched by order.
+    ranks: those whose traces hold it, ascending. rows: per rank, the index of its span in that rank's Timeline.
+    missing: ranks of the group whose traces were not given, where the traces tell its ranks.
+    group_size: how many ranks the group has; None where the traces do not tell.
+    is_first: the first that was matched on at least one of its ranks, which then had barely begun to trace.
+    """
+
+    collective: str
+    group: str | None
+    sequence: int | None
+    ranks: tuple[int, ...]
+    rows: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+    is_first: bool = False
+    group_size: int | None = None
+
+    @property
+    def missing_count(self) -> int:
+        """How many ranks of the group are known to have no trace here, by their numbers or by the group's size."""
+        return max(len(self.missing), (self.group_size or 0) - len(self.ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """A span of communication that has no counterpart on every other rank of its group, and why."""
+
+    rank: int
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """All collectives that were found on every traced rank of their groups: group by group, in order within each.
+
+    notes: what was assumed.
+    """
+
+    matched: tuple[Matched, ...]
+    unmatched: tuple[Unmatched, ...]
+    notes: tuple[str, ...] = ()
+
+    def tables(self) -> tuple[Table, ...]:
+        """How many of each kind matched, and why others did not."""
+        matched = Counter(
+            (one.collective, one.group, len(one.ranks), len(one.ranks) + one.missing_count) for one in self.matched
+        )
+        unmatched = Counter((one.rank, one.reason) for one in self.unmatched)
+        return (
+            Table(
+                name="matched",
+                title="Collectives that were found on all traced ranks of their groups",
+                columns=_columns("collective", "group", "traced_ranks", "ranks", "count"),
+                rows=tuple((*kind, count) for kind, count in matched.items()),
+                notes=self.notes,
+            ),
+            Table(
+                name="unmatched",
+                title="Events of communication without a counterpart on other ranks",
+                columns=_columns("rank", "reason", "count"),
+                rows=tuple((rank, reason, count) for (rank, reason), count in sorted(unmatched.items())),
+            ),
+        )
+
+
+def match(timelines: Sequence[Timeline]) -> Matching:
+    """The collectives of these ranks.
+
+    Raises:
+        ValueError: two Timelines are of one rank.
+    """
+    by_rank = {timeline.rank: timeline for timeline in timelines}
+    if len(by_rank) < len(timelines):
+        often = Counter(timeline.rank for timeline in timelines).most_common(1)[0][0]
+        raise ValueError(f"rank {often} has more than one trace; give one of each rank")
+    found, strays = groups(by_rank)
+    matched: list[Matched] = []
+    notes: list[str] = []
+    is_untold = False
+    for group in found:
+        for order in placed(group, by_rank):
+            of_order, rest = _matched(group, order, by_rank)
+            matched += of_order
+            strays += rest
+            notes += order.notes
+            is_untold |= bool(of_order) and group.name is None and not group.ranks
+    if is_untold:
+        notes.append("process groups are not told: ranks that were in collectives of one name together are one group")
+    unmatched = [
+        Unmatched(rank=stray.rank, row=int(row), reason=stray.reason) for stray in strays for row in stray.rows
+    ]
+    return Matching(matched=tuple(_with_firsts(matched)), unmatched=tuple(unmatched), notes=tuple(notes))
+
+
+def _matched(group: Group, order: Placed, timelines: Mapping[int, Timeline]) -> tuple[list[Matched], list[Stray]]:
+    """The collectives that all traced ranks of the group have, and what is left over."""
+    traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(sorted(order.places))
+    if reason := _why_none(group, order, traced):
+        return [], [Stray(rank=rank, rows=group.rows[rank], reason=reason) for rank in order.places]
+    common = reduce(np.intersect1d, order.places.values())
+    columns = [_at(order.places[rank], common) for rank in traced]
+    kinds = np.stack([order.kinds[rank][column] for rank, column in zip(traced, columns, strict=True)])
+    rows = np.stack([group.rows[rank][column] for rank, column in zip(traced, columns, strict=True)])
+    is_alike = (kinds == kinds[0]).all(axis=0)
+    strays = []
+    for rank, of_rank in zip(traced, rows, strict=True):
+        unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
+        strays.append(Stray(rank=rank, rows=of_rank[~is_alike], reason=unlike))
+        outside = f"not in every rank's trace of {_title(group)}"
+        strays.append(Stray(rank=rank, rows=np.setdiff1d(group.rows[rank], of_rank), reason=outside))
+    one = timelines[traced[0]]
+    missing = tuple(rank for rank in group.ranks if rank not in timelines)
+    matched = [
+        Matched(
+            collective=call_of(one, of_ranks[0]).collective,
+            group=group.name,
+            sequence=int(one.sequence[of_ranks[0]]) if order.is_numbered else None,
+            ranks=traced,
+            rows=tuple(of_ranks),
+            missing=missing,
+            group_size=group.size,
+        )
+        for of_ranks in rows[:, is_alike].T.tolist()
+    ]
+    return matched, strays
+
+
+def _why_none(group: Group, order: Placed, traced: Sequence[int]) -> str | None:
+    """Why no collective of this order can be matched."""
+    if absent := [rank for rank in traced if rank not in group.rows]:
+        return f"rank {absent[0]}'s trace holds nothing of {_title(group)}"
+    if not order.places.keys() >= set(traced) or (group.name is not None and len(order.places) < len(group.rows)):
+        return f"ranks do not have the collectives of {_title(group)} in one order"
+    if group.size is not None and len(traced) > group.size:
+        return (
+            f"{_title(group)} has {group.size} ranks and {len(traced)} traces hold it: which are together is not told"
+        )
+    if len(traced) == 1:
+        return f"no other rank's trace holds the same of {_title(group)}"
+    return None
+
+
+def _at(places: Rows, common: Rows) -> Rows:
+    """The positions of these places."""
+    order = np.argsort(places, kind="stable")
+    return order[np.searchsorted(places, common, sorter=order)]
+
+
+def _title(group: Group) -> str:
+    if group.name is not None:
+        return f"process group {group.name}"
+    return "a process group without a name" if group.ranks else "a process group that is not told"
+
+
+def _with_firsts(matched: Sequence[Matched]) -> Iterable[Matched]:
+    """The same, told which are the first of a rank."""
+    first: dict[int, int] = {}
+    for one in matched:
+        for rank, row in zip(one.ranks, one.rows, strict=True):
+            first[rank] = min(first.get(rank, row), row)
+    for one in matched:
+        yield replace(one, is_first=any(first[rank] == row for rank, row in zip(one.ranks, one.rows, strict=True)))
+
+
+def _columns(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name=name) for name in names)

@@ -1,0 +1,305 @@
+"""When the host waits: for its device, in a call that says so, or for another of its threads, without a word.
+
+A thread that waits for another is in no span, or in one that a person wrote around a part of the program. It is taken
+to have waited if it was there for a while when another thread ended its work, and went on soon after: sooner than it
+had been there. A stretch without a span in which a thread worked, while by chance another ended, looks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.event_names import GLOO
+from collectors.traces.intervals import Times
+from collectors.traces.operators import Foreground
+from collectors.traces.steps import LONG_AGO, is_at_work, launches
+from collectors.traces.timeline import ABSENT, Timeline
+
+# What one rank's device did, stream by stream, and when the host had asked for it.
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceQueue:
+    """The device's spans, by stream and start; spans of one stream run one after another.
+
+    row: of the span. start_ns, end_ns, stream: its own. call: the row of the call that put it there, or `ABSENT`.
+    called_ns: when that call began; of what was called before the trace, long ago. is_placed: whether this is known;
+    otherwise it is when the span itself began.
+    """
+
+    row: Rows
+    start_ns: Times
+    end_ns: Times
+    stream: NDArray[np.int64]
+    call: Rows
+    called_ns: Times
+    is_placed: NDArray[np.bool_]
+
+
+def device_queue(timeline: Timeline) -> DeviceQueue:
+    """What the device of this rank did."""
+    row = np.flatnonzero(on_device(timeline))
+    row = row[np.lexsort((row, timeline.stream[row]))]
+    launched, start_ns = launches(timeline), timeline.start_ns[row]
+    is_placed = launched.is_known[row]
+    return DeviceQueue(
+        row=row,
+        start_ns=start_ns,
+        end_ns=timeline.end_ns[row],
+        stream=timeline.stream[row],
+        call=launched.row[row],
+        called_ns=np.where(is_placed, launched.start_ns[row], start_ns),
+        is_placed=is_placed,
+    )
+
+
+def on_device(timeline: Timeline) -> NDArray[np.bool_]:
+    """Per span whether it ran on the device; gloo's run on the host, also where ranks share a device."""
+    if not timeline.is_device:
+        return np.zeros(timeline.kind.size, dtype=np.bool_)
+    return is_at_work(timeline) & ~named(timeline, [name.startswith(GLOO) for name in timeline.names])
+
+
+def named(timeline: Timeline, is_chosen: list[bool]) -> NDArray[np.bool_]:
+    """Per span whether its name is chosen. is_chosen: per name."""
+    return np.array(is_chosen, dtype=np.bool_)[timeline.name]
+
+
+# Which span of the device waited for one on another stream.
+#
+# A trace says that a stream was made to wait, and not for what. Taken is the span of another stream that had ended last
+# when the waiting one began, of those that had been put there before the wait. A wait whose stream the trace does not
+# name concerns what its thread puts on the device next.
+
+
+def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
+    """What was waited for, and what waited: the same number of indices in the queue."""
+    names = ["StreamWaitEvent" in name for name in timeline.names]
+    calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, names))
+    waiting = _waiting(timeline, queue, calls)
+    calls, waiting = calls[waiting != ABSENT], waiting[waiting != ABSENT]
+    asked_ns, began_ns = timeline.start_ns[calls], queue.start_ns[waiting]
+    awaited = np.full(calls.size, ABSENT, dtype=np.int64)
+    ended_ns = np.full(calls.size, LONG_AGO, dtype=np.int64)
+    for stream in np.unique(queue.stream):
+        here = np.flatnonzero(queue.stream == stream)
+        last = np.minimum(
+            np.searchsorted(np.maximum.accumulate(queue.end_ns[here]), began_ns, side="right"),
+            np.searchsorted(np.maximum.accumulate(queue.called_ns[here]), asked_ns, side="left"),
+        )
+        found = here[np.maximum(last, 1) - 1]
+        later = (last > 0) & (queue.stream[waiting] != stream) & (queue.end_ns[found] > ended_ns)
+        awaited[later], ended_ns[later] = found[later], queue.end_ns[found[later]]
+    known = awaited != ABSENT
+    return awaited[known], waiting[known]
+
+
+def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
+    """The stream that each call names, by the event that shares its correlation; `ABSENT` where there is none."""
+    events = np.flatnonzero(timeline.of_kind("wait") & named(timeline, ["Stream" in name for name in timeline.names]))
+    by_correlation = dict(zip(timeline.correlation[events].tolist(), timeline.stream[events].tolist(), strict=True))
+    by_correlation.pop(ABSENT, None)
+    return np.array([by_correlation.get(key, ABSENT) for key in timeline.correlation[calls].tolist()], dtype=np.int64)
+
+
+def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
+    """For each call the first span that was put on the waiting stream after it, or `ABSENT`."""
+    called = np.flatnonzero(queue.call != ABSENT)
+    asked_ns, stream = timeline.start_ns[calls], streams_of(timeline, calls)
+    by_stream = _next(called, queue, queue.stream[called], asked_ns, stream)
+    threads = np.where(stream == ABSENT, timeline.stream[calls], ABSENT)
+    by_thread = _next(called, queue, timeline.stream[queue.call[called]], asked_ns, threads)
+    return np.where(stream == ABSENT, by_thread, by_stream)
+
+
+def _next(
+    called: Rows, queue: DeviceQueue, place: NDArray[np.int64], asked_ns: Rows, wanted: NDArray[np.int64]
+) -> Rows:
+    """For each moment the first of what was called at its place from then on. place: of each that was called."""
+    found = np.full(asked_ns.size, ABSENT, dtype=np.int64)
+    for number in np.unique(wanted[wanted != ABSENT]):
+        mine, here = np.flatnonzero(wanted == number), called[place == number]
+        here = here[np.argsort(queue.called_ns[here], kind="stable")]
+        behind = np.searchsorted(queue.called_ns[here], asked_ns[mine], side="left")
+        there = behind < here.size
+        found[mine[there]] = here[behind[there]]
+    return found
+
+
+# What one thread of the host was in, moment by moment, from its first span to its last.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTime:
+    """Stretches without a gap between them: each ends where the next begins.
+
+    row: the innermost span that the thread was in; `ABSENT` where it was in none.
+    """
+
+    start_ns: Times
+    end_ns: Times
+    row: Rows
+
+    def within(self, start_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
+        """Start, end and row of each stretch between two moments, the first and the last cut to them."""
+        first = max(int(np.searchsorted(self.start_ns, start_ns, side="right")) - 1, 0)
+        behind = int(np.searchsorted(self.start_ns, end_ns, side="left"))
+        cut_start_ns = np.maximum(self.start_ns[first:behind], start_ns)
+        cut_end_ns = np.minimum(self.end_ns[first:behind], end_ns)
+        lasting = cut_end_ns > cut_start_ns
+        columns = (cut_start_ns[lasting], cut_end_ns[lasting], self.row[first:behind][lasting])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def spent_ns(self, chosen: NDArray[np.bool_], moments_ns: Times) -> Times:
+        """The time in stretches of chosen rows before each moment. chosen: per row, the last for `ABSENT`."""
+        is_chosen = chosen[self.row]
+        lasting_ns = np.where(is_chosen, self.end_ns - self.start_ns, 0)
+        before_ns = np.cumsum(lasting_ns) - lasting_ns
+        place = np.maximum(np.searchsorted(self.start_ns, moments_ns, side="right") - 1, 0)
+        inside_ns = np.clip(moments_ns - self.start_ns[place], 0, lasting_ns[place])
+        spent: Times = before_ns[place] + inside_ns
+        return spent
+
+
+def thread_time(timeline: Timeline, row: Rows) -> ThreadTime:
+    """The time of the thread whose spans these are."""
+    row = row[timeline.end_ns[row] > timeline.start_ns[row]]
+    pieces = Foreground(timeline.start_ns[row], timeline.end_ns[row]).pieces()
+    gap = np.flatnonzero(pieces.start_ns[1:] > pieces.end_ns[:-1])
+    start_ns = np.concatenate((pieces.start_ns, pieces.end_ns[gap]))
+    end_ns = np.concatenate((pieces.end_ns, pieces.start_ns[gap + 1]))
+    inside = np.concatenate((row[pieces.owner], np.full(gap.size, ABSENT, dtype=np.int64)))
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, end_ns, inside = start_ns[order], end_ns[order], inside[order]
+    begins = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1]))[: inside.size])
+    return ThreadTime(
+        start_ns=start_ns[begins],
+        end_ns=end_ns[np.append(begins[1:], inside.size) - 1] if inside.size else end_ns,
+        row=inside[begins],
+    )
+
+
+LEAST_WAIT_NS = 20_000
+"""Shorter stretches are no waits: the interpreter takes as long between two operators, and a thread to wake up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """A thread of the host that waited until another had ended something."""
+
+    thread: int
+    begun_ns: int
+    woken_ns: int
+    by_thread: int
+    ended_ns: int
+
+
+def awaited(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
+    """The calls in which the host waited for its device, and for each the index in the queue of what it waited for.
+
+    Both as rows. A call that synchronises waits for what was put on the device before it, on its stream where the
+    trace tells which one; a copy waits for itself where it ended within its call.
+    """
+    calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, ["Synchronize" in n for n in timeline.names]))
+    streams = streams_of(timeline, calls)
+    last = np.full(calls.size, ABSENT, dtype=np.int64)
+    for stream in np.unique(streams):
+        chosen = streams == stream
+        members = np.arange(queue.row.size) if stream == ABSENT else np.flatnonzero(queue.stream == stream)
+        last[chosen] = _last_before(timeline, calls[chosen], queue, members)
+    is_copy = named(timeline, ["Memcpy" in name for name in timeline.names])
+    called = queue.call != ABSENT
+    own = np.flatnonzero(called & is_copy[queue.call] & (queue.end_ns <= timeline.end_ns[queue.call]))
+    known = last != ABSENT
+    return np.concatenate((calls[known], queue.call[own])), np.concatenate((last[known], own))
+
+
+def wakings(
+    threads: Mapping[int, ThreadTime], endings: Mapping[int, Times], timeline: Timeline, begins_ns: int, ends_ns: int
+) -> list[Waking]:
+    """The waits of these threads for each other, and for what else ended.
+
+    endings: by thread, when its work ended that others may wait for, beside the threads' own.
+    begins_ns, ends_ns: of the whole trace; a thread may wait from the beginning, and to the end.
+    """
+    idle = {thread: _idle(stretches, timeline, begins_ns, ends_ns) for thread, stretches in threads.items()}
+    moments = [(start, thread) for thread, stretches in idle.items() for start in stretches[0].tolist()]
+    moments += [(int(end), thread) for thread, ends in endings.items() for end in ends.tolist()]
+    moments.sort()
+    times_ns = np.array([time for time, _ in moments], dtype=np.int64)
+    found = []
+    for thread, (starts_ns, stops_ns) in idle.items():
+        latest = np.searchsorted(times_ns, stops_ns, side="right") - 1
+        for start, stop, place in zip(starts_ns.tolist(), stops_ns.tolist(), latest.tolist(), strict=True):
+            while place >= 0 and moments[place][1] == thread and moments[place][0] > start:
+                place -= 1
+            if place < 0 or moments[place][1] == thread or stop == ends_ns:
+                continue
+            ended, by = moments[place]
+            if ended - start >= stop - ended:
+                found.append(Waking(thread=thread, begun_ns=start, woken_ns=stop, by_thread=by, ended_ns=ended))
+    return found
+
+
+def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: int) -> tuple[Times, Times]:
+    """Starts and ends of the stretches in which a thread may wait, the time before and after its spans with them."""
+    is_annotation = named(timeline, ["::" not in name for name in timeline.names])
+    is_written = is_annotation & (timeline.of_kind("host") | timeline.of_kind("step"))
+    quiet = np.append(is_written, True)[stretches.row]
+    starts_ns = np.concatenate(([begins_ns], stretches.start_ns[quiet], stretches.end_ns[-1:]))
+    stops_ns = np.concatenate((stretches.start_ns[:1], stretches.end_ns[quiet], [ends_ns]))
+    long = stops_ns - starts_ns >= LEAST_WAIT_NS
+    return starts_ns[long], stops_ns[long]
+
+
+def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: Rows) -> Rows:
+    """Of these members of the queue the one that ended last within or before each call, of those called before it."""
+    if not members.size:
+        return np.full(calls.size, ABSENT, dtype=np.int64)
+    members = members[np.argsort(queue.end_ns[members], kind="stable")]
+    called_ns = queue.called_ns[members]
+    place = np.searchsorted(queue.end_ns[members], timeline.end_ns[calls], side="right") - 1
+    while (later := (place >= 0) & (called_ns[place] >= timeline.start_ns[calls])).any():
+        place[later] -= 1
+    return np.where(place >= 0, members[place], ABSENT)
+
+
+# Which span of the device waited for one on another stream, though its trace does not say that it waited at all.
+#
+# Such are the waits inside of a CUDA graph. A span that had been put on the device long before, and whose stream was
+# free, is taken to have waited for the span of another stream that ended last before it, if it began soon after: sooner
+# than it had been ready. One for which the device merely had no room, until by chance another span ended, looks alike.
+
+
+def untold_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns: int) -> tuple[Rows, Rows]:
+    """What was waited for, and what waited: the same number of indices in the queue.
+
+    source, target: the waits that the trace tells, likewise. least_delay_ns: from a call to a span's start, at least.
+    """
+    follows = np.concatenate(([False], queue.stream[1:] == queue.stream[:-1]))[: queue.row.size]
+    ready_ns = np.where(queue.is_placed, queue.called_ns + least_delay_ns, LONG_AGO)
+    ready_ns[follows] = np.maximum(ready_ns[follows], queue.end_ns[np.flatnonzero(follows) - 1])
+    np.maximum.at(ready_ns, target, queue.end_ns[source])
+    waiting = np.flatnonzero((ready_ns > LONG_AGO // 2) & (queue.start_ns - ready_ns >= LEAST_WAIT_NS))
+    found, is_soon = _ended_last(queue, waiting, ready_ns[waiting])
+    return found[is_soon], waiting[is_soon]
+
+
+def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Rows, NDArray[np.bool_]]:
+    """For each that waits what ended last before it on another stream, and whether that explains its start."""
+    by_end = np.argsort(queue.end_ns, kind="stable")
+    place = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
+    while True:
+        found = by_end[np.maximum(place, 0)]
+        is_after = (place >= 0) & (queue.end_ns[found] > ready_ns)
+        is_wrong = (queue.stream[found] == queue.stream[waiting]) | (queue.called_ns[found] > queue.called_ns[waiting])
+        if not (is_after & is_wrong).any():
+            is_soon = queue.start_ns[waiting] - queue.end_ns[found] <= queue.end_ns[found] - ready_ns
+            return found, is_after & is_soon
+        place[is_after & is_wrong] -= 1

@@ -1,0 +1,176 @@
+"""The graph in which a critical path is found: moments of several ranks, and what binds each to earlier ones.
+
+A moment comes when all that it is bound to has come and the work between has been done, and its own delay has passed.
+By that rule the recorded times follow from the graph exactly, and others follow when some work is left out.
+Source: Kelley and Walker 1959, Critical-Path Planning and Scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times
+from collectors.traces.timeline import ABSENT
+
+PathKind = Literal["compute", "communication", "copy", "launch", "host", "delay"]
+PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
+"""launch: calls of the driver. host: operators, and what lies between them.
+
+delay: between what a moment was bound to and the moment itself, when nothing that is known of held it up.
+"""
+
+Reason = Literal["work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+TIED_AT_ONCE = 1000
+"""How many moments of the same time may depend on each other in a row; beyond that they depend in a circle."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Moments in an order in which each comes after all that it is bound to, and the edges that bind them, by target.
+
+    time_ns, trace, mark: of each moment. trace: which of the ranks' Timelines. mark: of the end of what was asked for
+    before one of the rank's marks, the first such mark; else `ABSENT`.
+    source, target, reason, row, place: of each edge. row: the span whose work it is, `ABSENT` where it is what the
+    thread `place` was in, or nothing. work_ns: per edge and kind of `PATH_KINDS`.
+    first: of each moment the first of its edges, and one more.
+    delay_ns: of each moment, how much later it came than all that it was bound to.
+    number: of each moment that was drafted, its place in the order.
+    """
+
+    time_ns: Times
+    trace: Numbers
+    mark: Numbers
+    source: Numbers
+    target: Numbers
+    reason: NDArray[np.int8]
+    row: Numbers
+    place: Numbers
+    work_ns: Times
+    first: Numbers
+    delay_ns: Times
+    number: Numbers
+
+
+class Draft:
+    """Takes moments and edges, and gives the Graph."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._moments: list[tuple[Times, Numbers, Numbers]] = []
+        self._edges: list[tuple[Numbers, Numbers, NDArray[np.int8], Numbers, Numbers, Times]] = []
+
+    def moments(self, time_ns: Times, *, trace: int, mark: Numbers | None = None) -> Numbers:
+        """Take moments; their drafted numbers."""
+        size = time_ns.size
+        marks = np.full(size, ABSENT, dtype=np.int64) if mark is None else mark
+        self._moments.append((time_ns, np.full(size, trace, dtype=np.int64), marks))
+        self._count += size
+        return np.arange(self._count - size, self._count, dtype=np.int64)
+
+    def edges(
+        self,
+        source: Numbers,
+        target: Numbers,
+        reason: Reason,
+        *,
+        work_ns: Times | None = None,
+        row: Numbers | None = None,
+        place: Numbers | None = None,
+    ) -> None:
+        """Take edges between drafted moments. What is not given is nothing, and no work."""
+        absent = np.full(source.size, ABSENT, dtype=np.int64)
+        self._edges.append(
+            (
+                source,
+                target,
+                np.full(source.size, REASONS.index(reason), dtype=np.int8),
+                absent if row is None else row,
+                absent if place is None else place,
+                np.zeros((source.size, len(PATH_KINDS)), dtype=np.int64) if work_ns is None else work_ns,
+            )
+        )
+
+    def graph(self) -> Graph:
+        """All of it in order. Edges against the order of time, which a clock that is off may give, are left out."""
+        time_ns, trace, mark = (np.concatenate(column) for column in zip(*self._moments, strict=True))
+        source, target, reason, row, place, work_ns = (
+            np.concatenate(column) for column in zip(*self._edges, strict=True)
+        )
+        possible = time_ns[source] + work_ns.sum(axis=1) <= time_ns[target]
+        order, number = _ordered(time_ns, source[possible], target[possible])
+        kept = np.flatnonzero(possible & (number[source] < number[target]))
+        kept = kept[np.argsort(number[target[kept]], kind="stable")]
+        time_ns, source, target, work_ns = time_ns[order], number[source[kept]], number[target[kept]], work_ns[kept]
+        ready_ns = np.full(time_ns.size, np.iinfo(np.int64).min, dtype=np.int64)
+        np.maximum.at(ready_ns, target, time_ns[source] + work_ns.sum(axis=1))
+        bound = ready_ns > np.iinfo(np.int64).min
+        return Graph(
+            time_ns=time_ns,
+            trace=trace[order],
+            mark=mark[order],
+            source=source,
+            target=target,
+            reason=reason[kept],
+            row=row[kept],
+            place=place[kept],
+            work_ns=work_ns,
+            first=np.searchsorted(target, np.arange(time_ns.size + 1)),
+            delay_ns=np.where(bound, time_ns - ready_ns, 0),
+            number=number,
+        )
+
+
+def work_of(kind: PathKind, work_ns: Times) -> Times:
+    """Work of one kind, as edges take it."""
+    table = np.zeros((work_ns.size, len(PATH_KINDS)), dtype=np.int64)
+    table[:, PATH_KINDS.index(kind)] = work_ns
+    return table
+
+
+def replay(graph: Graph, free: PathKind | None = None) -> Times:
+    """When each moment comes if work of one kind takes no time; what no edge binds comes when it came.
+
+    Delays stay as they were, but where they are what is free.
+    Source: Zhu et al. 2020, Daydream (a graph of what depends on what, replayed with some work changed).
+    """
+    kept = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
+    work_ns = graph.work_ns[:, kept].sum(axis=1).tolist()
+    delay_ns = [0] * graph.time_ns.size if free == "delay" else graph.delay_ns.tolist()
+    came_ns: list[int] = graph.time_ns.tolist()
+    source, first = graph.source.tolist(), graph.first.tolist()
+    edge = 0
+    for moment, after in enumerate(first[1:]):
+        if edge == after:
+            continue
+        ready_ns = came_ns[source[edge]] + work_ns[edge]
+        for other in range(edge + 1, after):
+            done_ns = came_ns[source[other]] + work_ns[other]
+            if done_ns > ready_ns:
+                ready_ns = done_ns
+        came_ns[moment] = ready_ns + delay_ns[moment]
+        edge = after
+    return np.array(came_ns, dtype=np.int64)
+
+
+def _ordered(time_ns: Times, source: Numbers, target: Numbers) -> tuple[Numbers, Numbers]:
+    """The moments in order of time, of one time those first that others are bound to; and each one's place in it."""
+    tied = time_ns[source] == time_ns[target]
+    source, target = source[tied], target[tied]
+    level = np.zeros(time_ns.size, dtype=np.int64)
+    for _ in range(TIED_AT_ONCE):
+        early = level[target] <= level[source]
+        if not early.any():
+            break
+        np.maximum.at(level, target[early], level[source[early]] + 1)
+    order = np.lexsort((level, time_ns))
+    number = np.empty_like(order)
+    number[order] = np.arange(order.size)
+    return order, number

@@ -1,0 +1,193 @@
+"""Which operator of the host stands behind a moment, and which one put a kernel on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times
+from collectors.traces.steps import launch_of
+from collectors.traces.timeline import ABSENT, Timeline
+
+# Which of the spans that overlap a moment belongs to: the one that started last.
+#
+# On one thread that is the innermost operator; on a device it is the kernel that came to the others. So a set of spans
+# divides the time that it covers, without a rest and without counting twice.
+
+NOBODY = -1
+"""The owner of a moment at which nothing ran."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Disjoint stretches of time, in order, each with the number of the span that it belongs to."""
+
+    start_ns: Times
+    end_ns: Times
+    owner: Numbers
+
+
+class Foreground:
+    """The owner of each moment. Spans are sorted by start, and of those that start together the longer is first."""
+
+    def __init__(self, start_ns: Times, end_ns: Times) -> None:
+        self._start_ns, self._end_ns = start_ns, end_ns
+        self._outlived_by = _outlived_by(end_ns)
+
+    def at(self, moments_ns: Times) -> Numbers:
+        """The number of the span that each moment belongs to, or `NOBODY`."""
+        if not self._start_ns.size:
+            return np.full(moments_ns.size, NOBODY, dtype=np.int64)
+        owner: Numbers = np.searchsorted(self._start_ns, moments_ns, side="right") - 1
+        # Between a span that is over and the one before that outlives it, none can last until the moment.
+        over = self._is_over(owner, moments_ns)
+        while over.size:
+            owner[over] = self._outlived_by[owner[over]]
+            over = over[self._is_over(owner[over], moments_ns[over])]
+        return owner
+
+    def pieces(self) -> Pieces:
+        """The time that the spans cover, divided among them."""
+        # Sorted by hand: `np.unique` hashes, which takes a hundred times as long on a million moments.
+        edges_ns = np.sort(np.concatenate((self._start_ns, self._end_ns)))
+        start_ns, end_ns = edges_ns[:-1], edges_ns[1:]
+        owner = self.at(start_ns)
+        owned = (owner != NOBODY) & (end_ns > start_ns)
+        return Pieces(start_ns=start_ns[owned], end_ns=end_ns[owned], owner=owner[owned])
+
+    def _is_over(self, owner: Numbers, moments_ns: Times) -> Numbers:
+        """The places at which the owner ended before the moment."""
+        return np.flatnonzero((owner != NOBODY) & (self._end_ns[owner] <= moments_ns))
+
+
+def _outlived_by(end_ns: Times) -> Numbers:
+    """Per span the last one before it that ends later."""
+    outlived_by = [NOBODY] * end_ns.size
+    lasting: list[int] = []
+    ends = end_ns.tolist()
+    for number, end in enumerate(ends):
+        while lasting and ends[lasting[-1]] <= end:
+            lasting.pop()
+        if lasting:
+            outlived_by[number] = lasting[-1]
+        lasting.append(number)
+    return np.array(outlived_by, dtype=np.int64)
+
+
+Rows = NDArray[np.int64]
+"""Numbers of spans in a Timeline, or `ABSENT`."""
+
+
+def operators_at(
+    timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64], *, counts: Callable[[str], bool] = bool
+) -> Rows:
+    """The row of the innermost operator that ran on the host at each moment.
+
+    threads: of each moment, where to look; `ABSENT` for whichever thread an operator came to last.
+    counts: whether an operator of this name may be the answer; one that may not is looked through.
+    """
+    chosen = _operators(timeline) & np.array([counts(name) for name in timeline.names], dtype=bool)[timeline.name]
+    found = np.full(moments_ns.size, ABSENT, dtype=np.int64)
+    for thread in np.unique(threads):
+        here = threads == thread
+        of_thread = chosen if thread == ABSENT else chosen & (timeline.stream == thread)
+        found[here] = _innermost(timeline, np.flatnonzero(of_thread), moments_ns[here])
+    return found
+
+
+def launching_operators(timeline: Timeline) -> Rows:
+    """Per span of the device the row of the operator inside of which it was launched; of an operator, its own row.
+
+    It is `ABSENT` where the trace holds no launch, or the launch was made by none.
+    """
+    operators = _operators(timeline)
+    launch = launch_of(timeline)
+    found = np.where(operators, np.arange(operators.size), ABSENT)
+    launched = np.flatnonzero(launch != ABSENT)
+    threads = timeline.stream[launch[launched]]
+    for thread in np.unique(threads):
+        here = launched[threads == thread]
+        rows = np.flatnonzero(operators & (timeline.stream == thread))
+        found[here] = _innermost(timeline, rows, timeline.start_ns[launch[here]])
+    return found
+
+
+def _operators(timeline: Timeline) -> NDArray[np.bool_]:
+    """The host's operators and annotations; without a device, computation is made of operators too."""
+    host = timeline.of_kind("host")
+    return host if timeline.is_device else host | timeline.of_kind("compute")
+
+
+def _innermost(timeline: Timeline, rows: Rows, moments_ns: Times) -> Rows:
+    owner = Foreground(timeline.start_ns[rows], timeline.end_ns[rows]).at(moments_ns)
+    return np.append(rows, ABSENT)[owner]
+
+
+# When a step went forward, backward and updated its weights, as far as the names of the host's operators tell.
+
+Phase = Literal["forward", "backward", "optimizer", "between"]
+"""between: what is none of them, such as clearing gradients, loading data, and the edge of a step."""
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_OPENED_BY: tuple[tuple[str, Phase], ...] = (
+    ("autograd::engine::evaluate_function", "backward"),
+    ("Optimizer.step#", "optimizer"),
+    ("Optimizer.zero_grad#", "between"),
+    ("enumerate(DataLoader)", "between"),
+)
+"""How names begin that torch gives on its own, whoever wrote the loop."""
+
+_OPERATOR = "aten::"
+"""How names begin of operators that go forward where nothing around them says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Stretches of time in order, each from its start to that of the next. phase: the index in `PHASES`."""
+
+    start_ns: Times
+    phase: NDArray[np.int8]
+
+    def at(self, moments_ns: Times) -> NDArray[np.int64]:
+        """The number of the stretch that each moment lies in; `NOBODY` before the first."""
+        number: NDArray[np.int64] = np.searchsorted(self.start_ns, moments_ns, side="right") - 1
+        return number
+
+
+def phases(timeline: Timeline) -> Phases | None:
+    """The phases of all steps; None where no name speaks of a backward or of an optimizer.
+
+    A stretch begins with a name of another phase than the one before. Operators outside of the spans that such names
+    have go forward, on the thread that runs the steps; those of other threads say nothing.
+    """
+    opened = {number: phase for number, name in enumerate(timeline.names) if (phase := _opened_by(name)) is not None}
+    if not {"backward", "optimizer"} & set(opened.values()):
+        return None
+    code_of_name = np.full(len(timeline.names), NOBODY, dtype=np.int8)
+    for number, phase in opened.items():
+        code_of_name[number] = PHASES.index(phase)
+    code = code_of_name[timeline.name]
+    steps = timeline.of_kind("step")
+    marks = np.flatnonzero(code != NOBODY)
+    around = Foreground(timeline.start_ns[marks], timeline.end_ns[marks])
+    is_operator = np.array([name.startswith(_OPERATOR) for name in timeline.names], dtype=bool)[timeline.name]
+    if steps.any():
+        is_operator &= np.isin(timeline.stream, np.unique(timeline.stream[steps]))
+    operators = np.flatnonzero(is_operator)
+    forward = operators[around.at(timeline.start_ns[operators]) == NOBODY]
+    code[forward] = PHASES.index("forward")
+    code[steps] = PHASES.index("between")
+    rows = np.flatnonzero(code != NOBODY)
+    begins = np.append(True, code[rows[1:]] != code[rows[:-1]])
+    return Phases(start_ns=timeline.start_ns[rows[begins]], phase=code[rows[begins]])
+
+
+def _opened_by(name: str) -> Phase | None:
+    return next((phase for beginning, phase in _OPENED_BY if name.startswith(beginning)), None)

@@ -1,0 +1,339 @@
+"""The last of the decoders: a chunk of a trace by msgspec's typed structs, of whatever kineto wrote since 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times
+from collectors.traces.reading.raw_events import CATEGORIES, KNOWN_PHASES, NOT_KEPT, OF_2021, RawEvents, Said, said_of
+from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
+
+# Nanoseconds of what a trace writes as decimal microseconds, without a floating point that rounds them.
+
+EXACT_BELOW_US = 2.0**43
+"""Below it neighbouring doubles are less than a nanosecond apart, so that the nearest one tells the nanosecond."""
+
+NANOSECONDS_FROM_US = 10**17
+"""What is not less cannot be microseconds since 1970: it counts nanoseconds."""
+
+LARGEST_US = (2**63 - 1) // 1000
+
+
+class Inexact(ValueError):
+    """A number is too large for a double to tell its nanoseconds, or has part of one; its digits tell."""
+
+
+def of_numbers(values: Sequence[object]) -> Times:
+    """Nanoseconds of microseconds that were read as integers and doubles.
+
+    Raises:
+        Inexact: these numbers do not tell them.
+    """
+    if not values:
+        return np.empty(0, dtype=np.int64)
+    numbers = np.array(values)
+    if numbers.dtype == np.int64 and numbers.min() >= -LARGEST_US and numbers.max() <= LARGEST_US:
+        whole_ns: Times = numbers * 1000
+        return whole_ns
+    if numbers.dtype != np.float64 or not np.abs(numbers).max() < EXACT_BELOW_US:
+        raise Inexact
+    whole = np.floor(numbers)
+    # Both differences are exact, so that only the double's own distance from the digits is rounded away.
+    nearest_ns: Times = whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64)
+    if not np.array_equal(nearest_ns / 1000, numbers):  # More than three decimals, which digits alone round.
+        raise Inexact
+    return nearest_ns
+
+
+def of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
+    """Nanoseconds of starts, and of durations or none, as they are written; each event's start tells its own unit.
+
+    Raises:
+        ValueError: one is no number.
+        OverflowError: one is beyond 64 bits.
+    """
+    starts_ns, durations_ns = ([exact_ns(digits) for digits in column] for column in (starts, durations))
+    counts_ns = [start_ns >= 1000 * NANOSECONDS_FROM_US for start_ns in starts_ns]
+    if any(counts_ns):
+        starts_ns, durations_ns = (
+            [value // 1000 if is_counted else value for is_counted, value in zip(counts_ns, column, strict=False)]
+            for column in (starts_ns, durations_ns)
+        )
+    return np.array(starts_ns, dtype=np.int64), np.array(durations_ns, dtype=np.int64)
+
+
+def exact_ns(digits: bytes) -> int:
+    """Nanoseconds of the digits of microseconds; what is less than one is rounded.
+
+    Raises:
+        ValueError: it is no number, or one of more than 30 letters.
+        OverflowError: it is beyond 64 bits.
+    """
+    whole, _, decimals = digits.partition(b".")
+    if len(decimals) <= 3 and whole.isdigit() and (not decimals or decimals.isdigit()):
+        return int(whole + decimals.ljust(3, b"0"))
+    if not digits or digits[:1] not in b"-0123456789" or len(digits) > 30:
+        raise ValueError("no time")
+    number = msgspec.json.decode(digits, type=Decimal)
+    if number and number.adjusted() > 30:
+        raise OverflowError("a time is beyond 64 bits")
+    return round(number * 1000)
+
+
+# Decodes a chunk of a trace by the scanner in C, where that was built. Knows no rule of what an event means.
+
+try:
+    from collectors.traces.reading import _scanner
+except ImportError:  # There was no compiler when this was built, or the source tree was not built at all.
+    _scanner = None  # type: ignore[assignment]
+
+IS_BUILT = _scanner is not None
+
+# As the scanner's structures lie in memory.
+ROW = np.dtype(
+    [
+        ("start_ns", np.int64),
+        ("duration_ns", np.int64),
+        ("process", np.int64),
+        ("thread", np.int64),
+        ("correlation", np.int64),
+        ("name", np.int32),
+        ("shape", np.int32),
+        ("category", np.int8),
+    ],
+    align=True,
+)
+SAID = np.dtype([("row", np.int64), ("begin", np.int64), ("end", np.int64)], align=True)
+ALLOCATION = np.dtype(
+    [
+        ("time_ns", np.int64),
+        ("address", np.uint64),
+        ("change_bytes", np.int64),
+        ("allocated_bytes", np.int64),
+        ("thread", np.int64),
+        ("device", np.int16),
+    ],
+    align=True,
+)
+_NOT_KEPT = tuple(sorted(NOT_KEPT))
+
+
+def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
+    """The rows of the chunk; None where the scanner is not sure of them, or is not there."""
+    if _scanner is None:
+        return None
+    found = _scanner.scan(chunk, CATEGORIES, _NOT_KEPT, KNOWN_PHASES)
+    if found is None:
+        return None
+    rows, names, shapes, said, allocations, without_address, unknown, unread_phases = found
+    if not OF_2021.keys().isdisjoint(unknown):
+        return None
+    row = np.frombuffer(rows, ROW)
+    text = memoryview(chunk)
+    try:
+        says = tuple((number, said_of(text[begin:end])) for number, begin, end in np.frombuffer(said, SAID).tolist())
+    except msgspec.DecodeError:
+        return None
+    allocation = np.frombuffer(allocations, ALLOCATION)
+    return RawEvents(
+        names=names,
+        name=row["name"],
+        category=row["category"],
+        start_ns=row["start_ns"],
+        duration_ns=row["duration_ns"],
+        process=row["process"],
+        thread=row["thread"],
+        correlation=row["correlation"],
+        shapes=shapes,
+        shape=row["shape"],
+        said=says,
+        allocations=Allocations(
+            time_ns=allocation["time_ns"],
+            address=allocation["address"],
+            change_bytes=allocation["change_bytes"],
+            allocated_bytes=allocation["allocated_bytes"],
+            device=allocation["device"],
+            thread=allocation["thread"],
+        ),
+        without_address=without_address,
+        unknown=frozenset(unknown),
+        unread_phases=frozenset(unread_phases),
+    )
+
+
+# An event as kineto writes it, as far as it is read: typed structs, so that all else is passed over unread.
+
+NOTHING = msgspec.Raw(b"")
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of a text that is no JSON of the wanted type."""
+
+MEMORY = "[memory]"
+
+
+class Args(Said, frozen=True, gc=False):
+    """What is read of the args of any event; None where they do not say."""
+
+    correlation: int = ABSENT
+    shape: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    address: int | None = msgspec.field(default=None, name="Addr")
+    change_bytes: int | None = msgspec.field(default=None, name="Bytes")
+    allocated_bytes: int = msgspec.field(default=ABSENT, name="Total Allocated")
+    device_type: int = msgspec.field(default=0, name="Device Type")
+    device: int = msgspec.field(default=ABSENT, name="Device Id")
+    shape_of_2021: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
+
+
+# In both the fields stand in the order in which kineto writes them: msgspec reads that fastest.
+class Plain(msgspec.Struct, gc=False):
+    """An event; None where it does not say."""
+
+    ph: str
+    cat: str = ""
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    dur: int | float | None = None
+    args: Args | None = None
+
+
+class Written(msgspec.Struct, gc=False):
+    """An event with the digits of its times, as they are written."""
+
+    ph: str
+    cat: str = ""
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: msgspec.Raw = NOTHING
+    dur: msgspec.Raw = NOTHING
+    args: Args | None = None
+
+
+Event: TypeAlias = Plain | Written
+
+
+NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
+NUMBERS |= {name: NUMBERS[now] for name, now in OF_2021.items()}
+KNOWN = NOT_KEPT | NUMBERS.keys()
+PHASES = frozenset(KNOWN_PHASES)
+
+PROBLEMS = (*UNDECODABLE, ValueError, TypeError, OverflowError)
+"""What reading a chunk raises where an event in it is none, or misses what it needs."""
+
+_plain = msgspec.json.Decoder(list[Plain])
+_written = msgspec.json.Decoder(list[Written])
+
+
+def decode_in_python(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
+    """The events of the chunk; None where one of them is none, or misses what it needs."""
+    try:
+        try:
+            return columns(_plain.decode(chunk))
+        except Inexact:
+            return columns(_written.decode(chunk))
+    except PROBLEMS:
+        return None
+
+
+def columns(events: Sequence[Event]) -> RawEvents:
+    """The events as columns.
+
+    Raises:
+        Inexact: times need their digits.
+        ValueError, TypeError, OverflowError: an event misses what it needs, or a number of it is beyond 64 bits.
+    """
+    complete = [event for event in events if event.ph == "X"]
+    categories = [event.cat for event in complete]
+    if not NUMBERS.keys() >= (distinct := set(categories)):
+        complete = [event for event in complete if event.cat in NUMBERS]
+        categories = [event.cat for event in complete]
+    names, name = numbered([event.name for event in complete])
+    if None in names:
+        raise ValueError("an event has no name")
+    shapes, shape = _shapes(complete)
+    changes = [event for event in events if event.ph == "i" and event.name == MEMORY]
+    placed = [event for event in changes if event.args is not None and event.args.address is not None]
+    start_ns, duration_ns = _times(complete)
+    return RawEvents(
+        names=tuple(str(each) for each in names),
+        name=name,
+        category=np.fromiter(map(NUMBERS.__getitem__, categories), dtype=np.int8, count=len(categories)),
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        process=_places([event.pid for event in complete]),
+        thread=_places([event.tid for event in complete]),
+        correlation=_column([ABSENT if event.args is None else event.args.correlation for event in complete]),
+        shapes=shapes,
+        shape=shape,
+        said=tuple(_said(complete)),
+        allocations=_allocations(placed),
+        without_address=len(changes) - len(placed),
+        unknown=frozenset(distinct - KNOWN),
+        unread_phases=frozenset({event.ph for event in events} - PHASES),
+    )
+
+
+def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    raws = [NOTHING if event.args is None else event.args.shape for event in complete]
+    # Joining and splitting is twice as fast as a call of bytes() for each; JSON has no zero byte.
+    texts = b"\0".join(raws).split(b"\0") if raws else []
+    if not any(texts):
+        texts = [b"" if event.args is None else bytes(event.args.shape_of_2021) for event in complete]
+    distinct, number = numbered_but(b"", texts)
+    return tuple(str(text, "utf-8") for text in distinct), number
+
+
+def _times(events: Sequence[Event]) -> tuple[Times, Times]:
+    """Starts and durations in nanoseconds."""
+    if written := [event for event in events if isinstance(event, Written)]:
+        return of_digits([bytes(event.ts) for event in written], [bytes(event.dur) for event in written])
+    return of_numbers([event.ts for event in events]), of_numbers([event.dur for event in events])
+
+
+def _places(values: Sequence[int | str | None]) -> NDArray[np.int64]:
+    """Processes and threads; in 2021 they were texts such as "stream 7"."""
+    if any(isinstance(value, str) for value in set(values)):
+        return _column([value if isinstance(value, int) else int(str(value).rpartition(" ")[2]) for value in values])
+    return _column(values)
+
+
+def _said(events: Sequence[Event]) -> Iterator[tuple[int, Said]]:
+    args = [event.args for event in events]
+    for row, each in enumerate(args):
+        if each is not None and each.collective is not None:
+            yield row, Said(**{field: getattr(each, field) for field in Said.__struct_fields__})
+
+
+def _allocations(events: Sequence[Event]) -> Allocations:
+    """Of changes that have an address."""
+    if not events:
+        return NO_ALLOCATIONS
+    args = [event.args for event in events if event.args is not None]
+    addresses = [each.address for each in args if each.address is not None]
+    changes = [each.change_bytes for each in args if each.change_bytes is not None]
+    if len(changes) < len(events):
+        raise ValueError("a change of memory has no size")
+    if written := [event for event in events if isinstance(event, Written)]:
+        time_ns, _ = of_digits([bytes(event.ts) for event in written], [])
+    else:
+        time_ns = of_numbers([event.ts for event in events])
+    return Allocations(
+        time_ns=time_ns,
+        address=np.array([address % 2**64 for address in addresses], dtype=np.uint64),
+        change_bytes=_column(changes),
+        allocated_bytes=_column([each.allocated_bytes for each in args]),
+        device=np.array([each.device if each.device_type else ABSENT for each in args], dtype=np.int16),
+        thread=_column([event.tid if isinstance(event.tid, int) else ABSENT for event in events]),
+    )
+
+
+def _column(values: Sequence[object]) -> NDArray[np.int64]:
+    return np.fromiter(values, dtype=np.int64, count=len(values))

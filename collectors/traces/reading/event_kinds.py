@@ -1,0 +1,170 @@
+"""What is wrong with the events of a trace, in words: what of them is left out, and what is kept with a remark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.event_names import GLOO, HOST_COMPUTE, STEPS, is_communication
+from collectors.traces.intervals import Times
+from collectors.traces.reading.raw_events import ALLOCATION_COLUMNS, CATEGORIES, PLAIN_COLUMNS, RawEvents
+from collectors.traces.timeline import KINDS, Kind, stream_name
+
+# What kind each event is of, by its category, its name and its place.
+
+Chosen = NDArray[np.bool_]
+
+_KIND_OF_CATEGORY: dict[str, Kind] = {
+    "cpu_op": "host",
+    "user_annotation": "host",
+    "kernel": "compute",
+    "gpu_memcpy": "copy",
+    "gpu_memset": "copy",
+    "cuda_sync": "wait",
+}
+"""The others are calls of a runtime or a driver."""
+
+_OF_A_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
+
+
+def devices(raw: RawEvents) -> NDArray[np.int64]:
+    """The numbers of the devices that do work in the trace.
+
+    A wait tells of none: kineto gives it device 0 where it has seen no kernel of the wait's context yet.
+    """
+    return np.unique(raw.process[np.isin(raw.category, _OF_A_DEVICE)])
+
+
+def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
+    """The kind of each event, as its index in `KINDS`; and whether the device has events of its own.
+
+    Where it has, be they copies alone, its kernels compute and communicate and the host's operators only issue them.
+    Without it, operators compute, except on gloo's own threads, where they serve communication. gloo's events
+    communicate wherever no kernel does: ranks that share a GPU meet over gloo.
+    """
+    is_device = bool(devices(raw).size)
+    kind = np.array([_number(_KIND_OF_CATEGORY.get(name, "launch")) for name in CATEGORIES], dtype=np.int8)[
+        raw.category
+    ]
+    is_host, is_kernel = kind == _number("host"), _is_of(raw, "kernel")
+    communicates = _named(raw, is_communication) & (is_kernel | _is_of(raw, "gpu_memcpy"))
+    communicates[[row for row, said in raw.said if is_kernel[row]]] = True
+    kind[communicates] = _number("communication")
+
+    is_gloo = is_host & _named(raw, lambda name: name.startswith(GLOO))
+    if not is_device:
+        # send and receive run on the caller's thread, which computes too.
+        is_apart = is_gloo & ~_named(raw, lambda name: name.startswith((f"{GLOO}send", f"{GLOO}recv")))
+        of_gloo = np.isin(raw.thread, np.unique(raw.thread[is_apart]))
+        kind[is_host & ~of_gloo & _named(raw, lambda name: HOST_COMPUTE.match(name) is not None)] = _number("compute")
+    if not (communicates & is_kernel).any():
+        kind[is_gloo] = _number("communication")
+    kind[is_host & _named(raw, lambda name: STEPS.match(name) is not None)] = _number("step")
+    return kind, is_device
+
+
+def _number(kind: Kind) -> int:
+    return KINDS.index(kind)
+
+
+def _is_of(raw: RawEvents, category: str) -> Chosen:
+    chosen: Chosen = raw.category == CATEGORIES.index(category)
+    return chosen
+
+
+def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Chosen:
+    """Per event whether the rule holds of its name; each name is asked once."""
+    chosen: Chosen = np.array([*map(rule, raw.names), False], dtype=np.bool_)[raw.name]
+    return chosen
+
+
+EARLIEST_UNIX_NS = 10**18
+"""The year 2001; clocks that show less do not show Unix's time."""
+
+LATEST_NS = int(np.iinfo(np.int64).max)
+
+ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communication", "copy"))
+
+
+def sound(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
+    """The events that end after they begin, moved to a clock that shows base_ns more; and lines on the others."""
+    latest_ns = LATEST_NS - max(base_ns, 0)
+    is_backward = raw.duration_ns < 0
+    is_sound = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
+    kept = raw.allocations.time_ns <= latest_ns
+    backward = int(is_backward.sum())
+    too_late = int((~is_sound).sum()) - backward + int((~kept).sum())
+    if backward or too_late:
+        rows = np.cumsum(is_sound) - 1
+        columns = {name: getattr(raw, name)[is_sound] for name in (*PLAIN_COLUMNS, "name", "shape")}
+        raw = replace(
+            raw,
+            said=tuple((int(rows[row]), said) for row, said in raw.said if is_sound[row]),
+            allocations=replace(
+                raw.allocations, **{name: getattr(raw.allocations, name)[kept] for name in ALLOCATION_COLUMNS}
+            ),
+            **columns,
+        )
+    np.add(raw.start_ns, base_ns, out=raw.start_ns)
+    moved = replace(raw, allocations=replace(raw.allocations, time_ns=raw.allocations.time_ns + base_ns))
+    lines = []
+    if backward:
+        lines.append(
+            "1 event that ends before it begins" if backward == 1 else f"{backward} events that end before they begin"
+        )
+    if too_late:
+        late = "1 event that ends" if too_late == 1 else f"{too_late} events that end"
+        lines.append(f"{late} later than 64 bits of nanoseconds can tell, counted from the trace's base")
+    return moved, tuple(lines)
+
+
+def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool) -> tuple[str, ...]:
+    """What whoever reads the figures of these events should know."""
+    lines = []
+    if raw.unknown:
+        names = ", ".join(f'"{name}"' for name in sorted(raw.unknown))
+        lines.append(f"events of categories that are not known: {names}")
+    if raw.unread_phases:
+        names = ", ".join(f'"{name}"' for name in sorted(raw.unread_phases))
+        lines.append(f"events of phases that are not read: {names}")
+    if raw.without_address:
+        changes = "1 change" if raw.without_address == 1 else f"{raw.without_address} changes"
+        lines.append(f"{changes} of memory without an address, as kineto wrote them in 2021")
+    calls = int((kind == KINDS.index("launch")).sum())
+    if calls and not is_device:
+        called = "1 call" if calls == 1 else f"{calls} calls"
+        lines.append(f"the device: it has no kernels, but {called} of its driver; the figures are of the host's work")
+    if is_device:
+        found = devices(raw).tolist()
+        if len(found) > 1:
+            gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
+            lines.append(f"none of its {len(found)} GPUs ({gpus}), though they are counted as one rank")
+        for number, count in _overlapping(raw.start_ns, raw.start_ns + raw.duration_ns, kind, stream):
+            early = (
+                "1 event on it begins before another ends"
+                if count == 1
+                else f"{count} events on it begin before others end"
+            )
+            lines.append(f"nothing of stream {stream_name(number)}, though {early}")
+    if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
+        lines.append("the base of its times: they count from a moment that it does not tell, and not Unix's")
+    return tuple(lines)
+
+
+def _overlapping(
+    start_ns: Times, end_ns: Times, kind: NDArray[np.int8], stream: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """Streams on which events of the device overlap, each with how many begin before an earlier one has ended."""
+    found = []
+    rows = np.flatnonzero(np.isin(kind, ONE_AFTER_THE_OTHER))
+    for number in np.unique(stream[rows]).tolist():
+        mine = rows[stream[rows] == number]
+        mine = mine[np.argsort(start_ns[mine], kind="stable")]
+        latest_ns = np.maximum.accumulate(end_ns[mine])
+        count = int((start_ns[mine][1:] < latest_ns[:-1]).sum())
+        if count:
+            found.append((number, count))
+    return found

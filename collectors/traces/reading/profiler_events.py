@@ -1,0 +1,101 @@
+"""From the events of a profiler in this process to the Timeline that its exported file would give, without the file.
+
+`prof.events()` and `key_averages()` build a tree that takes twenty times as long; the raw events do. Names are as the
+program gave them; kineto writes such as hold a quotation mark, a backslash, a tab or a letter beyond ASCII otherwise,
+or not at all. Of a `record_function` that is still open when the profiler stops, the two may tell different ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from collectors.traces.event_names import RECORD
+from collectors.traces.reading.raw_events import CATEGORIES, RawEvents, Said
+from collectors.traces.reading.reader import timeline
+from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, About, Allocations, Timeline, numbered, numbered_but
+
+NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
+OF_HOST = (CATEGORIES.index("cpu_op"), CATEGORIES.index("user_annotation"))
+KERNEL = CATEGORIES.index("kernel")
+LONGEST_LIST = 30
+"""Of a list of more tensors kineto writes no sizes: TENSOR_LIST_DISPLAY_LENGTH_LIMIT of torch's profiler."""
+
+
+class Event(Protocol):
+    """What is read of a kineto event; `torch.profiler` gives such."""
+
+    def name(self) -> str: ...
+    def activity_type(self) -> str: ...
+    def start_ns(self) -> int: ...
+    def end_ns(self) -> int: ...
+    def device_index(self) -> int: ...
+    def device_resource_id(self) -> int: ...
+    def correlation_id(self) -> int: ...
+    def linked_correlation_id(self) -> int: ...
+    def structured_input_shapes(self) -> Sequence[object]: ...
+    def extra_meta(self) -> Mapping[str, str]: ...
+
+
+def read_events(
+    events: Iterable[Event],
+    *,
+    rank: int,
+    allocations: Allocations = NO_ALLOCATIONS,
+    about: About | None = None,
+) -> Timeline:
+    """The Timeline of these events. allocations: see `tree_memory`; the events do not hold them."""
+    rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
+    kept = [event for _, event in rows]
+    names, name = numbered([event.name() for event in kept])
+    shapes, shape = numbered_but("", [_shape(category, event) for category, event in rows])
+    start_ns = np.array([event.start_ns() for event in kept], dtype=np.int64)
+    raw = RawEvents(
+        names=names,
+        name=name,
+        category=np.array([category for category, _ in rows], dtype=np.int8),
+        start_ns=start_ns,
+        duration_ns=np.array([event.end_ns() for event in kept], dtype=np.int64) - start_ns,
+        process=np.array([event.device_index() for event in kept], dtype=np.int64),
+        thread=np.array([event.device_resource_id() for event in kept], dtype=np.int64),
+        correlation=np.array(
+            [ABSENT if category in OF_HOST else event.correlation_id() for category, event in rows], dtype=np.int64
+        ),
+        shapes=shapes,
+        shape=shape,
+        said=tuple(sorted(_said(rows).items())),
+        allocations=allocations,
+        without_address=0,
+        unknown=frozenset(),
+        unread_phases=frozenset(),
+    )
+    return timeline(raw, rank=rank, about=About() if about is None else about)
+
+
+def _shape(category: int, event: Event) -> str:
+    """The sizes of an operator's inputs as kineto writes them; "" where there are none."""
+    sizes = event.structured_input_shapes() if category in OF_HOST else ()
+    return str([[] if _is_long(each) else each for each in sizes]) if sizes else ""
+
+
+def _is_long(sizes: object) -> bool:
+    """Whether these are the sizes of the tensors of a list that is so long that kineto leaves them out."""
+    return isinstance(sizes, list) and len(sizes) > LONGEST_LIST and isinstance(sizes[0], list)
+
+
+def _said(rows: Sequence[tuple[int, Event]]) -> dict[int, Said]:
+    """What operators say of their collectives, and after them the kernels that they launched, as kineto copies it."""
+    said: dict[int, Said] = {}
+    by_operator: dict[int, Said] = {}
+    for row, (category, event) in enumerate(rows):
+        if category in OF_HOST and event.name() == RECORD and "Collective name" in (meta := event.extra_meta()):
+            words = {key: value.strip('"') for key, value in meta.items()}
+            said[row] = msgspec.convert({**words, "External id": event.correlation_id()}, Said, strict=False)
+            by_operator[event.correlation_id()] = said[row]
+    for row, (category, event) in enumerate(rows):
+        if category == KERNEL and by_operator and (its := by_operator.get(event.linked_correlation_id())):
+            said[row] = its
+    return said

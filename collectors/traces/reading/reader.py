@@ -1,0 +1,264 @@
+"""A trace's file, as kineto has written them since 2021, read into a Timeline in chunks of it.
+
+Exact: nanoseconds come from the decimal digits. What of a trace cannot be used is named in its about.left_out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times
+from collectors.traces.reading import decoders as python_decoder
+from collectors.traces.reading.collective_args import collectives
+from collectors.traces.reading.damaged_json import likely_boundary, split
+from collectors.traces.reading.event_kinds import devices, kinds, remarks, sound
+from collectors.traces.reading.json_chunks import Window, open_text, write_null
+from collectors.traces.reading.metadata import Around, NoEvents, Surroundings, go_to_events, surroundings, tail
+from collectors.traces.reading.raw_events import ON_DEVICE, Decoder, RawEvents, Rows
+from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Allocations, Call, Timeline
+
+# From the events of a whole trace to its Timeline: told apart, put in order, and their texts renumbered.
+
+Order = NDArray[np.intp]
+
+T = TypeVar("T", bound=np.generic)
+
+
+def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Timeline:
+    """The Timeline of these events, whose times count from base_ns. What is wrong with them is added to left_out.
+
+    The events are given up: their columns are put in order where they are, so that they are never there twice.
+    """
+    raw, left_out = sound(raw, base_ns)
+    kind, is_device = kinds(raw)
+    spoken = list(collectives(raw, kind, about.groups))
+    stream = _streams(raw)
+    left_out += remarks(raw, kind, stream, is_device)
+    end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
+    order = _order(raw, kind, stream, end_ns)
+    call = np.full(kind.size, ABSENT, dtype=np.int32)
+    sequence = raw.process  # Streams tell the device by now, so that this column is free for another.
+    sequence[:] = ABSENT
+    numbers: dict[Call, int] = {}
+    for each in spoken:
+        call[each.row] = numbers.setdefault(each.call, len(numbers))
+        sequence[each.row] = each.sequence
+    names, name = _by_appearance(raw.names, raw.name[order])
+    shapes, shape = _by_appearance(raw.shapes, raw.shape[order])
+    calls, call = _by_appearance(tuple(numbers), call[order])
+    return Timeline(
+        rank=rank,
+        is_device=is_device,
+        names=names,
+        name=name,
+        kind=_ordered(kind, order),
+        start_ns=_ordered(raw.start_ns, order),
+        end_ns=_ordered(end_ns, order),
+        stream=_ordered(stream, order),
+        correlation=_ordered(raw.correlation, order),
+        calls=calls,
+        call=call,
+        sequence=_ordered(sequence, order),
+        shapes=shapes,
+        shape=shape,
+        allocations=_by_time(raw.allocations),
+        about=replace(about, left_out=(*about.left_out, *left_out)),
+    )
+
+
+def _streams(raw: RawEvents) -> NDArray[np.int64]:
+    """Threads and streams; where a trace has several devices, a stream's number has the device's above its 32 bits.
+
+    A wait of no stream, or of a device that does no work, keeps the number that it has.
+    """
+    found = devices(raw)
+    if found.size <= 1:
+        return raw.thread
+    is_told = np.isin(raw.category, ON_DEVICE) & np.isin(raw.process, found) & (raw.thread >= 0)
+    return np.where(is_told, raw.thread + (raw.process << STREAM_BITS), raw.thread)
+
+
+def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], end_ns: Times) -> Order:
+    """By start, then the longer first; beyond that by what an event is, since files and profilers order otherwise."""
+    order: Order = np.argsort(raw.start_ns, kind="stable")
+    starts = raw.start_ns[order]
+    is_tied = np.zeros(order.size, dtype=np.bool_)
+    is_tied[1:] = starts[1:] == starts[:-1]
+    is_tied[:-1] |= is_tied[1:]
+    if is_tied.any():
+        places, rows = np.flatnonzero(is_tied), order[is_tied]
+        alphabetical = np.empty(len(raw.names) + 1, dtype=np.int64)
+        alphabetical[sorted(range(len(raw.names)), key=raw.names.__getitem__)] = np.arange(len(raw.names))
+        keys = (alphabetical[raw.name], raw.correlation, stream, kind, -end_ns, raw.start_ns)
+        order[places] = rows[np.lexsort([key[rows] for key in keys])]
+    return order
+
+
+def _ordered(column: NDArray[T], order: Order) -> NDArray[T]:
+    column[:] = column[order]
+    return column
+
+
+def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tuple[Any, ...], NDArray[np.int32]]:
+    """Those that are there, in the order in which they first are, and the numbers that they then have."""
+    first = np.full(len(things) + 1, number.size, dtype=np.int64)
+    # Written from the last on, so that what stays is the first.
+    first[number[::-1]] = np.arange(number.size - 1, -1, -1)
+    first[ABSENT] = number.size
+    kept = [each for each in np.argsort(first, kind="stable").tolist() if first[each] < number.size]
+    moved = np.full(len(things) + 1, ABSENT, dtype=np.int32)
+    moved[kept] = np.arange(len(kept), dtype=np.int32)
+    return tuple(things[each] for each in kept), moved[number]
+
+
+def _by_time(allocations: Allocations) -> Allocations:
+    order = np.argsort(allocations.time_ns, kind="stable")
+    return Allocations(
+        time_ns=allocations.time_ns[order],
+        address=allocations.address[order],
+        change_bytes=allocations.change_bytes[order],
+        allocated_bytes=allocations.allocated_bytes[order],
+        device=allocations.device[order],
+        thread=allocations.thread[order],
+    )
+
+
+SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
+"""Of a chunk. What the decoder in Python makes of it has many times its size, and should stay in the caches."""
+
+DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
+"""In the order in which they are asked."""
+
+_RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
+
+
+class Unreadable(ValueError):
+    """The file is no trace, or holds nothing that can be read. at: the byte of its text where it broke."""
+
+    def __init__(self, path: Path, at: int, why: str) -> None:
+        super().__init__(f"{path}: byte {at}: {why}; a trace is JSON, or JSON.gz, as torch.profiler exports it")
+        self.path, self.at, self.why = path, at, why
+
+    def __reduce__(self) -> tuple[type[Unreadable], tuple[Path, int, str]]:
+        return type(self), (self.path, self.at, self.why)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Read:
+    """What was read of a file's events.
+
+    broken_at: where such begin as could not be. is_cut: the text ends before its events do. ends_at: where that is.
+    """
+
+    rows: Rows
+    broken_at: list[int]
+    is_cut: bool
+    ends_at: int
+
+
+def read_trace(
+    path: Path,
+    *,
+    rank: int | None = None,
+    decoders: Sequence[Decoder] = DECODERS,
+    chunk_bytes: int | None = None,
+) -> Timeline:
+    """The Timeline of the file. rank: in place of what the file says. chunk_bytes: None for what suits the decoders.
+
+    Raises:
+        Unreadable: it holds no event that can be read.
+        OSError: there is no such file, or it cannot be opened.
+    """
+    is_scanned = python_decoder.IS_BUILT and python_decoder.decode_by_scanner in decoders
+    with open_text(path) as file:
+        window = Window(file, size_bytes=chunk_bytes or (SCANNED_BYTES if is_scanned else PYTHON_BYTES))
+        try:
+            head, is_bare = go_to_events(window)
+        except NoEvents as error:
+            raise Unreadable(path, error.at, window.damage or str(error)) from None
+        events = _read_events(window, decoders, is_bare=is_bare)
+        behind = {} if events.is_cut else tail(window, is_bare=is_bare)
+    if not events.rows.count and (events.broken_at or events.is_cut):
+        raise Unreadable(path, min((*events.broken_at, events.ends_at)), window.damage or "no event of it can be read")
+    said = surroundings({**(head or {}), **(behind or {})})
+    told_rank, on_rank = _rank(path, rank, said)
+    left_out = [*_lost(events, head, behind, window.damage), *on_rank]
+    about = About(
+        world_size=said.world_size,
+        device_name=said.device_name,
+        host=said.host,
+        groups=said.groups,
+        left_out=tuple(left_out),
+        is_cut=events.is_cut,
+    )
+    return timeline(events.rows.whole(), rank=told_rank, about=about, base_ns=said.base_ns or 0)
+
+
+def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Read:
+    """All events, of which the first is at the window's start. is_bare: they may end without a bracket."""
+    found = _Read(rows=Rows(), broken_at=[], is_cut=False, ends_at=0)
+    is_end = False
+    while not is_end:
+        window.fill()
+        comma = likely_boundary(window)
+        raw = None if comma is None else _decoded(window, comma, decoders)
+        if raw is not None and comma is not None:
+            window.start = comma + 1
+        else:
+            exact = split(window)
+            raw, is_end = exact.raw, exact.is_end
+            found.is_cut = is_end and not exact.is_closed and not (is_bare and exact.is_whole)
+            found.broken_at.extend(exact.broken_at)
+            found.ends_at = exact.left_at
+        found.rows.add(raw)
+    return found
+
+
+def _decoded(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents | None:
+    """The events before a comma; None where no decoder knows what they are, or where it stands between no two."""
+    window.text[window.start - 1], window.text[comma] = b"[]"
+    raw = _asked(window, comma, decoders)
+    if raw is None and write_null(window.text, window.start, comma):
+        raw = _asked(window, comma, decoders)
+    window.text[comma] = ord(",")
+    return raw
+
+
+def _asked(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents | None:
+    with memoryview(window.text) as text, text[window.start - 1 : comma + 1] as chunk:
+        return next((raw for decode in decoders if (raw := decode(chunk)) is not None), None)
+
+
+def _rank(path: Path, rank: int | None, said: Surroundings) -> tuple[int, tuple[str, ...]]:
+    """The rank of the trace; and a line where nothing tells it."""
+    if rank is not None:
+        return rank, ()
+    if said.rank is not None:
+        return said.rank, ()
+    named = _RANK.search(path.name)
+    if named is not None:
+        return int(named[1]), ()
+    return 0, ("its rank, which neither it nor its file's name tells: it is taken for rank 0",)
+
+
+def _lost(events: _Read, head: Around | None, behind: Around | None, damage: str | None) -> Iterator[str]:
+    if head is None:
+        yield "what stands before its events: it is no JSON"
+    if len(events.broken_at) == 1:
+        yield f"1 event that is no JSON, or misses what an event needs; it is at byte {events.broken_at[0]}"
+    elif events.broken_at:
+        count, first = len(events.broken_at), events.broken_at[0]
+        yield f"{count} events that are no JSON, or miss what an event needs; the first is at byte {first}"
+    if events.is_cut:
+        yield f"all that is behind byte {events.ends_at}, where it ends before its events do"
+    elif behind is None:
+        yield "what stands behind its events: it is no JSON"
+    if damage is not None:
+        yield f"what cannot be unpacked: {damage}"

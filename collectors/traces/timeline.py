@@ -1,0 +1,344 @@
+"""What ran when on one rank, as columns: a Timeline, which is kept and read without its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times, intersection, length_ns, union
+
+# What a rank allocated and freed while it was traced, as columns.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocations:
+    """One row each time a block of memory was taken or given back, by time.
+
+    time_ns: Unix time. address: of the block. change_bytes: above 0 taken, below 0 given back.
+    allocated_bytes: all that the allocator had handed out after it; -1 where the trace does not say.
+    device: the GPU's index; -1 for the host's memory.
+    thread: of the host that took it or gave it back, as the streams of a Timeline number it; -1 where it is not told.
+    """
+
+    time_ns: NDArray[np.int64]
+    address: NDArray[np.uint64]
+    change_bytes: NDArray[np.int64]
+    allocated_bytes: NDArray[np.int64]
+    device: NDArray[np.int16]
+    thread: NDArray[np.int64]
+
+
+NO_ALLOCATIONS = Allocations(
+    time_ns=np.empty(0, dtype=np.int64),
+    address=np.empty(0, dtype=np.uint64),
+    change_bytes=np.empty(0, dtype=np.int64),
+    allocated_bytes=np.empty(0, dtype=np.int64),
+    device=np.empty(0, dtype=np.int16),
+    thread=np.empty(0, dtype=np.int64),
+)
+
+
+# What the trace of a collective says of it: which one, over which ranks, and how much.
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of calling a collective; calls alike are one Call.
+
+    collective: as the catalogue calls it, such as all_reduce; of unlike names for one collective the same.
+    group: the name of the process group, alike on its ranks. ranks: those in it. group_size: how many they are, which
+    a trace may tell where it does not tell which.
+    dtype: of the elements, in torch's short names, such as bfloat16.
+    given_elements, filled_elements: of this rank's input and output.
+    peer: of a message, the other rank. None or empty: the trace does not say.
+    """
+
+    collective: str
+    group: str | None = None
+    ranks: tuple[int, ...] = ()
+    dtype: str | None = None
+    given_elements: int | None = None
+    filled_elements: int | None = None
+    peer: int | None = None
+    group_size: int | None = None
+
+
+Kind = Literal["compute", "communication", "copy", "host", "step", "launch", "wait"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""host: operators and annotations. launch: calls of the driver. wait: a stream, or the host, that waits for another."""
+
+ABSENT = -1
+"""In a column, what a span does not have; no span has it of its own."""
+
+STREAM_BITS = 32
+"""Of a stream's number; where a trace has several devices, the device's stands above them."""
+
+MOST_DEVICES = 1 << 10
+"""A number that tells of a device beyond these is a thread's: some systems number threads by addresses."""
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One event.
+
+    stream: a stream of the device, or a thread of the host.
+    correlation: shared by the launch and what it put on the device; None where there is none.
+    call, sequence: of communication, what it says of itself, and its number in its process group.
+    shape: of an operator, the sizes of its inputs as its trace writes them; "" where it says none.
+    """
+
+    name: str
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    stream: int
+    correlation: int | None = None
+    call: Call | None = None
+    sequence: int | None = None
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a trace says of its rank; None and empty where it does not.
+
+    groups: the ranks of each process group, by its name.
+    left_out: what of the trace could not be used, one line each.
+    is_cut: its file ends before its events do, where they stand in no order of time: any of them may be missing.
+    """
+
+    world_size: int | None = None
+    device_name: str | None = None
+    host: str | None = None
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All spans of one rank, by start; of those that start together the longer is first.
+
+    names, calls, shapes: each once. name, call, shape: per span its index there; kind: its index in `KINDS`.
+    start_ns, end_ns: Unix time. stream, correlation, sequence: see `Span`; `ABSENT` where it has none. Where a trace
+    has several devices, the device's number stands above a stream's 32 bits.
+    is_device: the spans of computation, communication and copies are a device's, not the host's.
+    """
+
+    rank: int
+    is_device: bool
+    names: tuple[str, ...]
+    name: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    start_ns: Times
+    end_ns: Times
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    calls: tuple[Call, ...]
+    call: NDArray[np.int32]
+    sequence: NDArray[np.int64]
+    shapes: tuple[str, ...]
+    shape: NDArray[np.int32]
+    allocations: Allocations = NO_ALLOCATIONS
+    about: About = field(default_factory=About)
+
+    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+        """Per span whether it is of the kind."""
+        chosen: NDArray[np.bool_] = self.kind == KINDS.index(kind)
+        return chosen
+
+    def intervals(self, kind: Kind) -> Times:
+        """When at least one span of the kind ran."""
+        chosen = self.of_kind(kind)
+        return union(self.start_ns[chosen], self.end_ns[chosen])
+
+    def busy_ns(self, kind: Kind) -> int:
+        """How long at least one span of the kind ran; overlapping spans count once."""
+        return length_ns(self.intervals(kind))
+
+    def overlap_ns(self, one: Kind, other: Kind) -> int:
+        """How long spans of both kinds ran."""
+        return length_ns(intersection(self.intervals(one), self.intervals(other)))
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Start and end of each whole step, in order."""
+        chosen = self.of_kind("step")
+        return [(int(start), int(end)) for start, end in zip(self.start_ns[chosen], self.end_ns[chosen], strict=True)]
+
+    def moved(self, offset_ns: int) -> Timeline:
+        """The same, on a clock that shows this much more."""
+        return replace(
+            self,
+            start_ns=self.start_ns + offset_ns,
+            end_ns=self.end_ns + offset_ns,
+            allocations=replace(self.allocations, time_ns=self.allocations.time_ns + offset_ns),
+        )
+
+
+def timeline_of(
+    spans: Iterable[Span],
+    *,
+    rank: int,
+    is_device: bool,
+    allocations: Allocations = NO_ALLOCATIONS,
+    about: About | None = None,
+) -> Timeline:
+    """The spans as columns."""
+    rows = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+    names = _numbered(span.name for span in rows)
+    calls = _numbered(span.call for span in rows if span.call is not None)
+    shapes = _numbered(span.shape for span in rows if span.shape)
+    kinds = {kind: number for number, kind in enumerate(KINDS)}
+    return Timeline(
+        rank=rank,
+        is_device=is_device,
+        names=tuple(names),
+        name=np.array([names[span.name] for span in rows], dtype=np.int32),
+        kind=np.array([kinds[span.kind] for span in rows], dtype=np.int8),
+        start_ns=np.array([span.start_ns for span in rows], dtype=np.int64),
+        end_ns=np.array([span.end_ns for span in rows], dtype=np.int64),
+        stream=np.array([span.stream for span in rows], dtype=np.int64),
+        correlation=_column(span.correlation for span in rows),
+        calls=tuple(calls),
+        call=np.array([ABSENT if span.call is None else calls[span.call] for span in rows], dtype=np.int32),
+        sequence=_column(span.sequence for span in rows),
+        shapes=tuple(shapes),
+        shape=np.array([shapes[span.shape] if span.shape else ABSENT for span in rows], dtype=np.int32),
+        allocations=allocations,
+        about=About() if about is None else about,
+    )
+
+
+def stream_name(stream: int) -> int | str:
+    """A stream as people call it: its number, and its device where the trace has several: "7 of GPU 3"."""
+    device, number = divmod(stream, 1 << STREAM_BITS)
+    return f"{number} of GPU {device}" if 0 < device < MOST_DEVICES else stream
+
+
+def _numbered(things: Iterable[T]) -> dict[T, int]:
+    return {thing: number for number, thing in enumerate(dict.fromkeys(things))}
+
+
+def _column(values: Iterable[int | None]) -> NDArray[np.int64]:
+    return np.array([ABSENT if value is None else value for value in values], dtype=np.int64)
+
+
+# Each distinct thing once, and the things as numbers of these.
+
+
+class _Numbers(dict[T, int]):
+    """A number for each distinct key, in the order in which they are first asked for."""
+
+    def __missing__(self, key: T) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+def numbered(things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
+    """The distinct ones in the order in which they first are, and the number of each."""
+    numbers = _Numbers[T]()
+    number = np.fromiter(map(numbers.__getitem__, things), dtype=np.int32, count=len(things))
+    return tuple(numbers), number
+
+
+def numbered_but(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
+    """The same, without those that equal `nothing`: they have the number `ABSENT`."""
+    distinct, number = numbered(things)
+    if nothing not in distinct:
+        return distinct, number
+    absent = distinct.index(nothing)
+    moved = np.arange(len(distinct), dtype=np.int32)
+    moved[absent:] -= 1
+    moved[absent] = ABSENT
+    return tuple(thing for thing in distinct if thing != nothing), moved[number]
+
+
+# A Timeline as a file of compressed columns, written and read.
+
+Field = TypeVar("Field")
+
+SCHEMA_VERSION = 2
+COLUMNS = ("name", "kind", "start_ns", "end_ns", "stream", "correlation", "call", "sequence", "shape")
+OF_VERSION_1 = ("name", "kind", "start_ns", "end_ns", "stream")
+ALLOCATIONS = tuple(field.name for field in fields(Allocations))
+
+
+def save(timeline: Timeline, path: Path) -> None:
+    """Write the Timeline into one file."""
+    columns = {name: getattr(timeline, name) for name in COLUMNS}
+    columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATIONS}
+    with path.open("wb") as file:
+        np.savez_compressed(
+            file,
+            schema_version=np.int64(SCHEMA_VERSION),
+            rank=np.int64(timeline.rank),
+            is_device=np.bool_(timeline.is_device),
+            names=_bytes(list(timeline.names)),
+            calls=_bytes(timeline.calls),
+            shapes=_bytes(timeline.shapes),
+            about=_bytes(asdict(timeline.about)),
+            **columns,
+        )
+
+
+def load(path: Path) -> Timeline:
+    """The Timeline of a file that `save` wrote.
+
+    Raises:
+        ValueError: a newer version wrote it.
+    """
+    # numpy leaves a file open that is no archive.
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        version = int(file["schema_version"])
+        if version > SCHEMA_VERSION:
+            raise ValueError(
+                f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads"
+            )
+        rank, is_device = int(file["rank"]), bool(file["is_device"])
+        if version == 1:
+            names = tuple(str(name) for name in file["names"])
+            columns = {name: file[name] for name in OF_VERSION_1}
+            absent = np.full(columns["name"].size, ABSENT, dtype=np.int64)
+            return Timeline(
+                rank=rank,
+                is_device=is_device,
+                names=names,
+                **columns,
+                correlation=absent,
+                calls=(),
+                call=absent.astype(np.int32),
+                sequence=absent,
+                shapes=(),
+                shape=absent.astype(np.int32),
+            )
+        return Timeline(
+            rank=rank,
+            is_device=is_device,
+            names=_decoded(file["names"], tuple[str, ...]),
+            calls=_decoded(file["calls"], tuple[Call, ...]),
+            shapes=_decoded(file["shapes"], tuple[str, ...]),
+            about=_decoded(file["about"], About),
+            **{name: file[name] for name in COLUMNS},
+            allocations=_allocations(file),
+        )
+
+
+def _allocations(file: Mapping[str, NDArray[Any]]) -> Allocations:
+    columns = {name: file[key] for name in ALLOCATIONS if (key := f"allocations_{name}") in file}
+    # Older files do not tell threads.
+    return Allocations(**{"thread": np.full(columns["time_ns"].size, ABSENT, dtype=np.int64), **columns})
+
+
+def _bytes(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(msgspec.json.encode(value), dtype=np.uint8)
+
+
+def _decoded(column: np.ndarray[tuple[int], np.dtype[np.uint8]], type_: type[Field]) -> Field:
+    return msgspec.json.decode(column.tobytes(), type=type_)

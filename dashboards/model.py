@@ -1,0 +1,122 @@
+"""What a dashboard, a panel and a query are, as plain data. Knows neither PromQL nor Grafana's own types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from collectors.metrics.metric import Metric
+
+# What a recording rule, an alert and a group of them are, as plain data.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A series that Prometheus computes and keeps under a name."""
+
+    record: str
+    expression: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """When to tell somebody, and what they should do.
+
+    hold_minutes: how long the expression must be true before anybody is told.
+    summary, description: Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`.
+    runbook: a page of ours, from the repository's root.
+    """
+
+    name: str
+    expression: str
+    hold_minutes: int
+    severity: str
+    summary: str
+    description: str
+    runbook: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rules that are evaluated together, in order; recordings come first."""
+
+    name: str
+    interval_minutes: int
+    recordings: tuple[Recording, ...]
+    alerts: tuple[Alert, ...]
+
+
+Bound = Literal["median", "low", "high"]
+Worst = Literal["highest", "lowest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One expression and how its series are called.
+
+    metric: what it shows; unit and definition come from there.
+    unit: differs from the metric's where the expression changes it, as a rate does.
+    bound: which end of an interval it is, or its middle; None where there is no interval.
+    """
+
+    metric: Metric
+    expression: str
+    legend: str
+    unit: str
+    bound: Bound | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One question within a dashboard's question.
+
+    worst: which end is worst, and so stands first in the legend.
+    goes_below_zero: else the axis begins at zero.
+    """
+
+    title: str
+    queries: tuple[Query, ...]
+    worst: Worst
+    goes_below_zero: bool = False
+
+    def __post_init__(self) -> None:
+        units = sorted({query.unit for query in self.queries})
+        if len(units) != 1:
+            raise ValueError(
+                f'panel "{self.title}" has the units {", ".join(units) or "of no query"}; it must have one'
+            )
+
+    @property
+    def unit(self) -> str:
+        """The unit of all its queries, as the catalogue calls it."""
+        return self.queries[0].unit
+
+    @property
+    def description(self) -> str:
+        """The definition of each metric shown."""
+        metrics = {query.metric.name: query.metric for query in self.queries}
+        return "\n\n".join(f"`{name}`: {metric.help}" for name, metric in metrics.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A choice at the top of a dashboard; query lists what may be chosen."""
+
+    name: str
+    label: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """One question, which is the title, and the panels that answer it.
+
+    name: stays when the title changes; the rendered file and Grafana's address are called after it.
+    """
+
+    name: str
+    title: str
+    summary: str
+    variables: tuple[Variable, ...]
+    panels: tuple[Panel, ...]

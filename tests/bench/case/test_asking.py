@@ -1,0 +1,92 @@
+"""From the words of a command line and the GPUs of a machine to a case, or to one line that says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.case import Case, find_card
+from bench.case_args import Asked, asked_case
+from bench.errors import Misuse
+from bench.machine.device_checks import TorchBuild
+from bench.machine.gpus import Gpus, read_gpus
+from tests.bench.made.recorded_nvml import RecordedNvml
+
+FOUR = RecordedNvml(names=("A", "B", "C", "D"))
+
+
+def _gpus(visible: str | None = None, nvml: RecordedNvml = FOUR) -> Gpus:
+    return read_gpus(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def _case(gpus: Gpus, strategy: str = "ddp", **said: Any) -> Case:
+    words: dict[str, Any] = {"ranks": None, "device": None, "backend": None, "options": (), **said}
+    asked = Asked(
+        shape_name="tiny",
+        dimensions={"batch": 8},
+        precision="fp32",
+        threads=1,
+        trials=1,
+        steps=1,
+        warm_up=0,
+        trace_steps=0,
+        seed=0,
+        cores=2,
+        gpus=gpus,
+        torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
+        **words,
+    )
+    return asked_case(find_card(strategy), asked)
+
+
+def test_a_case_takes_the_gpus_that_can_be_used() -> None:
+    case = _case(_gpus("GPU-2abc,1"))
+    assert (case.device, case.backend, case.ranks) == ("cuda", "nccl", 2)
+
+
+def test_without_a_gpu_a_case_is_for_the_cpu() -> None:
+    case = _case(_gpus(nvml=RecordedNvml(is_without_library=True)))
+    assert (case.device, case.backend, case.ranks) == ("cpu", "gloo", 2)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("visible", ["9", "0,9", "gpu0", "1,1", "GPU-9", "MIG-9"])
+def test_a_variable_that_names_what_is_not_there_is_refused_where_gpus_may_be_meant(
+    visible: str, device: str | None
+) -> None:
+    with pytest.raises(Misuse) as caught:
+        _case(_gpus(visible), device=device)
+    assert str(caught.value).startswith(f'CUDA_VISIBLE_DEVICES is "{visible}"')
+    assert str(caught.value).endswith("; set it right, or take --device cpu")
+
+
+@pytest.mark.parametrize("visible", ["9", "", "1,1"])
+def test_a_case_on_the_cpu_is_not_bothered_by_what_hides_gpus(visible: str) -> None:
+    assert _case(_gpus(visible), device="cpu").device == "cpu"
+
+
+def test_gpus_hidden_on_purpose_leave_the_cpu_to_a_case_that_names_no_device() -> None:
+    assert _case(_gpus("")).device == "cpu"
+    with pytest.raises(Misuse, match="no GPU can be used: CUDA_VISIBLE_DEVICES is"):
+        _case(_gpus(""), device="cuda")
+
+
+def test_more_ranks_than_gpus_is_refused_on_nccl_with_what_hides_the_others() -> None:
+    with pytest.raises(Misuse) as caught:
+        _case(_gpus("2"), ranks=2)
+    assert str(caught.value) == (
+        'ranks is 2 and NCCL wants a GPU for each; 1 can be used: CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s);'
+        " take --ranks 1, or --backend gloo, which shares where no messages are sent"
+    )
+
+
+def test_ranks_share_a_gpu_on_gloo() -> None:
+    assert _case(_gpus("2"), ranks=2, backend="gloo").ranks == 2
+
+
+def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
+    split = RecordedNvml(names=("A",), slices={0: ("MIG-a", "MIG-b")})
+    assert _case(_gpus(nvml=split), "single").ranks == 1
+    with pytest.raises(Misuse, match=r"1 can be used: MIG splits GPU 0.*NCCL joins no slices"):
+        _case(_gpus("MIG-a,MIG-b", split), ranks=2)

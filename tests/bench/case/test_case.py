@@ -1,0 +1,140 @@
+"""A case is checked at the door, and says what it is comparable with."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.case import check, find_card, one_rank_baseline, parse_options
+from bench.errors import Misuse
+from bench.rank.fault_injection import Fault, parse_fault
+from tests.bench.made.examples import SMALL, small_case
+from workloads.registry import card_of
+
+
+def _refused(message: str) -> pytest.RaisesExc[Misuse]:
+    return pytest.raises(Misuse, match=f"^{re.escape(message)}$")
+
+
+def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
+    with _refused('strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'):
+        find_card("dpp")
+
+
+def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
+    with _refused('strategy "zzz" is unknown (`observatory list` shows all)'):
+        find_card("zzz")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["overlap"], 'option "overlap" has no value; write overlap=VALUE'),
+        (["overlpa=true"], 'ddp has no option "overlpa"; did you mean "overlap"? (`observatory list ddp` shows all)'),
+        (["overlap=maybe"], 'ddp: option overlap is "maybe"; it may be true or false'),
+        (["clip=1", "clip=2"], "option clip is given twice; give it once"),
+    ],
+)
+def test_a_bad_option_is_refused_with_what_it_may_be(texts: list[str], message: str) -> None:
+    with _refused(message):
+        parse_options(card_of("ddp"), texts)
+
+
+def test_options_that_are_not_given_have_their_default() -> None:
+    values = parse_options(card_of("ddp"), ["bucket_mb=2"])
+    assert values == {option.name: option.default for option in card_of("ddp").options} | {"bucket_mb": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ranks": 0}, "ranks is 0; it must be 1 or more"),
+        ({"trials": 0}, "trials is 0; it must be 1 or more"),
+        ({"steps": 0}, "steps is 0; it must be 1 or more"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; it must be 9223372036854775807 or less"),
+        ({"warm_up": -1}, "warm-up is -1; it must be 0 or more"),
+        ({"ranks": 3}, "ddp: batch 4 cannot be shared equally by 3 data ranks; --batch 3 or 6 would fit"),
+        (
+            {"options": {"accumulate": 4}},
+            "ddp: batch 4 cannot be shared equally by 2 data ranks x accumulate 4; --batch 8 would fit",
+        ),
+        ({"backend": "nccl"}, "backend nccl needs --device cuda; on the CPU it is gloo"),
+        (
+            {"options": {"compile": "default", "bucket_mb": 0.5}},
+            "ddp: option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB",
+        ),
+    ],
+)
+def test_a_case_that_cannot_run_is_refused_with_what_would(fields: dict[str, Any], message: str) -> None:
+    with _refused(message):
+        check(small_case(**fields))
+
+
+def test_single_refuses_a_second_rank() -> None:
+    with _refused("single: ranks is 2; it needs 1 rank; cpu or cuda"):
+        check(small_case("single", ranks=2))
+
+
+def test_a_key_changes_with_what_is_measured_and_not_with_how_often() -> None:
+    case = small_case()
+    assert replace(case, trials=9, steps=9, warm_up=9, trace_steps=9, seed=9).key() == case.key()
+    changed = [
+        replace(case, version=2),
+        replace(case, ranks=4),
+        replace(case, precision="bf16"),
+        replace(case, threads=2),
+        replace(case, model=replace(SMALL, batch=8)),
+        replace(case, options={**case.options, "overlap": False}),
+    ]
+    assert len({other.key() for other in [case, *changed]}) == len(changed) + 1
+
+
+def test_a_key_does_not_depend_on_the_order_of_options() -> None:
+    case = small_case()
+    assert replace(case, options=dict(reversed(list(case.options.items())))).key() == case.key()
+
+
+def test_a_key_goes_on_where_an_option_was_added_at_its_default() -> None:
+    """The key as it was written when single had these options and no others."""
+    of_before = (
+        '{"backend":"gloo","device":"cpu","model":{"batch":4,"heads":2,"kv_heads":1,"layers":2,"mlp_width":32,'
+        '"sequence":8,"vocabulary":32,"width":16},"options":{"accumulate":1,"checkpoint":"none","clip":1.0,'
+        '"compile":"none","learning_rate":0.0003,"loader_delay_ms":0.0,"lr_rule":"base","lr_warm_up":0,"workers":1},'
+        '"precision":"fp32","ranks":1,"strategy":"single","threads":1,"version":1}'
+    )
+    assert small_case("single", ranks=1).key() == of_before
+
+
+def test_a_strategy_that_is_no_more_still_has_its_key() -> None:
+    case = replace(small_case(), strategy="gone")
+    assert json.loads(case.key())["options"] == case.options
+
+
+def test_the_weak_baseline_has_one_ranks_work_and_the_strong_one_all_of_it() -> None:
+    case = small_case(ranks=2)
+    weak, strong = one_rank_baseline(case, "weak"), one_rank_baseline(case, "strong")
+    assert weak is not None
+    assert strong is not None
+    assert (weak.strategy, weak.ranks, weak.shape.batch) == ("single", 1, 2)
+    assert (strong.strategy, strong.ranks, strong.shape.batch) == ("single", 1, 4)
+    assert "overlap" not in weak.options
+
+
+def test_a_fault_is_read_from_its_text() -> None:
+    assert parse_fault("hang@1:3", ranks=2, steps=4) == Fault(kind="hang", rank=1, step=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("hang", "is not KIND@RANK:STEP"),
+        ("sing@0:1", "KIND is one of raise"),
+        ("kill@2:0", "ranks are 0 to 1"),
+        ("kill@1:4", "steps are 0 to 3, warm-up included"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(text: str, part: str) -> None:
+    with pytest.raises(Misuse, match=re.escape(part)):
+        parse_fault(text, ranks=2, steps=4)

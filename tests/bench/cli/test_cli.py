@@ -1,0 +1,219 @@
+"""The command line answers with one line and the right exit code, and loads no more than it needs."""
+
+import errno
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from bench.cli import main
+from bench.errors import InfrastructureFailed, Misuse
+from workloads.registry import CARDS
+
+LIGHT = [
+    "--help",
+    "list",
+    "list --format json",
+    "list ddp",
+    "list --options",
+    "run --help",
+    "run ddp --device cpu --dry-run",
+    "completion bash",
+    "show --help",
+    "show",
+    "serve --help",
+    "analyse --help",
+    "doctor --help",
+    "dashboards --help",
+]
+
+
+def _observatory(arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from bench.cli.main import run; code = run(sys.argv[1:]);"
+        " print('torch' in sys.modules, code, file=sys.stderr)"
+    )
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+@pytest.mark.parametrize("arguments", LIGHT)
+def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
+    assert _observatory(arguments, tmp_path).stderr.splitlines()[-1] == "False 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("run dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'),
+        ("run ddp --ranks 0", "observatory: ranks is 0; it must be 1 or more"),
+        (
+            "run ddp --ranks 3",
+            "observatory: ddp: batch 8 cannot be shared equally by 3 data ranks; --batch 6 or 9 would fit",
+        ),
+        ("run ddp --shape huge", 'observatory: shape "huge" is unknown; it may be tiny, 125m, 1b, 8b, 70b'),
+        ("run ddp --heads 3", "observatory: shape tiny: width 128 is not divisible by heads 3"),
+        ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
+        (
+            "run ddp --device cuda",
+            "observatory: device is cuda and no NVIDIA driver is here; take --device cpu, or look at `nvidia-smi`",
+        ),
+        ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
+        ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
+        ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
+        ("rum", "observatory: No such command 'rum'. Did you mean 'run'? (`observatory --help`)"),
+        ("xyz", "observatory: No such command 'xyz'. (`observatory --help`)"),
+        ("show --limit 99999999999999999999", "observatory: Invalid value for '--limit': 99999999999999999999 is not"),
+        ("show --strategy dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"?'),
+        ("list --format xml", "observatory: Invalid value for '--format'"),
+        ("show nothing", 'observatory: run "nothing" is unknown'),
+    ],
+)
+def test_misuse_is_one_line_and_code_2(arguments: str, line: str, tmp_path: Path) -> None:
+    ended = _observatory(arguments, tmp_path)
+    *said, last = ended.stderr.splitlines()
+    assert last == "False 2"
+    assert len(said) == 1
+    assert said[0].startswith(line)
+    assert ended.stdout == ""
+
+
+def test_help_of_run_loads_nothing_that_measures_or_keeps(tmp_path: Path) -> None:
+    heavy = ("torch", "numpy", "scipy", "sqlalchemy", "rich.console", "workloads.registry", "bench.runner")
+    code = (
+        "import sys; from bench.cli.main import run; run(['run', '--help']);"
+        f" print(*(name for name in {heavy} if name in sys.modules), file=sys.stderr)"
+    )
+    environment = {"XDG_DATA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stderr.strip()) == (0, "")
+    assert "\nWhat runs:\n" in ended.stdout
+
+
+def test_help_lists_each_command_with_its_own_first_line() -> None:
+    context = click.Context(main.observatory)
+    for name, line in main.COMMANDS.items():
+        command = main.observatory.get_command(context, name)
+        assert command is not None
+        assert command.help is not None
+        assert command.help.splitlines()[0] == line
+        # Python 3.13 takes the indentation off a docstring, earlier versions leave it.
+        assert "Example:\n  observatory " in inspect.cleandoc(command.help)
+
+
+def test_list_as_json_has_each_strategy_with_its_options(tmp_path: Path) -> None:
+    listed = json.loads(_observatory("list --format json", tmp_path).stdout)
+    assert [card["name"] for card in listed] == [card.name for card in CARDS]
+    assert [len(card["options"]) for card in listed] == [len(card.options) for card in CARDS]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Misuse("that is not it"), 2),
+        (InfrastructureFailed("the disk is gone"), 4),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("no"), 70),
+        (MemoryError(), 4),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a" * 5000), 2),
+        (OSError(errno.EACCES, "Permission denied", "/root/x"), 4),
+        (OSError(errno.EMFILE, "Too many open files"), 4),
+        (OSError(errno.EBADF, "Bad file descriptor"), 70),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_kind_of_error_has_its_exit_code(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command(name="broken")
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(main.observatory, "get_command", lambda context, name: broken)
+    assert main.run(["list"]) == code
+    said = capsys.readouterr().err.strip().splitlines()  # After ^C click ends the terminal's line first.
+    assert len(said) == 1
+    assert said[0].startswith("observatory: ")
+    assert len(said[0]) < 300
+
+
+def test_our_own_bug_leaves_a_crash_file_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def explode(context: click.Context, name: str) -> click.Command:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr(main.observatory, "get_command", explode)
+    assert main.run(["show", "--store", "postgresql://me:hunter2@host/name", "\udcff"]) == 70  # A byte that is no text.
+    line = capsys.readouterr().err
+    found = re.search(r"(\S+\.txt)", line)
+    assert found is not None
+    text = Path(found.group(1)).read_text()
+    assert "ZeroDivisionError: no" in text
+    assert "postgresql://" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("command", ["list", "list --format json", "--help"])
+def test_a_reader_that_has_enough_is_no_failure(command: str, tmp_path: Path) -> None:
+    line = f"{sys.executable} -P -m bench {command} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_standard_output_is_no_bug_of_ours(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here, which is a disk that is always full")
+    line = f"{sys.executable} -P -m bench list --format json > /dev/full"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("observatory: the disk is full")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("errors", ["2>/dev/full", "2>&-"])
+def test_serve_ends_in_order_although_nobody_can_be_told(errors: str, tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -P -m bench serve --port 0 {errors}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    with subprocess.Popen(["bash", "-c", line], env=environment) as server:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(timeout=4)  # It serves, and did not end by itself.
+        server.terminate()
+        assert server.wait(timeout=60) == 0
+
+
+def test_without_a_command_the_help_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "\nCommands:\n  list " in said.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_is_no_bug_of_ours(closed: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -P -m bench list {closed}', sys.executable],
+        timeout=120,
+        check=False,
+        capture_output=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )
+    assert ended.returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,136 @@
+"""`observatory run` before it runs: help in groups, what it would do, and what it says while it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bench import case
+from bench.cli import main
+from bench.cli.run import ENGINE_NAMES, GROUPS, PORT, SEED, USUAL, command
+from bench.engines.local import ENGINES
+from bench.exporter.server import PORT as SERVED_PORT
+from bench.runs.history import History
+from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE
+from tests.bench.made.examples import make_machine, make_summary
+from workloads.registry import CARDS
+
+DRY = ["run", "--device=cpu", "--dry-run"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's home, empty."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_each_option_stands_in_one_group_of_the_help() -> None:
+    options = [parameter.name for parameter in command.params if isinstance(parameter, click.Option)]
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(str(name) for name in options)
+    said = CliRunner().invoke(command, ["--help"]).output
+    places = [said.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+
+
+def test_what_help_does_not_load_is_as_it_is_told() -> None:
+    assert list(ENGINES) == list(ENGINE_NAMES)
+    assert PORT == SERVED_PORT
+    assert (USUAL, SEED) == (case.USUAL, case.SEED)
+
+
+@pytest.mark.parametrize("strategy", [card.name for card in CARDS])
+def test_a_dry_run_says_what_each_rank_would_hold_and_leaves_nothing(
+    strategy: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*DRY, strategy, "--format", "json"]) == main.FINE
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["case"]["strategy"] == strategy
+    assert [row["rank"] for row in found["ranks"]] == list(range(found["case"]["ranks"]))
+    assert all(row["at_least"] >= 0 for row in found["ranks"])
+    assert list(home.iterdir()) == []
+
+
+def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*DRY, "ddp", "--ranks", "1,2"]) == main.FINE
+    said = capsys.readouterr()
+    rows = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert any(row.startswith("1 data 1 4 3.50 MiB 3.50 MiB 7.01 MiB ") for row in rows)
+    assert "a step's all_reduce over data: 3.50 MiB, 1 call(s)" in rows
+    assert rows[-1] == "nothing was started, and nothing written"
+    assert said.err == ""
+    assert list(home.iterdir()) == []
+
+
+def test_a_dry_run_refuses_what_a_run_would(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*DRY, "ddp", "--ranks", "3"]) == main.MISUSE
+    assert "batch 8 cannot be shared equally by 3 data ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [("nobody", 'run "nobody" is unknown'), ("run-a", "baseline (ddp, ranks 2) has not fewer ranks than the run")],
+)
+def test_a_dry_run_refuses_a_baseline_that_is_none(
+    run: str, line: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = f"sqlite:///{home / 'history.sqlite'}"
+    with History(store) as history:
+        history.add(make_summary("run-a"), make_machine())
+    assert main.run([*DRY, "ddp", "--ranks", "2", "--baseline", run, "--store", store]) == main.MISUSE
+    assert line in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_check_tells_of_all_that_it_compares(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*DRY, "ddp", "--ranks", "2", "--check-convergence", "--format", "json"]) == main.FINE
+    found = json.loads(capsys.readouterr().out)
+    assert [document["case"]["strategy"] for document in found] == ["single", "single", "ddp"]
+    assert list(home.iterdir()) == []
+
+
+def test_a_dry_run_shows_no_password(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, "postgresql://me:hush@db/runs")
+    assert main.run([*DRY, "ddp"]) == main.FINE
+    said = capsys.readouterr()
+    assert "hush" not in said.out + said.err
+    assert "@db/runs" in said.out
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["run", "ddp", "--device=cpu"], ["show", "x"], ["serve", "--port=0"]])
+def test_a_password_of_a_store_that_cannot_be_reached_is_told_nobody(
+    arguments: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, "mysql://me:hush@localhost:1/runs")
+    assert main.run(arguments) == main.INFRASTRUCTURE
+    said = capsys.readouterr()
+    assert "mysql" in said.err
+    assert "hush" not in said.out + said.err
+
+
+def test_runs_and_history_are_where_the_environment_says(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, f"sqlite:///{home / 'told.sqlite'}")
+    monkeypatch.setenv(RUNS_VARIABLE, str(home / "told"))
+    for name in ("told", "said"):
+        with History(f"sqlite:///{home / name}.sqlite") as history:
+            history.add(make_summary(f"run-{name}"), make_machine())
+    assert main.run(["show", "run-"]) == main.FINE
+    assert "run-told: done" in capsys.readouterr().out
+    assert not (home / "parallel-observatory").exists()
+    assert main.run([*DRY, "ddp"]) == main.FINE
+    assert f"kept in {home / 'told'} and sqlite:///{home / 'told.sqlite'}" in capsys.readouterr().out
+    assert main.run(["show", "run-", "--store", f"sqlite:///{home / 'said.sqlite'}"]) == main.FINE
+    assert "run-said: done" in capsys.readouterr().out  # What is said goes first.
+
+
+def test_to_be_quiet_and_verbose_at_once_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*DRY, "ddp", "-q", "-v"]) == main.MISUSE
+    assert "--quiet and --verbose cannot be together" in capsys.readouterr().err

@@ -1,0 +1,181 @@
+"""The demonstration feeds every panel and alert, stays valid, and never passes for the truth."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import pairwise
+
+import pytest
+
+from bench.exporter.demo import (
+    BROKEN,
+    COOL_S,
+    DOWN_S,
+    HOT_S,
+    HOT_STEP_S,
+    LAP_S,
+    RANKS,
+    STEP_S,
+    UP_S,
+    MadePorts,
+    MadeRanks,
+    MadeResults,
+    open_recorded_collectors,
+    steps_by,
+)
+from collectors.metrics import host
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.agent import RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.gpu_health import GPU_NVLINK_LINK_BYTES, GPU_XID_TIME
+from collectors.metrics.metric import Metric
+from collectors.metrics.rank import STEP_SECONDS, TOKENS
+from collectors.metrics.registry import METRICS
+from collectors.node.registry import Wanted
+from collectors.node.watch import NodeWatch
+from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
+from collectors.prometheus.exposition import Exporter, Owned
+from dashboards.render import DASHBOARDS, GROUPS
+from tests.collectors.nvml.nodes import FakeClock, replayed
+
+MADE_OF_THE_HOST = {host.HOST_INFINIBAND_INFO.name, host.HOST_INFINIBAND_BYTES.name, host.HOST_INFINIBAND_ERRORS.name}
+NAMES = {metric.name for metric in METRICS} - {metric.name for metric in host.METRICS} | MADE_OF_THE_HOST
+"""The rest of the host is this machine's, whatever it has."""
+QUERIED = {
+    name
+    for expression in (
+        *(query.expression for dashboard in DASHBOARDS for panel in dashboard.panels for query in panel.queries),
+        *(alert.expression for group in GROUPS for alert in group.alerts),
+        *(recording.expression for group in GROUPS for recording in group.recordings),
+    )
+    for name in re.findall(r"\bobservatory_[a-z0-9_]+", expression)
+    if name in NAMES
+}
+
+
+def _made(at_s: float) -> list[Owned]:
+    clock = FakeClock()
+    ranks = MadeRanks(clock_s=clock.seconds)
+    clock.now_s = at_s
+    return list(ranks.samples())
+
+
+def _values(metric: Metric, at_s: float) -> list[float]:
+    return [sample.value for sample, _ in _made(at_s) if sample.metric == metric.name]
+
+
+@pytest.fixture(scope="module")
+def shown() -> set[str]:
+    """The metrics of a whole lap, the agent's among them."""
+    clock, names = FakeClock(), set[str]()
+    with closing(NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns)) as nvml:
+        for at_s in range(0, 600, 60):
+            clock.now_s = float(at_s)
+            names |= {sample.metric for sample in nvml.read()}
+        while GPU_XID_TIME.name not in names:  # A thread of its own counts it.
+            names |= {sample.metric for sample in nvml.read()}
+    names |= {sample.metric for sample, _ in (*_made(0), *MadePorts().samples(), *MadeResults().samples())}
+    with NodeWatch(open_recorded_collectors, beat_s=60, on_notice=lambda text: None) as watch:
+        while not watch.node_samples():
+            time.sleep(0.01)
+        names |= {sample.metric for sample, _ in watch.samples()}
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(QUERIED))
+def test_what_a_panel_or_an_alert_asks_for_is_shown(name: str, shown: set[str]) -> None:
+    assert name in shown
+
+
+@pytest.mark.parametrize("per_nvlink", [True, False])
+def test_the_bytes_of_each_nvlink_are_shown_where_they_are_wanted(per_nvlink: bool) -> None:
+    with ExitStack() as stack:
+        opened = open_recorded_collectors(Wanted(beat_s=60, per_nvlink=per_nvlink))
+        for collector in opened:
+            stack.enter_context(closing(collector))
+        shown = [one for collector in opened for one in collector.read() if one.metric == GPU_NVLINK_LINK_BYTES.name]
+    links = {(one.labels["gpu"], one.labels["link"]) for one in shown}
+    assert links == ({(str(gpu), link) for gpu in range(RANKS + 1) for link in "01"} if per_nvlink else set())
+
+
+def test_the_allocators_account_of_a_made_rank_agrees_with_itself() -> None:
+    accounts = (
+        rank_metrics.ALLOCATED_BYTES,
+        rank_metrics.ACTIVE_BYTES,
+        rank_metrics.PEAK_BYTES,
+        rank_metrics.RESERVED_BYTES,
+    )
+    allocated, active, peak, reserved = (_values(metric, 0)[0] for metric in accounts)
+    split = _values(rank_metrics.INACTIVE_SPLIT_BYTES, 0)[0]
+    assert allocated <= active <= active + split <= reserved
+    assert allocated <= peak <= reserved
+
+
+def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None:
+    refused: list[str] = []
+    given = [*_made(0), *MadePorts().samples(), *MadeResults().samples()]
+    body, _ = Exporter(METRICS, [lambda: given], on_notice=refused.append).render("")
+    assert refused == []
+    assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(given)
+
+
+def test_run_and_results_are_called_a_demonstration() -> None:
+    called = [
+        sample.labels["run"]
+        for sample, _ in (*_made(0), *MadeResults().samples())
+        if sample.metric in {RUN_INFO.name, RESULT_INFO.name}
+    ]
+    assert called == ["demonstration"] * 3
+
+
+def test_the_run_takes_as_long_as_the_recording() -> None:
+    assert LAP_S == DURATION_S
+
+
+def test_counters_of_the_made_run_never_fall() -> None:
+    tokens = [_values(TOKENS, at_s) for at_s in range(0, 1900, 7)]
+    assert all(later >= earlier for earlier, later in pairwise(tokens))
+
+
+@pytest.mark.parametrize("begun_s", [0.0, 100.0, HOT_S - 10, HOT_S, 300.0, COOL_S - 10, COOL_S, LAP_S + HOT_S - 10])
+def test_steps_come_as_fast_as_their_time_says(begun_s: float) -> None:
+    def by_hand() -> Iterator[float]:
+        for tenth in range(200):
+            at_s = begun_s + tenth / 10
+            yield 0.1 / (HOT_STEP_S if HOT_S <= at_s % LAP_S < COOL_S else STEP_S)
+
+    assert steps_by(begun_s + 20) - steps_by(begun_s) == pytest.approx(sum(by_hand()))
+
+
+def test_all_ranks_are_as_slow_as_the_hot_gpu() -> None:
+    assert all(
+        hot > 1.2 * cool for hot, cool in zip(_values(STEP_SECONDS, 300), _values(STEP_SECONDS, 100), strict=True)
+    )
+
+
+def test_each_rank_is_on_a_gpu_of_its_own() -> None:
+    for metric in (RANK_GPU, RANK_GPU_MEMORY):
+        placed = [(owner["rank"], sample.labels["gpu"]) for sample, owner in _made(0) if sample.metric == metric.name]
+        assert placed == [(str(rank), str(rank)) for rank in range(RANKS)]
+
+
+def test_results_are_fresh_for_the_alerts() -> None:
+    made = MadeResults(now_s=lambda: 1e9)
+    completed = [sample.value for sample, _ in made.samples() if sample.metric == RUN_LAST_COMPLETION.name]
+    assert completed == [1e9 - 3600] * 2
+
+
+@pytest.mark.parametrize(("at_s", "is_up"), [(0.0, True), (DOWN_S, False), (UP_S, True), (LAP_S + DOWN_S, False)])
+def test_a_made_port_loses_its_link_in_each_lap(at_s: float, is_up: bool) -> None:
+    clock = FakeClock()
+    ports = MadePorts(clock_s=clock.seconds)
+    clock.now_s = at_s
+    shown = [sample for sample, _ in ports.samples()]
+    down = [sample.labels["device"] for sample in shown if sample.labels.get("state") == "DOWN"]
+    assert down == ([] if is_up else [BROKEN])
+    lost = [sample.value for sample in shown if sample.labels.get("kind") == "link_downed"]
+    assert lost == [0, 0, 0, at_s // LAP_S + (at_s % LAP_S >= DOWN_S)]

@@ -1,0 +1,187 @@
+"""What does not fit into memory is refused before anything is allocated, with the figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.case import Case
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.gpus import Gpu, GpuMemory, Holder
+from bench.machine.preflight import PROCESS_BYTES, check_memory, check_processes, least_bytes
+from tests.bench.made.examples import TINY, make_case, make_probe
+from workloads.cost_models.peak_memory import Prediction
+from workloads.cost_models.shape import PRESETS
+
+GIB = 1 << 30
+NONE_DIVIDED = 16
+"""Bytes a parameter: weights, gradients and two moments, all in fp32."""
+
+
+def gpu(index: int, memory_bytes: int | None = 80 * GIB) -> Gpu:
+    return Gpu(index=index, name="NVIDIA H100 80GB HBM3", uuid=f"GPU-{index}", memory_bytes=memory_bytes)
+
+
+def test_training_needs_its_states_at_the_least() -> None:
+    states_bytes = NONE_DIVIDED * TINY.parameters() + 4 * TINY.parameter_tensors()
+    assert least_bytes(_on_gpus(ranks=2), 0) == states_bytes
+
+
+def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
+    case = make_case()
+    peak = case.card().peak(case)
+    assert isinstance(peak, Prediction)
+    assert least_bytes(case, 0) == peak.total_bytes - peak.buffers_bytes
+    check_memory(case, host_bytes=2 * least_bytes(case, 0), gpus=())
+    with pytest.raises(Misuse, match=r"what lives in a step, activations included, of 2 rank\(s\) takes"):
+        check_memory(case, host_bytes=2 * least_bytes(case, 0) - 1, gpus=())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "gpipe", "ulysses", "parameter_server", "deepspeed"])
+@pytest.mark.parametrize("changes", [{"batch": 10**9}, {"sequence": 10**11}])
+def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: str, changes: dict[str, int]) -> None:
+    case = make_case(strategy)
+    case = replace(case, model=replace(case.shape, **changes))
+    with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB and"):
+        check_memory(case, host_bytes=10**11, gpus=())
+    with pytest.raises(Misuse, match=r"tokens takes at least .* GB and 2 GPU\(s\) have 171\.8 GB"):
+        check_memory(replace(case, device="cuda"), host_bytes=0, gpus=(gpu(0), gpu(1)))
+
+
+def test_more_processes_than_memory_holds_are_refused() -> None:
+    case = make_case(ranks=4)
+    case = replace(case, options={**case.options, "workers": 3})
+    need = 16 * PROCESS_BYTES
+    check_processes(case, host_bytes=need, cores=16)
+    with pytest.raises(
+        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each take 0\.3 GB before they hold anything"
+    ):
+        check_processes(case, host_bytes=need - 1, cores=16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "workers", "told"),
+    [
+        (2, 1, 1, []),
+        (1, 2, 2, []),
+        (2, 1, 2, ["2 rank(s) with 2 worker(s) each load batches on 2 core(s)"]),
+        (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other there"]),
+        (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
+        (2, 1, 3, ["2 rank(s) with 3 worker(s) each load batches on 2 core(s)"]),
+    ],
+)
+def test_what_is_crowded_is_told_and_runs(ranks: int, threads: int, workers: int, told: list[str]) -> None:
+    case = make_case(ranks=ranks, batch=64, threads=threads)
+    case = replace(case, options={**case.options, "workers": workers})
+    said = check_processes(case, host_bytes=64 * GIB, cores=2)
+    assert len(said) == len(told)
+    assert all(line.startswith(words) for line, words in zip(said, told, strict=True))
+
+
+def test_ranks_on_gpus_crowd_no_core() -> None:
+    assert check_processes(_on_gpus(ranks=8), host_bytes=64 * GIB, cores=2) == []
+
+
+def test_a_probe_needs_its_buffers() -> None:
+    probe = make_probe("collectives")
+    assert least_bytes(probe, 0) == probe.card().working_bytes(probe, 0) > 0
+
+
+def test_all_ranks_of_a_cpu_share_its_memory() -> None:
+    case = make_case(ranks=2)
+    need = 2 * least_bytes(case, 0)
+    check_memory(case, host_bytes=need, gpus=())
+    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB and this machine has available"):
+        check_memory(case, host_bytes=need - 1, gpus=())
+
+
+def test_a_shape_beyond_memory_is_refused_with_both_figures() -> None:
+    case = make_case("single", ranks=1, model=PRESETS["70b"])
+    with pytest.raises(Misuse, match=r"take 1,128\.9 GB and this machine has available 25\.8 GB; take a smaller shape"):
+        check_memory(case, host_bytes=24 * GIB, gpus=())
+
+
+def test_a_sweep_beyond_memory_says_what_to_make_smaller() -> None:
+    probe = make_probe("collectives")
+    probe = replace(probe, options={**probe.options, "max_bytes": 1 << 40})
+    with pytest.raises(Misuse, match=r"collectives: buffers of 2 rank.* take smaller sizes"):
+        check_memory(probe, host_bytes=24 * GIB, gpus=())
+
+
+def test_each_gpu_holds_the_ranks_that_take_it() -> None:
+    case = replace(make_case(ranks=3), device="cuda")
+    need = least_bytes(case, 0)
+    check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need), gpu(1, need)))
+    with pytest.raises(Misuse, match=r"of 2 rank\(s\) take .* and GPU 0 has"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need - 1), gpu(1, need)))
+
+
+def _full(free_bytes: int, *holders: Holder) -> GpuMemory:
+    return GpuMemory(index=0, free_bytes=free_bytes, holders=holders)
+
+
+def _on_gpus(strategy: str = "ddp", ranks: int = 1, **changes: Any) -> Case:
+    return replace(make_case(strategy, ranks, **changes), device="cuda")
+
+
+def test_a_gpu_that_another_process_fills_is_refused_with_who_it_is() -> None:
+    case = _on_gpus("single", model=PRESETS["1b"])
+    holders = (Holder(pid=7, memory_bytes=2 * GIB), Holder(pid=77, memory_bytes=70 * GIB))
+    names = {77: "python", 7: None}
+    with pytest.raises(InfrastructureFailed) as caught:
+        check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB, *holders),), name_of=names.get)
+    assert str(caught.value).endswith(
+        " and GPU 0 has 8.6 GB free of 85.9 GB: process 77 (python) holds 75.2 GB, process 7 holds 2.1 GB;"
+        " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
+    )
+
+
+def test_a_gpu_that_is_full_by_nobody_that_nvml_names_says_so() -> None:
+    with pytest.raises(InfrastructureFailed, match="others hold the rest, and NVML names none of them"):
+        check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0),))
+
+
+def test_many_holders_are_counted_beyond_the_largest() -> None:
+    holders = [Holder(pid=pid, memory_bytes=None) for pid in range(6)]
+    with pytest.raises(InfrastructureFailed, match=r"process 3 holds some, 2 more; wait"):
+        check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0, *holders),), name_of=lambda pid: None)
+
+
+def test_a_gpu_too_small_even_when_it_is_free_is_misuse() -> None:
+    case = _on_gpus("single", model=PRESETS["70b"])
+    with pytest.raises(Misuse, match=r"GPU 0 has 85\.9 GB; take a smaller shape"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB),))
+
+
+def test_free_memory_that_is_not_told_is_not_judged() -> None:
+    check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(GpuMemory(index=0, reason="NVML: Not Supported"),))
+
+
+def test_a_model_is_made_whole_before_it_is_divided() -> None:
+    case = _on_gpus("fsdp", ranks=8, model=PRESETS["8b"])
+    whole = 4 * PRESETS["8b"].parameters()
+    assert least_bytes(case, 0) >= whole
+    gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
+    with pytest.raises(Misuse, match=r"the model, made whole on each of 1 rank\(s\) before it is divided, takes 3"):
+        check_memory(case, host_bytes=0, gpus=gpus)
+
+
+def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
+    case = _on_gpus("fsdp", ranks=8)
+    one = case.card().building_bytes(case, 0)
+    check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
+    with pytest.raises(Misuse, match=r"made whole on each of 8 rank\(s\)"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_not_judged() -> None:
+    check_memory(replace(make_case(ranks=1), device="cuda"), host_bytes=0, gpus=(gpu(0, None),))
+
+
+def test_only_the_root_of_a_gather_needs_room_for_the_whole() -> None:
+    probe = make_probe("collectives", ranks=8)
+    probe = replace(probe, options={**probe.options, "collectives": "gather", "max_bytes": 1 << 30})
+    root, other = least_bytes(probe, 0), least_bytes(probe, 1)
+    assert root - other == 1 << 30

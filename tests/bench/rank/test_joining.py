@@ -1,0 +1,165 @@
+"""The order in which a rank takes its GPU, meets the others and leaves, on a GPU that is not there."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+
+from bench.rank.distributed import NoDevice, give_up, gpu_uuid, joined, take_device
+from bench.rank.messages import RankOrder
+from collectors.sample_log import SampleLog
+from tests.bench.made.examples import make_case
+from tests.support.fake_cuda import FakeCuda, FakeGroups
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+
+
+def log(folder: Path) -> SampleLog:
+    return SampleLog(folder / "rank1.jsonl")
+
+
+def make_order(folder: Path, store: TCPStore | None = None, *, rank: int = 1, **of_case: object) -> RankOrder:
+    settings: dict[str, object] = {"device": "cuda", "backend": "nccl", **of_case}
+    return RankOrder(
+        run="r",
+        trial=0,
+        rank=rank,
+        local_rank=rank,
+        case=make_case(**settings),  # type: ignore[arg-type]
+        folder=str(folder),
+        store_host="127.0.0.1",
+        store_port=0 if store is None else store.port,
+        prefix="trial0",
+        store_timeout_s=30.0,
+        collective_timeout_s=30.0,
+    )
+
+
+def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_path: Path, store: TCPStore) -> None:
+    cuda = FakeCuda()
+    with joined(
+        make_order(tmp_path, store),
+        log(tmp_path),
+        before_meeting=lambda device: cuda.calls.append(f"profiler of {device}"),
+        cuda=cuda,
+        groups=FakeGroups(cuda),
+    ) as device:
+        cuda.calls.append("work")
+    assert device == torch.device("cuda", 1)
+    assert cuda.calls == [
+        "set_device 1",
+        "profiler of cuda:1",
+        "init_process_group nccl on cuda:1",
+        "work",
+        # Its own device first: what fails there is told as this rank's failure.
+        "synchronize cuda:1",
+        "barrier",
+        "synchronize cuda:1",
+        "set_device 1",
+        "destroy_process_group on 1",
+    ]
+
+
+def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, store: TCPStore) -> None:
+    cuda = FakeCuda()
+    with (
+        pytest.raises(ZeroDivisionError),
+        joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
+    ):
+        raise ZeroDivisionError
+    assert cuda.calls == ["set_device 1", "init_process_group nccl on cuda:1"]
+
+
+def test_what_fails_on_the_device_at_last_is_the_ranks_own_failure(tmp_path: Path, store: TCPStore) -> None:
+    cuda = FakeCuda(error=RuntimeError("an illegal memory access was encountered"))
+    with (
+        pytest.raises(RuntimeError, match="illegal memory access"),
+        joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
+    ):
+        pass
+    assert "barrier" not in cuda.calls
+
+
+def test_a_rank_leaves_though_its_communicators_do_not_end(
+    tmp_path: Path, store: TCPStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cuda, hangs = FakeCuda(), threading.Event()
+    with joined(
+        make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda, hangs=hangs), destroy_s=0.05
+    ):
+        pass
+    hangs.set()
+    assert "rank 1: its communicators were not taken down within 0.05 s" in capfd.readouterr().out
+
+
+def test_ranks_that_share_a_gpu_by_gloo_wait_for_each_other_and_keep_their_group(
+    tmp_path: Path, store: TCPStore
+) -> None:
+    cuda = FakeCuda(count=1)
+    with joined(make_order(tmp_path, store, backend="gloo"), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)):
+        pass
+    assert cuda.calls == [
+        "set_device 0",
+        "init_process_group gloo on None",
+        "synchronize cuda:0",
+        "barrier",
+        "synchronize cuda:0",
+    ]
+
+
+def test_a_rank_on_the_cpu_asks_nothing_of_a_gpu(tmp_path: Path, store: TCPStore) -> None:
+    cuda = FakeCuda()
+    with joined(
+        make_order(tmp_path, store, device="cpu", backend="gloo"), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)
+    ):
+        pass
+    assert cuda.calls == ["init_process_group gloo on None"]
+
+
+def test_the_gpu_is_the_current_one_before_it_is_asked_for_its_number(tmp_path: Path) -> None:
+    cuda = FakeCuda()
+    assert gpu_uuid(make_order(tmp_path), cuda) == "b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7a"
+    assert cuda.calls == ["set_device 1", "get_device_properties of cuda:1 at current 1"]
+
+
+def test_a_rank_that_sees_no_gpu_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoDevice, match="CUDA shows rank 1 no GPU, though NVML showed some"):
+        take_device(make_order(tmp_path), FakeCuda(count=0))
+    assert gpu_uuid(make_order(tmp_path), FakeCuda(count=0)) is None
+
+
+def test_cuda_that_shows_no_gpu_because_it_does_not_start_says_why(tmp_path: Path) -> None:
+    said = "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver"
+    with pytest.raises(RuntimeError, match="driver on your system is too old"):
+        take_device(make_order(tmp_path), FakeCuda(count=0, broken=RuntimeError(said)))
+
+
+def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(tmp_path: Path) -> None:
+    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU\(s\) and NCCL wants one for each rank"):
+        take_device(make_order(tmp_path), FakeCuda(count=1))
+    assert take_device(make_order(tmp_path, backend="gloo"), FakeCuda(count=1)).index == 0
+
+
+def test_a_failed_rank_aborts_its_communicators_from_a_thread_that_has_its_gpu(tmp_path: Path, store: TCPStore) -> None:
+    cuda = FakeCuda()
+    groups, order = FakeGroups(cuda), make_order(tmp_path, store)
+    with pytest.raises(ZeroDivisionError), joined(order, log(tmp_path), cuda=cuda, groups=groups):
+        raise ZeroDivisionError
+    give_up(order, cuda=cuda, groups=groups, abort=lambda: cuda.calls.append(f"abort on {cuda.current_device()}"))
+    assert cuda.calls[-2:] == ["set_device 1", "abort on 1"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_rank_that_failed_before_it_met_the_others_has_nothing_to_abort(tmp_path: Path, backend: str) -> None:
+    cuda = FakeCuda()
+    groups = FakeGroups(cuda)
+    give_up(make_order(tmp_path, backend=backend), cuda=cuda, groups=groups, abort=lambda: cuda.calls.append("abort"))
+    assert cuda.calls == []

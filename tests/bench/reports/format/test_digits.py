@@ -1,0 +1,33 @@
+"""Figures keep two or three digits, however small."""
+
+import pytest
+
+from bench.reports.format import digits, with_interval
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234.4, "1,234"),
+        (6.9e13, "6.9e+13"),
+        (20.46, "20.5"),
+        (6.804, "6.80"),
+        (0.1234, "0.123"),
+        (0.0042, "0.0042"),
+        (0.000412, "0.00041"),
+        (4.2e-6, "4.2e-06"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (-0.0042, "-0.0042"),
+    ],
+)
+def test_a_figure_has_two_or_three_digits_and_only_0_is_0(value: float, text: str) -> None:
+    assert digits(value) == text
+
+
+def test_each_end_of_an_interval_has_digits_of_its_own() -> None:
+    assert with_interval(0.00031, 0.0000002, 6.8) == "0.00031 [2.0e-07, 6.80]"
+
+
+def test_without_an_end_there_is_no_interval() -> None:
+    assert with_interval(20.5, None, 21.0) == "20.5"

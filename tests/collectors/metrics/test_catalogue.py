@@ -1,0 +1,74 @@
+"""The catalogue's promises: names are unique, end in their units, and are spelt nowhere else."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from collectors.metrics.metric import Metric
+from collectors.metrics.registry import METRICS
+
+ROOT = Path(__file__).parents[3]
+BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors", "watts"}
+BASE_UNITS |= {
+    "joules",
+    "celsius",
+    "hertz",
+    "tasks",
+    "info",
+    "timestamp_seconds",
+    "rounds",
+    "bytes_per_second",
+    "microbatches",
+    "beats",
+    "samples",
+    "fields",
+    "pairs",
+    "faults",
+    "packets",
+    "requests",
+    "allocations",
+    "ticks",
+    "rows",
+    "pages",
+    "lanes",
+    "generation",
+}
+
+
+def test_names_are_unique() -> None:
+    repeated = [name for name, count in Counter(metric.name for metric in METRICS).items() if count > 1]
+    assert repeated == []
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_name_ends_in_its_unit_and_kind(metric: Metric) -> None:
+    assert metric.unit in BASE_UNITS
+    ending = "_total" if metric.kind == "counter" else f"_{metric.unit}"
+    assert metric.name.startswith("observatory_")
+    assert metric.name.endswith(ending)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
+    assert metric.help.endswith(".")
+    assert len(metric.help.split()) > 5
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_no_label_is_one_that_a_scrape_adds(metric: Metric) -> None:
+    # Prometheus would store it by another name.
+    assert not {"job", "instance"} & set(metric.labels)
+
+
+def test_names_are_spelt_in_the_catalogue_only() -> None:
+    spelt = re.compile(r"\bobservatory_[a-z_]+")
+    elsewhere = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for folder in ("bench", "collectors", "dashboards", "workloads")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.parent != ROOT / "collectors/metrics"
+        for found in spelt.finditer(path.read_text())
+    ]
+    assert elsewhere == []

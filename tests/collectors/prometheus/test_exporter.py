@@ -1,0 +1,108 @@
+"""/metrics shows what its sources give, and stays valid whatever they give."""
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.samples import Sample as Parsed
+
+from collectors.metrics.metric import Metric, Sample
+from collectors.prometheus.exposition import Exporter, Owned
+
+STEP = Metric(name="x_step_seconds", kind="gauge", unit="seconds", scope="rank", help="Time of a step.")
+PHASE = Metric(name="x_phase_seconds", kind="gauge", unit="seconds", scope="rank", help="Time.", labels=("phase",))
+BYTES = Metric(
+    name="x_bytes_total", kind="counter", unit="bytes", scope="node", help="Bytes, all.", labels=("interface",)
+)
+GPU = Metric(name="x_gpu_info", kind="info", unit="info", scope="node", help="A GPU.", labels=("gpu",))
+SPEED = Metric(name="x_run_ratio", kind="gauge", unit="ratio", scope="run", help="A result.")
+METRICS = (STEP, PHASE, BYTES, GPU, SPEED)
+RANK0, RANK1 = {"rank": "0", "slot": "0"}, {"rank": "1", "slot": "0"}
+RUN = {"strategy": "ddp", "ranks": "2", "device": "cpu", "precision": "fp32", "series": "ab", "bound": "low"}
+GIVEN: list[Owned] = [
+    (STEP.at(0.25), RANK0),
+    (PHASE.at(0.125, phase='da"ta\\\n'), RANK0),
+    (STEP.at(0.5), RANK1),
+    (BYTES.at(3e12, interface="eth0"), {}),
+    (GPU.at(1, gpu="0"), {}),
+    (SPEED.at(0.75), RUN),
+]
+
+
+class Notices(list[str]):
+    """Hears and keeps."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+def _exporter(*given: Owned, notices: Notices | None = None) -> Exporter:
+    return Exporter(METRICS, [lambda: given], on_notice=Notices() if notices is None else notices)
+
+
+def _shown(exporter: Exporter) -> list[Parsed]:
+    body, _ = exporter.render("")
+    return [sample for family in parse_text(body.decode()) for sample in family.samples]
+
+
+def _series(samples: list[Parsed]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def _expected(given: list[Owned]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(sample.metric, frozenset({**sample.labels, **owner}.items())): sample.value for sample, owner in given}
+
+
+def test_text_holds_each_sample_with_its_own_and_its_owners_labels() -> None:
+    assert _series(_shown(_exporter(*GIVEN))) == _expected(GIVEN)
+
+
+def test_openmetrics_holds_the_same() -> None:
+    body, content_type = _exporter(*GIVEN).render("application/openmetrics-text; version=1.0.0")
+    families = list(parse_openmetrics(body.decode()))  # type: ignore[no-untyped-call]
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert _series([sample for family in families for sample in family.samples]) == _expected(GIVEN)
+    assert {family.name: (family.type, family.unit) for family in families} == {
+        "x_step_seconds": ("gauge", "seconds"),
+        "x_phase_seconds": ("gauge", "seconds"),
+        "x_bytes": ("counter", "bytes"),
+        "x_gpu": ("info", ""),
+        "x_run_ratio": ("gauge", "ratio"),
+    }
+
+
+def test_samples_of_a_metric_stand_together_in_the_catalogues_order() -> None:
+    body, _ = _exporter(*reversed(GIVEN)).render("")
+    assert [family.name for family in parse_text(body.decode())] == [
+        "x_step_seconds",
+        "x_phase_seconds",
+        "x_bytes",
+        "x_gpu_info",
+        "x_run_ratio",
+    ]
+
+
+def test_of_a_series_that_is_given_twice_the_first_counts() -> None:
+    shown = _shown(_exporter((STEP.at(1.0), RANK0), (STEP.at(2.0), RANK0)))
+    assert [sample.value for sample in shown] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ((Sample("x_new_seconds", 1.0), RANK0), "metric x_new_seconds is in no catalogue of this version"),
+        ((Sample("x_phase_seconds", 1.0), RANK0), "metric x_phase_seconds has labels (), not (phase): left out"),
+        ((STEP.at(1.0), {}), "metric x_step_seconds is of a rank and was given as of ()"),
+    ],
+)
+def test_what_is_no_sample_of_the_catalogue_is_left_out_and_said_once(bad: Owned, said: str) -> None:
+    notices = Notices()
+    exporter = _exporter(bad, *GIVEN[3:], notices=notices)
+    for _ in range(2):
+        assert _series(_shown(exporter)) == _expected(GIVEN[3:])
+    assert len(notices) == 1
+    assert notices[0].startswith(said)
+
+
+def test_nothing_to_show_is_an_empty_page_in_both_formats() -> None:
+    assert _exporter().render("")[0] == b""
+    assert _exporter().render("application/openmetrics-text; version=1.0.0")[0] == b"# EOF\n"

@@ -1,0 +1,87 @@
+"""The profiler's window: what is warmed, what is marked, and what a torch gives whose events do not tell their kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from collectors.rank.profiler import EVENTS_TELL_ALL, Window, may_start_before_fork, warm
+from collectors.traces.reading.reader import read_trace
+from tests.collectors.traces.made.kineto_text import differing
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "may"), [(None, None, True), ("13.0", None, False), (None, "7.1.25424", False)]
+)
+def test_only_a_build_for_no_gpu_starts_the_profiler_before_the_fork(
+    cuda: str | None, hip: str | None, may: bool
+) -> None:
+    assert may_start_before_fork(cuda, hip) == may
+
+
+WHAT_IS_STARTED = """
+import torch
+torch.version.cuda = {cuda!r}
+from collectors.rank import profiler
+profiler.warm = lambda device: print("warmed for", device)
+import bench.engines.forkserver_preload
+"""
+
+
+@pytest.mark.parametrize(("cuda", "said"), [(None, "warmed for cpu\n"), ("13.0", "")])
+def test_the_forkserver_starts_no_profiler_with_a_build_for_cuda(cuda: str | None, said: str) -> None:
+    """In a process of its own: what the forkserver loads is loaded once."""
+    code = WHAT_IS_STARTED.format(cuda=cuda)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == said
+
+
+def _window(**settings: object) -> Window:
+    with Window(CPU, **settings) as window:  # type: ignore[arg-type]
+        for _ in range(2):
+            with window.step():
+                torch.ones(8, 8) @ torch.ones(8, 8)
+    return window
+
+
+def test_what_warms_a_window_up_is_not_in_it() -> None:
+    timeline = _window(warm_up=lambda: torch.zeros(3).cumsum(0)).timeline(rank=0)
+    assert "aten::cumsum" not in timeline.names
+    assert "aten::mm" in timeline.names
+    assert len(timeline.steps()) == 2
+
+
+def test_events_that_do_not_tell_their_kind_are_read_from_the_file(tmp_path: Path) -> None:
+    window = _window(events_tell_all=False, folder=tmp_path)
+    timeline = window.timeline(rank=3)
+    assert timeline.rank == 3
+    assert "aten::mm" in timeline.names
+    assert len(timeline.steps()) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_that_was_read_can_still_be_exported(tmp_path: Path) -> None:
+    window = _window(events_tell_all=False)
+    timeline = window.timeline(rank=0)
+    path = tmp_path / "rank0.trace.json.gz"
+    window.export(path)
+    assert differing(timeline, read_trace(path, rank=0)) == []
+
+
+@pytest.mark.skipif(not EVENTS_TELL_ALL, reason="torch 2.11 has one way: its events do not tell of what kind they are")
+def test_both_ways_give_the_same_kinds_and_order() -> None:
+    one, other = (_window(events_tell_all=tells).timeline(rank=0) for tells in (True, False))
+    assert one.names == other.names
+    assert np.array_equal(one.kind, other.kind)
+
+
+def test_the_profiler_can_be_warmed_again_and_again() -> None:
+    warm(CPU)
+    warm(CPU)

@@ -1,0 +1,98 @@
+"""Each example in README and in the help of a command works."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from bench.cli import main
+from tests.bench.made.small_traces import write_kineto
+
+ROOT = Path(__file__).parents[2]
+# Smaller than what people run, so that it ends in seconds.
+SMALLER = ["--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
+SMALLER_PROBES = {
+    "collectives": ["--option=max_bytes=4096"],
+    "all_reduce": ["--option=max_bytes=4096"],
+    "matmul": ["--option=max_size=256"],
+    "copies": ["--option=size_bytes=4096"],
+}
+
+
+def _in_readme() -> list[str]:
+    return re.findall(r"^    (observatory .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+def _in_help() -> list[str]:
+    context = click.Context(main.observatory)
+    commands = [main.observatory, *(main.observatory.get_command(context, name) for name in main.COMMANDS)]
+    return [
+        line.strip()
+        for command in commands
+        if command is not None and command.help is not None
+        for line in command.help.splitlines()
+        if line.strip().startswith("observatory ")
+    ]
+
+
+def test_readme_and_every_help_have_examples() -> None:
+    assert len(_in_readme()) >= 4
+    assert len(_in_help()) >= len(main.COMMANDS) + 1
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's home, in which nothing was measured yet."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "parallel-observatory" / "runs").mkdir(parents=True)
+    return home
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the traces that examples name."""
+    folder = tmp_path_factory.mktemp("traces")
+    for name, rank in (("rank0", 0), ("rank1", 1), ("before", 0), ("after", 0)):
+        write_kineto(folder / f"{name}.json.gz", rank)
+    return folder
+
+
+def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr is not None
+        line = next(line for line in server.stderr if line.startswith("serving "))
+        server.terminate()
+        assert server.wait(timeout=60) == 0, line
+
+
+def _examples() -> list[object]:
+    """All of them; those that start ranks take seconds each."""
+    return [
+        pytest.param(example, marks=pytest.mark.slow if _starts_ranks(example) else ())
+        for example in sorted({*_in_readme(), *_in_help()})
+    ]
+
+
+def _starts_ranks(example: str) -> bool:
+    return example.startswith("observatory run ") and "--dry-run" not in example
+
+
+@pytest.mark.parametrize("example", _examples())
+def test_an_example_ends_as_it_should(example: str, home: Path, traces: Path) -> None:
+    words = shlex.split(example.split("#")[0])[1:]
+    if words[0] == "run":
+        words += ["--steps=3", *SMALLER_PROBES[words[1]]] if words[1] in SMALLER_PROBES else SMALLER
+    environment = {**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-P", "-m", "bench", *words]
+    if words[0] == "serve":
+        _start_and_end([*command, "--port=0"], environment)
+        return
+    folder = traces if words[0] == "analyse" else None
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder)
+    expected = 3 if "--inject" in words else 0
+    assert ended.returncode == expected, ended.stderr

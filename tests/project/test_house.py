@@ -1,0 +1,84 @@
+"""The house's own rules, where ruff, mypy and import-linter have none."""
+
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from pkgutil import resolve_name
+
+import grimp
+import pytest
+
+from workloads.registry import CARDS
+from workloads.spec import Card
+
+ROOT = Path(__file__).parents[2]
+OURS = ("bench", "collectors", "dashboards", "workloads")
+FILES = sorted(path for folder in OURS for path in (ROOT / folder).rglob("*.py"))
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """This folder and those beneath it that hold something of ours."""
+    yield from {top, *(path for path in top.rglob("*") if path.is_dir() and path.name != "__pycache__")}
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph(*OURS)
+
+
+def test_cost_models_know_nothing_but_each_other(imports: grimp.ImportGraph) -> None:
+    models = {"workloads.cost_models", *imports.find_descendants("workloads.cost_models")}
+    known = {name for model in models for name in imports.find_modules_directly_imported_by(model)}
+    assert known <= models
+    assert imports.find_modules_directly_imported_by("workloads.cost_models.shape") == set()
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family(card: Card) -> None:
+    assert callable(resolve_name(card.entry))
+    module, _, _ = card.entry.partition(":")
+    assert (ROOT / Path(*module.split(".")).parent / "spec.py").is_file()
+
+
+def test_no_file_imports_itself_by_way_of_others(imports: grimp.ImportGraph) -> None:
+    order = TopologicalSorter({name: imports.find_modules_directly_imported_by(name) for name in imports.modules})
+    order.prepare()  # Raises CycleError, which names the circle.
+
+
+@pytest.mark.parametrize("parent", ["", *OURS, "collectors.traces"])
+def test_no_folder_imports_itself_by_way_of_others(parent: str, imports: grimp.ImportGraph) -> None:
+    """A file beside the folders, such as a registry, is none of them."""
+    prefix = f"{parent}." if parent else ""
+    packages = {name for name in imports.modules if imports.find_children(name)}
+
+    def folder_of(name: str) -> str | None:
+        folder = prefix + name.removeprefix(prefix).partition(".")[0]
+        return folder if name.startswith(prefix) and folder in packages else None
+
+    known: dict[str, set[str]] = {}
+    for name in imports.modules:
+        if (importer := folder_of(name)) is not None:
+            others = {folder_of(other) for other in imports.find_modules_directly_imported_by(name)}
+            known.setdefault(importer, set()).update(other for other in others if other not in (None, importer))
+    TopologicalSorter(known).prepare()
+
+
+FOLDERS = sorted({folder for house in (*OURS, "tests") for folder in _folders(ROOT / house)})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_folder_has_fifteen_entries_at_most(folder: Path) -> None:
+    entries = [path.name for path in folder.iterdir() if not path.name.startswith(("_", ".", "py.typed"))]
+    assert len(entries) <= 15, sorted(entries)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_short_ascii_and_opens_with_its_idea(path: Path) -> None:
+    text = path.read_text(encoding="ascii")
+    if path.name == "__init__.py":
+        assert text == ""
+        return
+    assert len(text.splitlines()) <= 500
+    assert text.startswith('"""')
+    first = text.removeprefix('"""').split('"""')[0].split("\n\n")[0].strip()
+    assert first.endswith((".", ":"))

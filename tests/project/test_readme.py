@@ -1,0 +1,28 @@
+"""What README shows of traces that are known is what the command says of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import main
+
+ROOT = Path(__file__).parents[2]
+TRACES = ROOT / "../shared/data/traces"
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces in {TRACES}")
+def test_the_shares_of_dlrm_are_those_that_the_command_tells() -> None:
+    shown = re.search(r"^    Share of the time in collectives.*?(?=\n\n(?! ))", _readme(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    blocks = re.sub("^    ", "", shown[0], flags=re.MULTILINE).split("\n\n")
+    assert len(blocks) == 2
+    traces = sorted(map(str, TRACES.glob("dlrm_v100_rank*.json.gz")))
+    said = CliRunner().invoke(main.observatory, ["analyse", "collectives", *traces], catch_exceptions=False).stdout
+    lines = {line.rstrip() for line in said.splitlines()}
+    assert [line for block in blocks for line in block.splitlines() if line not in lines] == []
+
+
+def _readme() -> str:
+    return (ROOT / "README.md").read_text()

@@ -1,0 +1,239 @@
+"""A network in a box: nodes with addresses, names and slow links of their own, on one machine, gone afterwards.
+
+A node is a network namespace; a switch, in a namespace of its own too, joins them. Nothing of it is visible outside:
+addresses are free by construction, and boxes do not meet. Linux, root and iproute2 are needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import absent_server
+
+TAG = "observatory-box"
+INTERFACE = "eth0"
+MTU_BYTES = 1500
+LATENCY = "20ms"
+BURST = "256kb"
+PROGRAMS = ("ip", "tc", "unshare", "hostname")
+RESOLVERS = Path("/etc/netns")
+KILL_LIMIT_S = 20.0
+REFUSALS = ("Operation not permitted", "Permission denied", "Operation not supported", "Unknown device type")
+
+_numbers = count()
+
+
+class BoxLeft(RuntimeError):
+    """Something of a box could not be removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node. namespace: its name for `ip netns`; interface: the name inside of its only link."""
+
+    number: int
+    namespace: str
+    hostname: str
+    address: str
+    interface: str = INTERFACE
+
+    def sent_bytes(self) -> int:
+        """Bytes that have left the node since it was made, headers of Ethernet, IP and TCP included."""
+        counter = f"/sys/class/net/{self.interface}/statistics/tx_bytes"
+        return int(_output("ip", "netns", "exec", self.namespace, "cat", counter))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetBox:
+    """Nodes that stand ready, and what was started on them."""
+
+    nodes: tuple[Node, ...]
+    started: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def run_in(self, node: int, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+        """Start the command on the node, as a session of its own; it ends with the box at the latest.
+
+        options: as `subprocess.Popen` takes them.
+        """
+        place = self.nodes[node]
+        named = 'hostname "$0" && exec "$@"'
+        inside = ["unshare", "--uts", "sh", "-c", named, place.hostname, *command]
+        options.setdefault("start_new_session", True)
+        process = subprocess.Popen(["ip", "netns", "exec", place.namespace, *inside], **options)
+        self.started.append(process)
+        return process
+
+
+@contextlib.contextmanager
+def netbox(nodes: int = 2, rate_mbit: float | None = 200) -> Iterator[NetBox]:
+    """A box of nodes; each sends at most at the rate, None for as fast as the kernel can.
+
+    The limit is a token bucket on what a node sends: the first 256 KiB after a pause are not slowed. Headers count, so
+    payload reaches about 95 % of the rate.
+    Boxes whose owner was killed are removed first. Skips where there is no root, no iproute2, or no such kernel.
+
+    Raises:
+        BoxLeft: a process or namespace of the box could not be removed.
+    """
+    _require()
+    sweep()
+    prefix = f"{TAG}-{os.getpid()}-{_start_ticks(os.getpid())}-{next(_numbers)}"
+    places = tuple(
+        Node(number=number, namespace=f"{prefix}-{number}", hostname=f"node{number}", address=f"10.77.0.{number + 1}")
+        for number in range(nodes)
+    )
+    box = NetBox(nodes=places)
+    try:
+        _build(f"{prefix}-switch", places, rate_mbit)
+        yield box
+    finally:
+        for process in box.started:  # By their own ids first: one may be still on its way into its namespace.
+            process.kill()
+            process.wait()
+        _remove([*(place.namespace for place in places), f"{prefix}-switch"])
+
+
+def sweep() -> list[str]:
+    """Remove the boxes whose owner is no more; the namespaces that they had."""
+    orphans = [name for name in namespaces() if not _is_owner_alive(name)]
+    _remove(orphans)
+    return orphans
+
+
+def namespaces() -> list[str]:
+    """The namespaces of all boxes on this machine."""
+    names = _existing() | {path.name for path in RESOLVERS.glob(f"{TAG}-*")}
+    return sorted(name for name in names if name.startswith(f"{TAG}-"))
+
+
+def processes_in(namespace: str) -> list[int]:
+    """Those whose network is the namespace's, however they came there."""
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(number) for number in listed.stdout.split()]
+
+
+def _build(switch: str, places: Sequence[Node], rate_mbit: float | None) -> None:
+    hosts = "127.0.0.1 localhost\n" + "".join(f"{place.address} {place.hostname}\n" for place in places)
+    try:
+        for name in (switch, *(place.namespace for place in places)):
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        _skip_if_refused(error)
+        raise
+    try:
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        # Where bridged packets pass through the firewall, a firewall that drops by default would hold them.
+        firewall = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+        _run("ip", "netns", "exec", switch, "sh", "-c", f"if [ -w {firewall} ]; then echo 0 >{firewall}; fi")
+        for place in places:
+            _join(place, switch, rate_mbit)
+            # Reverse look-ups would wait for a name server that is not there.
+            folder = RESOLVERS / place.namespace
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(hosts)
+            (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
+    except subprocess.CalledProcessError as error:
+        _skip_if_refused(error)
+        raise
+
+
+def _join(place: Node, switch: str, rate_mbit: float | None) -> None:
+    """Plug the node into the switch, and slow what it sends."""
+    name, port, mtu = place.namespace, f"port{place.number}", ("mtu", str(MTU_BYTES))
+    peer = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
+    _run("ip", "-n", switch, "link", "add", port, *mtu, *peer)
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+    _run("ip", "-n", name, "address", "add", f"{place.address}/24", "dev", INTERFACE)
+    _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+    if rate_mbit is not None:
+        bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", LATENCY)
+        _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *bucket)
+
+
+def _remove(names: Sequence[str]) -> None:
+    """Kill what runs in the namespaces, then remove them; all are tried before an error is raised."""
+    left = []
+    for name in names:
+        if name in _existing():
+            try:
+                _kill(name)
+                _run("ip", "netns", "delete", name)
+            except BoxLeft as error:
+                left.append(str(error))
+            except subprocess.CalledProcessError as error:
+                if name in _existing():  # Else another sweep was there first.
+                    left.append(f"{name}: {error.stderr.strip()}")
+        shutil.rmtree(RESOLVERS / name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # Not empty: others keep something there.
+        RESOLVERS.rmdir()
+    if left:
+        raise BoxLeft(f"not removed: {'; '.join(left)}; see `ip netns list`, then `ip netns delete NAME`")
+
+
+def _existing() -> set[str]:
+    """All network namespaces that have a name. One that peers know has "(id: 0)" behind it."""
+    return {line.split()[0] for line in _output("ip", "netns", "list").splitlines() if line.strip()}
+
+
+def _kill(namespace: str) -> None:
+    """Kill until nobody is left: a process that forks may be ahead of one round."""
+    deadline_s = time.monotonic() + KILL_LIMIT_S
+    while running := processes_in(namespace):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if time.monotonic() > deadline_s:
+            raise BoxLeft(f"{namespace}: processes {running} do not end on SIGKILL after {KILL_LIMIT_S:g} s")
+        time.sleep(0.01)
+
+
+def _is_owner_alive(namespace: str) -> bool:
+    owner, start_ticks = namespace.removeprefix(f"{TAG}-").split("-")[:2]
+    return _start_ticks(int(owner)) == int(start_ticks)
+
+
+def _start_ticks(process: int) -> int | None:
+    """When the process started, in ticks since boot: process ids are used again, both together are not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = status.rpartition(")")[2].split()
+    return None if state in ("Z", "X") else int(fields[18])
+
+
+def _require() -> None:
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        absent_server(f"the network in a box needs {', '.join(missing)} (apt-get install iproute2 util-linux hostname)")
+    if os.geteuid() != 0:
+        pytest.skip("the network in a box needs root")
+
+
+def _skip_if_refused(error: subprocess.CalledProcessError) -> None:
+    """Skip where the kernel does not let us, as in a container without rights; any other error is ours."""
+    said = str(error.stderr).strip()
+    if any(words in said for words in REFUSALS):
+        pytest.skip(f"the network in a box is refused here: `{' '.join(error.cmd)}` says: {said}")
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

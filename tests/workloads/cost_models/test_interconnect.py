@@ -1,0 +1,197 @@
+"""Times over several levels, against answers made by hand and against the law of one link."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from workloads.cost_models.communication import CommunicationBackend, Link, collective_time_s
+from workloads.cost_models.interconnect import Interconnect, Level, MeshAxis, axis_time_s, mesh_axes, traffic_times_s
+from workloads.cost_models.terms import Collective, Transfer
+
+GIGABYTE = 10**9
+
+
+def level(name: str, ranks: int, gigabytes_per_second: float = 1.0, latency_s: float = 0.0) -> Level:
+    link = Link(bandwidth_bytes_per_second=gigabytes_per_second * 1e9, latency_s=latency_s)
+    return Level(name=name, ranks=ranks, link=link)
+
+
+CLUSTER = Interconnect(levels=(level("node", 8, 300), level("cluster", 64, 50)))
+
+
+def time_ms(collective: Collective, axis: MeshAxis, backend: CommunicationBackend = "nccl") -> float:
+    return 1e3 * axis_time_s(collective, GIGABYTE, axis, CLUSTER, backend)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("backend", get_args(CommunicationBackend))
+@pytest.mark.parametrize("collective", get_args(Collective))
+def test_on_one_level_it_is_the_law_of_one_link(
+    collective: Collective, backend: CommunicationBackend, ranks: int
+) -> None:
+    flat = Interconnect(levels=(level("node", 8, 300, latency_s=5e-6),))
+    expected_s = collective_time_s(collective, GIGABYTE, ranks, flat.levels[0].link, backend, calls=3)
+    elapsed_s = axis_time_s(collective, GIGABYTE, MeshAxis(size=ranks), flat, backend, calls=3)
+    assert elapsed_s == pytest.approx(expected_s)
+
+
+def test_inside_a_node_a_gigabyte_on_eight_gpus_takes_5_8_ms() -> None:
+    assert time_ms("all_reduce", MeshAxis(size=8, repeats=8)) == pytest.approx(5.833, abs=1e-3)
+
+
+def test_a_ring_over_two_nodes_leaves_each_once_and_takes_the_slow_links_time() -> None:
+    assert time_ms("all_reduce", MeshAxis(size=16)) == pytest.approx(2 * 15 / 16 / 50 * 1e3)
+
+
+def test_eight_groups_share_the_link_by_which_they_leave_their_node() -> None:
+    assert time_ms("all_reduce", MeshAxis(size=2, stride=8)) == pytest.approx(8 * 1 / 50 * 1e3)
+
+
+def test_two_groups_that_interleave_in_a_node_share_its_link() -> None:
+    assert time_ms("all_reduce", MeshAxis(size=8, stride=2)) == pytest.approx(2 * (2 * 7 / 8) / 50 * 1e3)
+
+
+def test_groups_of_other_nodes_cost_nothing() -> None:
+    assert time_ms("all_reduce", MeshAxis(size=16, repeats=4)) == time_ms("all_reduce", MeshAxis(size=16))
+
+
+def test_all_to_all_over_two_nodes_sends_half_of_each_ranks_data_out() -> None:
+    assert time_ms("all_to_all", MeshAxis(size=16)) == pytest.approx(8 * 0.5 / 50 * 1e3)
+
+
+def test_a_root_gathers_over_its_nodes_link_what_other_nodes_hold() -> None:
+    assert time_ms("gather", MeshAxis(size=16)) == pytest.approx(0.5 / 50 * 1e3)
+    assert time_ms("scatter", MeshAxis(size=16)) == pytest.approx(0.5 / 50 * 1e3)
+
+
+def test_gloos_reduce_pays_its_ring_and_then_its_gather() -> None:
+    expected_ms = (15 / 16 + 1 / 2) / 50 * 1e3
+    assert time_ms("reduce", MeshAxis(size=16), "gloo") == pytest.approx(expected_ms)
+
+
+def test_gloos_broadcast_leaves_the_first_node_once_for_each_of_its_ranks() -> None:
+    assert time_ms("broadcast", MeshAxis(size=16), "gloo") == pytest.approx(8 / 50 * 1e3)
+
+
+def test_stages_of_a_node_each_send_to_the_next_node_over_its_one_link() -> None:
+    assert time_ms("send", MeshAxis(size=8, stride=8)) == pytest.approx(8 / 50 * 1e3)
+
+
+def test_a_unit_that_two_groups_straddle_carries_both() -> None:
+    # Of groups 0-5 and 6-11 on nodes of 4, the second node holds a part of each.
+    nodes = Interconnect(levels=(level("node", 4, 300), level("cluster", 12, 50)))
+    elapsed_s = axis_time_s("all_gather", GIGABYTE, MeshAxis(size=6, repeats=2), nodes, "nccl")
+    assert elapsed_s == pytest.approx(2 * 5 / 6 / 50)
+
+
+def test_a_third_level_is_crossed_by_way_of_the_second() -> None:
+    # A slow node link carries what goes on to another rack, too.
+    racks = Interconnect(levels=(level("node", 2, 300), level("rack", 4, 1), level("hall", 8, 100)))
+    assert axis_time_s("send", GIGABYTE, MeshAxis(size=2, stride=4), racks, "nccl") == pytest.approx(2.0)
+
+
+def test_a_ring_pays_the_mean_latency_of_its_hops() -> None:
+    # Of the hops 0-1, 1-2, 2-3, 3-0 two leave a node; an all_gather of 4 takes 3 messages.
+    nodes = Interconnect(levels=(level("node", 2, 1, latency_s=1.0), level("cluster", 4, 1, latency_s=5.0)))
+    assert axis_time_s("all_gather", 0, MeshAxis(size=4), nodes, "nccl") == pytest.approx(3 * 3.0)
+
+
+def test_messages_that_travel_at_once_pay_the_latency_of_the_slowest() -> None:
+    nodes = Interconnect(levels=(level("node", 2, 1, latency_s=1.0), level("cluster", 4, 1, latency_s=5.0)))
+    assert axis_time_s("all_to_all", 0, MeshAxis(size=4), nodes, "nccl", calls=2) == pytest.approx(2 * 5.0)
+
+
+@pytest.mark.parametrize(
+    ("axis", "name"),
+    [
+        (MeshAxis(size=8, repeats=8), "node"),
+        (MeshAxis(size=2, stride=4), "node"),
+        (MeshAxis(size=1, stride=16), "node"),
+        (MeshAxis(size=2, stride=8), "cluster"),
+        (MeshAxis(size=6, repeats=2), "cluster"),
+        (MeshAxis(size=64), "cluster"),
+    ],
+)
+def test_an_axis_spans_the_innermost_level_that_holds_each_group(axis: MeshAxis, name: str) -> None:
+    assert CLUSTER.level_of(axis).name == name
+
+
+def test_an_axis_divides_all_ranks_into_groups_a_stride_apart() -> None:
+    groups = [list(group) for group in MeshAxis(size=2, stride=2, repeats=2).groups()]
+    assert groups == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
+def test_the_last_axis_of_a_mesh_is_the_innermost() -> None:
+    assert mesh_axes({"data": 2, "pipeline": 4, "tensor": 8}) == {
+        "data": MeshAxis(size=2, stride=32, repeats=1),
+        "pipeline": MeshAxis(size=4, stride=8, repeats=2),
+        "tensor": MeshAxis(size=8, stride=1, repeats=8),
+    }
+
+
+def test_a_strategys_traffic_is_told_by_axis() -> None:
+    mesh = {"data": 2, "pipeline": 4, "tensor": 8}
+    transfers = [
+        Transfer(collective="all_reduce", axis="data", payload_bytes=GIGABYTE),
+        Transfer(collective="all_reduce", axis="tensor", payload_bytes=GIGABYTE),
+        Transfer(collective="all_reduce", axis="tensor", payload_bytes=GIGABYTE),
+    ]
+    times_s = traffic_times_s(transfers, mesh, CLUSTER, "nccl")
+    assert list(times_s) == ["data", "pipeline", "tensor"]
+    assert times_s["data"] == pytest.approx(8 / 50)
+    assert times_s["pipeline"] == 0
+    assert times_s["tensor"] == pytest.approx(2 * 2 * 7 / 8 / 300)
+
+
+def test_each_call_of_a_transfer_pays_its_latency() -> None:
+    late = Interconnect(levels=(level("node", 2, 1, latency_s=1.0),))
+    transfers = [Transfer(collective="all_reduce", axis="data", payload_bytes=0, calls=calls) for calls in (3, 4)]
+    assert traffic_times_s(transfers, {"data": 2}, late, "nccl") == {"data": pytest.approx(2 * 7)}
+
+
+def test_a_transfer_over_an_axis_that_the_mesh_has_not_is_refused() -> None:
+    transfers = [Transfer(collective="send", axis="pipe", payload_bytes=1)]
+    with pytest.raises(ValueError, match="over axis 'pipe', which the mesh has not; its axes are data, tensor"):
+        traffic_times_s(transfers, {"data": 2, "tensor": 2}, CLUSTER, "nccl")
+
+
+def test_a_mesh_that_finds_no_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="the mesh has 128 ranks and level cluster holds 64"):
+        time_ms("send", MeshAxis(size=2, stride=64))
+    with pytest.raises(ValueError, match="the mesh has 128 ranks"):
+        CLUSTER.level_of(MeshAxis(size=128))
+
+
+def test_levels_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="level node holds 8 ranks and cluster 64; it must hold a multiple"):
+        Interconnect(levels=(level("cluster", 64), level("node", 8)))
+
+
+def test_a_level_that_does_not_hold_whole_units_is_refused() -> None:
+    with pytest.raises(ValueError, match="level cluster holds 12 ranks and node 8"):
+        Interconnect(levels=(level("node", 8), level("cluster", 12)))
+
+
+def test_no_level_and_no_rank_are_refused() -> None:
+    with pytest.raises(ValueError, match="an interconnect has no level"):
+        Interconnect(levels=())
+    with pytest.raises(ValueError, match="level node holds 0 ranks"):
+        Interconnect(levels=(level("node", 0),))
+    with pytest.raises(ValueError, match="a mesh axis of size 0, stride 1 and 1 repeats has no rank"):
+        MeshAxis(size=0)
+
+
+def test_an_axis_that_is_cut_has_its_groups_side_by_side() -> None:
+    whole = MeshAxis(size=4, stride=2, repeats=3)
+    assert [list(group) for group in whole.cut(2).groups()][:4] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert whole.cut(2).ranks == whole.ranks
+    with pytest.raises(ValueError, match="an axis of 4 ranks cannot be cut into groups of 3"):
+        whole.cut(3)
+
+
+def test_a_transfer_among_fewer_ranks_costs_what_they_pay() -> None:
+    nodes = Interconnect(levels=(level("node", 2, 100), level("cluster", 4, 1)))
+    near = Transfer(collective="all_gather", axis="data", payload_bytes=GIGABYTE, ranks=2)
+    assert traffic_times_s([near], {"data": 4}, nodes, "nccl") == {"data": pytest.approx(1 / 2 / 100)}

@@ -1,0 +1,115 @@
+"""What the cards of divided strategies refuse, and how they lay out their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
+from workloads.registry import card_of
+from workloads.spec import DataPlace, OptionValue, Precision
+
+
+def refusals(setup: SmallSetup) -> list[str]:
+    return card_of(setup.strategy).refusals(setup)
+
+
+def on_cuda(setup: SmallSetup) -> SmallSetup:
+    return replace(setup, device="cuda", backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shard_ranks", "remedy"),
+    [
+        (8, 3, "take 2 or 4"),
+        (8, 8, "take 2 or 4"),
+        (4, 4, "take 2"),
+        (5, 2, "take --ranks 4, or fsdp"),
+    ],
+)
+def test_shard_ranks_make_two_groups_or_more(ranks: int, shard_ranks: int, remedy: str) -> None:
+    (reason,) = refusals(small_setup("hsdp", ranks=ranks, options={"shard_ranks": shard_ranks}))
+    assert reason == (
+        f"option shard_ranks is {shard_ranks}; it must divide {ranks} ranks into two groups or more: {remedy}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "ending"),
+    [
+        ("fsdp", {"reshard": 3}, "it must divide the 8 ranks that share a weight: 0 or 2 or 4"),
+        ("hsdp", {"reshard": 4, "shard_ranks": 2}, "it must divide the 2 ranks that share a weight: 0"),
+        ("fsdp", {"reshard": 1}, "zero2 is the strategy that does so"),
+        ("zero2", {"prefetch": 1}, "leave it out, or take nccl"),
+        ("hsdp", {"compile": "default", "wrap": "layer"}, "take wrap=block"),
+        ("zero1", {"compile": "default", "bucket_mb": 0.5}, "torch.compile needs buckets of at least 1 MB"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(name: str, options: Mapping[str, OptionValue], ending: str) -> None:
+    (reason,) = refusals(small_setup(name, ranks=8, options=options))
+    assert reason.endswith(ending)
+
+
+@pytest.mark.parametrize("reshard", [0, 2, 4, 8])
+def test_resharding_to_a_divisor_is_allowed(reshard: int) -> None:
+    assert refusals(small_setup("fsdp", ranks=8, options={"reshard": reshard})) == []
+
+
+def test_prefetching_is_allowed_where_it_can_hide_something() -> None:
+    assert refusals(on_cuda(small_setup("fsdp", ranks=2, options={"prefetch": 2}))) == []
+
+
+def test_offloaded_fp16_is_refused_where_the_host_has_no_backend() -> None:
+    setup = replace(small_setup("fsdp", ranks=2, options={"offload": True}), precision="fp16")
+    assert refusals(setup) == []
+    (reason,) = refusals(on_cuda(setup))
+    assert reason.startswith("option offload is true in fp16 on cuda")
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "fsdp", "hsdp"])
+def test_a_batch_is_shared_by_all_ranks(name: str) -> None:
+    setup = small_setup(name, ranks=8, shape=replace(SMALL, batch=12))
+    assert refusals(setup) == ["batch 12 cannot be shared equally by 8 data ranks; --batch 8 or 16 would fit"]
+
+
+def test_neighbours_share_weights_and_every_rank_has_data_of_its_own() -> None:
+    setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4})
+    card = card_of("hsdp")
+    assert card.mesh(setup) == {"replicate": 2, "shard": 4}
+    assert [card.place_of(setup, rank) for rank in range(8)] == [DataPlace(rank=rank, ranks=8) for rank in range(8)]
+
+
+@pytest.mark.parametrize("name", ["zero2", "fsdp"])
+def test_traffic_is_hidden_on_nccl_and_waited_for_on_gloo(name: str) -> None:
+    setup = small_setup(name, ranks=2, options={"clip": 0.0})
+    card = card_of(name)
+    assert {transfer.behind for transfer in card.transfers(setup)} == {None}
+    assert {transfer.behind for transfer in card.transfers(on_cuda(setup))} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize(("precision", "clip", "numbers"), [("fp32", 0.0, 0), ("fp32", 1.0, 1), ("fp16", 1.0, 2)])
+def test_clipping_and_fp16_cost_a_number_each(precision: Precision, clip: float, numbers: int) -> None:
+    setup = replace(small_setup("fsdp", ranks=2, options={"clip": clip}), precision=precision)
+    transfers = card_of("fsdp").transfers(setup)
+    assert sum(transfer.calls for transfer in transfers if transfer.collective == "all_reduce") == numbers
+
+
+def test_fewer_ranks_gather_in_backward_what_all_that_share_a_weight_gather_in_forward() -> None:
+    """Of 8 ranks four share a weight, and two of them in between."""
+    setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": 2})
+    gathers = [one for one in card_of("hsdp").transfers(setup) if one.collective == "all_gather"]
+    assert [(one.axis, one.ranks) for one in gathers] == [("shard", None), ("shard", None), ("shard", 2)]
+    assert gathers[1].payload_bytes == gathers[2].payload_bytes
+
+
+def test_resharding_in_between_changes_nothing_that_is_held_between_steps() -> None:
+    whole, some = (small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": reshard}) for reshard in (0, 2))
+    states = card_of("hsdp").states
+    assert [states(some, rank) for rank in range(8)] == [states(whole, rank) for rank in range(8)]
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "fsdp"])
+def test_one_rank_alone_sends_nothing(name: str) -> None:
+    assert card_of(name).transfers(small_setup(name)) == ()

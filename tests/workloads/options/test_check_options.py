@@ -1,0 +1,34 @@
+"""What a check adds to a case's options can be read from them again, and no card takes it from a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.case import parse_options
+from bench.errors import Misuse
+from tests.workloads.training.setups import small_setup
+from workloads.options import Check, check_of, is_made
+from workloads.registry import CARDS, card_of
+
+CHECK = Check(
+    epoch_steps=5, data_ranks=3, has_batch_norm=True, is_reversed=True, mistakes=("learning_rate", "sampler_epoch")
+)
+
+
+def test_a_check_is_read_from_the_options_that_it_makes() -> None:
+    setup = small_setup(options=CHECK.options())
+    assert check_of(setup) == CHECK
+    assert is_made("sampler_epoch", setup)
+    assert not is_made("batch_statistics", setup)
+
+
+def test_a_case_without_such_options_is_no_check() -> None:
+    assert check_of(small_setup()) is None
+    assert not is_made("learning_rate", small_setup())
+
+
+def test_no_card_lists_them_so_that_no_command_line_sets_them() -> None:
+    listed = {option.name for card in CARDS for option in card.options}
+    assert not listed & CHECK.options().keys()
+    with pytest.raises(Misuse, match='ddp has no option "check_mistakes"'):
+        parse_options(card_of("ddp"), ["check_mistakes=learning_rate"])

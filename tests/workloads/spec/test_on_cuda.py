@@ -1,0 +1,197 @@
+"""What cards refuse of a GPU, told without one: what its backends cannot do, and what its compiler must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.workloads.probes.small_probes import small_probe
+from tests.workloads.training.setups import ranks_of, small_setup
+from workloads.deepspeed.spec import not_installed
+from workloads.options import deferring_refusals
+from workloads.registry import CARDS, card_of
+from workloads.spec import Backend, Card, Device, OptionValue
+
+TRAINING = [card for card in CARDS if card.kind == "training" and (card.name != "deepspeed" or not not_installed())]
+NO_MESSAGES = "backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"
+
+
+def by_name(card: Card) -> str:
+    return card.name
+
+
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_gloo_is_refused_to_gpus_exactly_where_ranks_send_messages(card: Card) -> None:
+    setup = small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="gloo")
+    # Messages of RPC go through the host's memory by another library.
+    sends = any(each.collective == "send" and each.axis != "rpc" for each in card.transfers(setup))
+    assert card.sends_messages(setup) == sends
+    assert card.all_refusals(setup) == ([NO_MESSAGES] if sends else [])
+
+
+@pytest.mark.parametrize(("name", "sends"), [("collectives", True), ("all_reduce", True), ("matmul", False)])
+def test_probes_that_send_messages_are_refused_on_gloo_too(name: str, sends: bool) -> None:
+    card = card_of(name)
+    assert card.all_refusals(small_probe(card, ranks=2, device="cuda")) == ([NO_MESSAGES] if sends else [])
+
+
+def test_collectives_of_gpus_run_on_gloo_without_messages() -> None:
+    card = card_of("collectives")
+    setup = small_probe(card, ranks=2, device="cuda", options={"collectives": "all_reduce,all_gather"})
+    assert card.all_refusals(setup) == []
+
+
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_nccl_sends_messages_of_gpus(card: Card) -> None:
+    assert card.all_refusals(small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="nccl")) == []
+
+
+def test_a_ring_of_one_rank_sends_nothing() -> None:
+    assert card_of("ring_attention").all_refusals(small_setup("ring_attention", device="cuda")) == []
+
+
+def test_what_is_wrong_on_any_device_is_told_first() -> None:
+    setup = small_setup("gpipe", ranks=3, device="cuda")
+    assert card_of("gpipe").all_refusals(setup) == card_of("gpipe").refusals(setup) != []
+
+
+IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
+GATHERED = "FSDP2 gathers its weights to another place each time, for which a graph is recorded anew"
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collectives(card: Card, mode: str) -> None:
+    because = {
+        "zero2": GATHERED,
+        "fsdp": GATHERED,
+        "hsdp": GATHERED,
+        "tensor_parallel": IN_GRAPHS,
+        "three_d": IN_GRAPHS,
+        "ulysses": IN_GRAPHS,
+    }.get(card.name)
+    reasons = refusals_of_mode(card, mode, "cuda")
+    graphs = [reason for reason in reasons if "CUDA graph" in reason]
+    assert graphs == (
+        []
+        if because is None
+        else [
+            f"option compile is {mode}, which replays a block as a CUDA graph; {because}: take compile=default, or"
+            " max-autotune-no-cudagraphs"
+        ]
+    )
+
+
+@pytest.mark.parametrize("card", TRAINING, ids=by_name)
+def test_modes_without_graphs_are_as_good_as_any_other(card: Card) -> None:
+    other = refusals_of_mode(card, "default", "cuda")
+    without_graphs = refusals_of_mode(card, "max-autotune-no-cudagraphs", "cuda")
+    assert [reason.replace("max-autotune-no-cudagraphs", "default") for reason in without_graphs] == other
+    on_cpu = refusals_of_mode(card, "reduce-overhead", "cpu")
+    assert [reason.replace("reduce-overhead", "default") for reason in on_cpu] == other
+
+
+def test_stages_that_fsdp2_divides_are_no_graphs_either() -> None:
+    setup = small_setup(
+        "three_d",
+        ranks=4,
+        options={"compile": "reduce-overhead", "tensor_ranks": 1, "data_axis": "fsdp"},
+        device="cuda",
+        backend="nccl",
+    )
+    (reason,) = card_of("three_d").all_refusals(setup)
+    assert GATHERED in reason
+
+
+@pytest.mark.parametrize("strategy", ["tensor_parallel", "ulysses"])
+def test_one_rank_has_no_collectives_that_a_graph_could_hide(strategy: str) -> None:
+    setup = small_setup(strategy, options={"compile": "reduce-overhead"}, device="cuda", backend="nccl")
+    assert card_of(strategy).all_refusals(setup) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "axis"), [("ring_attention", "sequence"), ("gpipe", "stage"), ("three_d", "stage")]
+)
+def test_messages_go_first_where_they_are_asked_to(strategy: str, axis: str) -> None:
+    card = card_of(strategy)
+    plain = small_setup(strategy, ranks=ranks_of(card), device="cuda", backend="nccl")
+    urgent = replace(plain, options={**plain.options, "high_priority_stream": True})
+    assert (card.high_priority_axes(plain), card.high_priority_axes(urgent)) == ((), (axis,))
+    assert axis in card.mesh(urgent)
+    assert card.all_refusals(urgent) == []
+
+
+def test_every_strategy_that_sends_messages_can_send_them_first() -> None:
+    for card in TRAINING:
+        setup = small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="nccl")
+        has_option = any(option.name == "high_priority_stream" for option in card.options)
+        assert has_option == card.sends_messages(setup)
+
+
+def test_gloo_has_no_streams_to_prefer() -> None:
+    setup = small_setup("gpipe", ranks=2, options={"high_priority_stream": True})
+    assert card_of("gpipe").all_refusals(setup) == [
+        "option high_priority_stream is true on gloo, which has no streams; leave it out, or take --backend nccl"
+    ]
+
+
+def test_one_rank_has_no_messages_to_prefer() -> None:
+    setup = small_setup("ring_attention", options={"high_priority_stream": True}, device="cuda", backend="nccl")
+    assert card_of("ring_attention").all_refusals(setup) == [
+        "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "is_told"),
+    [
+        ("gpipe", {}, False),
+        ("one_f_one_b", {}, False),
+        ("interleaved", {}, True),
+        ("interleaved", {"defer_receives": True}, False),
+        ("zero_bubble", {"variant": "zbv"}, True),
+        ("three_d", {}, False),
+        ("three_d", {"schedule": "interleaved", "stages": 2}, True),
+    ],
+)
+def test_what_receives_that_begin_early_cost_on_nccl_is_told(
+    strategy: str, options: dict[str, OptionValue], is_told: bool
+) -> None:
+    card = card_of(strategy)
+    setup = small_setup(strategy, ranks=ranks_of(card), options=options, device="cuda", backend="nccl")
+    assert any("holds back the sends after it" in note for note in card.notes(setup)) == is_told
+    on_gloo = replace(setup, device="cpu", backend="gloo")
+    assert not any("holds back the sends after it" in note for note in card.notes(on_gloo))
+
+
+def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
+    setup = small_setup("interleaved", ranks=2, options={"defer_receives": True})
+    assert list(deferring_refusals(setup, "interleaved", release=(2, 13))) == []
+    assert list(deferring_refusals(setup, "interleaved", release=(3, 0))) == []
+    assert list(deferring_refusals(setup, "interleaved", release=(2, 12))) == [
+        "option defer_receives is true, and torch 2.12 has no schedule that defers; leave it out, or install torch 2.13"
+        " or newer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({}, "one_f_one_b, which receives no earlier than it needs; leave it out, or take schedule interleaved"),
+        (
+            {"schedule": "zbv", "stages": 2},
+            "zbv, of which torch 2.13 defers receives out of the order of their sends, so that losses are wrong without"
+            " a word; leave it out, or take schedule interleaved",
+        ),
+    ],
+)
+def test_receives_are_deferred_of_no_schedule_that_cannot(options: dict[str, OptionValue], because: str) -> None:
+    setup = small_setup("three_d", ranks=4, options={"defer_receives": True, **options})
+    assert card_of("three_d").all_refusals(setup) == [f"option defer_receives is true with schedule {because}"]
+
+
+def refusals_of_mode(card: Card, mode: str, device: Device) -> list[str]:
+    backend: Backend = "nccl" if device == "cuda" else "gloo"
+    setup = small_setup(card.name, ranks=ranks_of(card), options={"compile": mode}, device=device, backend=backend)
+    return card.all_refusals(setup)

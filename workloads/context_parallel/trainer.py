@@ -1,0 +1,79 @@
+"""Training on sequences whose positions are divided among ranks: what is alike whichever way attention is computed.
+
+Each rank holds the whole model and reads the same sequences as the others, but takes only its own positions through the
+model. Attention alone looks at other positions, and is handed in.
+Dimensions: b sequences, s own positions, v vocabulary, r half of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from workloads.context_parallel.cost_model import Layout
+from workloads.core.mesh import make_group
+from workloads.core.trainer import Trainer, make_model
+from workloads.core.transformer import Attend, Block, Transformer
+from workloads.data_parallel.strategy import replicate
+from workloads.protocols import Phase
+from workloads.spec import Setup
+
+
+def positions(layout: Layout, *, sequence: int, rank: int, ranks: int) -> Tensor:
+    """The positions that a rank holds, in the order in which it holds them, (s,) int64; see `Layout`.
+
+    The layout's chunks divide the sequence.
+    """
+    if layout == "plain":
+        return torch.arange(sequence).chunk(ranks)[rank]
+    chunks = torch.arange(sequence).chunk(2 * ranks)
+    return torch.cat((chunks[rank], chunks[-1 - rank]))
+
+
+class SequenceTrainer(Trainer):
+    """A `Workload` whose loss on each rank is the mean over the rank's own positions.
+
+    The mean over ranks is then that of all tokens, and so gradients are averaged over the axis `sequence`. This is done
+    bucket by bucket during backward in a group of its own: in one with attention's messages, which backward waits for,
+    each of these would queue behind buckets. Every rank enters the collectives of both from one thread in one order.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        mesh: DeviceMesh,
+        phase: Phase,
+        *,
+        attend: Attend,
+        layout: Layout,
+        notes: Sequence[str] | None = None,
+    ) -> None:
+        """attend: takes and gives this rank's positions, in the order of the layout; all ranks call it together.
+
+        notes: as `Trainer` has them.
+        """
+        axis, device = mesh.get_group("sequence"), torch.device(setup.device)
+        held_s = positions(layout, sequence=setup.shape.sequence, rank=axis.rank(), ranks=axis.size()).to(device)
+        model = make_model(setup)
+        replica = replicate(setup, model, make_group(axis, device))
+        # Not before: a new replica takes over all buffers of the first rank, and the tables are among them.
+        _hold_positions(model, held_s, attend)
+        super().__init__(setup, replica, phase, no_sync=replica.no_sync, notes=notes)
+        self._positions_s = held_s
+
+    def _inputs(self, tokens_bs: Tensor) -> Tensor:
+        return tokens_bs[:, self._positions_s]
+
+    def _targets(self, tokens_bs: Tensor) -> Tensor:
+        return tokens_bs[:, self._positions_s + 1]
+
+
+def _hold_positions(model: Transformer, positions_s: Tensor, attend: Attend) -> None:
+    """Turn heads by these positions, and attend so."""
+    model.cos_sr, model.sin_sr = model.cos_sr[positions_s], model.sin_sr[positions_s]
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.attention.attend = attend

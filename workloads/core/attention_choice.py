@@ -1,0 +1,192 @@
+"""Which of torch's kernels a rank attends with: torch's own choice, or the one that the setup names; told in each run.
+
+Strategies on scaled_dot_product_attention leave the choice to torch, which looks at GPU, precision and heads; the ring
+calls a kernel itself, and takes the one that torch would choose, so that an efficiency against `single` compares like
+with like.
+Dimensions: b batch, h query heads, k key and value heads, q queries, t keys, e elements of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from workloads.core.attention_kernels import KERNELS, CpuFlash, Kernel, repeated
+from workloads.core.mesh import DTYPES
+from workloads.core.transformer import Attend, attend
+from workloads.options import KernelName, pinned_kernel
+from workloads.spec import Setup
+
+BACKENDS: Mapping[KernelName, SDPBackend] = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """Queries, keys and values such as a rank attends with; their values do not matter."""
+
+    q_bhqe: Tensor
+    k_bkte: Tensor
+    v_bkte: Tensor
+    is_causal: bool
+
+
+class Attention(Protocol):
+    """What torch says of its kernels on a GPU.
+
+    device: where the tensors lie that it is asked about.
+    """
+
+    device: torch.device
+
+    def choice(self, example: Example) -> KernelName:
+        """The one that scaled_dot_product_attention runs."""
+
+    def can_use(self, kernel: KernelName, example: Example) -> bool:
+        """Whether it could run this one."""
+
+
+class TorchAttention:
+    """Asks torch by the functions that it asks itself, of the current GPU."""
+
+    device = torch.device("cuda")
+
+    def choice(self, example: Example) -> KernelName:
+        """See `Attention.choice`."""
+        number = torch._fused_sdp_choice(
+            example.q_bhqe, example.k_bkte, example.v_bkte, is_causal=example.is_causal, enable_gqa=True
+        )
+        return next(name for name, backend in BACKENDS.items() if backend.value == number)
+
+    def can_use(self, kernel: KernelName, example: Example) -> bool:
+        """See `Attention.can_use`."""
+        cuda, has_gqa = torch.backends.cuda, True
+        asked = cuda.SDPAParams(example.q_bhqe, example.k_bkte, example.v_bkte, None, 0.0, example.is_causal, has_gqa)
+        match kernel:
+            case "cudnn":
+                return cuda.can_use_cudnn_attention(asked)
+            case "flash":
+                return cuda.can_use_flash_attention(asked)
+            case "efficient":
+                return cuda.can_use_efficient_attention(asked)
+            case "math":
+                return True
+
+
+TORCH = TorchAttention()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """An `Attend`: causal attention by one of torch's kernels, and no other."""
+
+    kernel: KernelName
+
+    def __call__(self, q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
+        """The output of each query, (b, h, s, e)."""
+        if self.kernel == "efficient":  # It knows no grouped heads.
+            k_bkse, v_bkse = repeated(k_bkse, q_bhse), repeated(v_bkse, q_bhse)
+        with sdpa_kernel(BACKENDS[self.kernel]):
+            return F.scaled_dot_product_attention(q_bhse, k_bkse, v_bkse, is_causal=True, enable_gqa=True)
+
+
+def attend_of(setup: Setup, attention: Attention = TORCH) -> Attend:
+    """What mixes positions of a whole sequence.
+
+    Raises:
+        RuntimeError: this GPU cannot run the kernel that the setup names.
+    """
+    kernel = pinned_kernel(setup)
+    if kernel is None:
+        return attend
+    _check(setup, kernel, _whole_sequence(setup, kernel, attention.device), attention)
+    return Pinned(kernel=kernel)
+
+
+def attention_notes(setup: Setup, attention: Attention = TORCH) -> tuple[str, ...]:
+    """Which kernel attends to whole sequences; nothing on the CPU, which has one."""
+    if setup.device == "cpu":
+        return ()
+    kernel = pinned_kernel(setup)
+    if kernel is not None:
+        return (_told(kernel, "as the option attention says"),)
+    kernel = attention.choice(_whole_sequence(setup, None, attention.device))
+    beside = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
+    return (_told(kernel, f"torch's choice on this GPU{beside}"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingKernel:
+    """The kernel of the ring. notes: which it is, and why it is not the one of other strategies."""
+
+    kernel: Kernel
+    notes: tuple[str, ...] = ()
+
+
+def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: Attention = TORCH) -> RingKernel:
+    """The kernel that a rank of the ring attends with.
+
+    positions: of a rank. chunk: the fewest keys that it attends to at a time.
+
+    Raises:
+        RuntimeError: this GPU cannot run the kernel that the setup names, or has none for the ring at all.
+    """
+    if setup.device == "cpu":
+        return RingKernel(kernel=CpuFlash())
+    example = partial(_example, setup, queries=positions, keys=chunk, is_causal=False, device=attention.device)
+    pinned = pinned_kernel(setup)
+    if pinned is not None:
+        _check(setup, pinned, example(pinned), attention)
+        return RingKernel(kernel=KERNELS[pinned], notes=(_told(pinned, "as the option attention says"),))
+    choice = attention.choice(example(None))
+    if choice in KERNELS:
+        return RingKernel(kernel=KERNELS[choice], notes=(_told(choice, "torch's choice on this GPU"),))
+    if not attention.can_use("efficient", example("efficient")):
+        raise RuntimeError(
+            f"torch has no kernel on this GPU that gives a log-sum-exp in {setup.precision} for heads of"
+            f" {setup.shape.head_width} elements, and the ring needs one; take another --precision"
+        )
+    why = f"other strategies by {choice}, which gives no log-sum-exp: an efficiency against them compares kernels too"
+    return RingKernel(kernel=KERNELS["efficient"], notes=(_told("efficient", why),))
+
+
+def _told(kernel: KernelName, why: str) -> str:
+    return f"attention runs by torch's kernel {kernel}; {why}"
+
+
+def _check(setup: Setup, kernel: KernelName, example: Example, attention: Attention) -> None:
+    if not attention.can_use(kernel, example):
+        raise RuntimeError(
+            f"option attention is {kernel}, which torch cannot run on this GPU in {setup.precision} with heads of"
+            f" {setup.shape.head_width} elements; leave it out, or take another kernel"
+        )
+
+
+def _whole_sequence(setup: Setup, kernel: KernelName | None, device: torch.device) -> Example:
+    sequence = setup.shape.sequence
+    return _example(setup, kernel, queries=sequence, keys=sequence, is_causal=True, device=device)
+
+
+def _example(
+    setup: Setup, kernel: KernelName | None, *, queries: int, keys: int, is_causal: bool, device: torch.device
+) -> Example:
+    """Tensors of these sizes, in the memory of one head's elements. kernel: None where torch chooses it."""
+    shape = setup.shape
+    # Both `attend` in fp32 and the efficient kernel are handed a copy of keys and values for each query head.
+    is_grouped = kernel != "efficient" and not (kernel is None and setup.precision == "fp32")
+    one = torch.zeros(shape.head_width, dtype=DTYPES[setup.precision], device=device)
+    kv_bkte = one.expand(1, shape.kv_heads if is_grouped else shape.heads, keys, -1)
+    # Some kernels have no backward on some GPUs.
+    q_bhqe = one.expand(1, shape.heads, queries, -1).requires_grad_()
+    return Example(q_bhqe=q_bhqe, k_bkte=kv_bkte, v_bkte=kv_bkte, is_causal=is_causal)

@@ -1,0 +1,234 @@
+"""torch's attention kernels behind one door: output with log-sum-exp, and gradients from these two.
+
+A kernel sees some of the keys only. Handed the output and the log-sum-exp over all keys, its backward gives what these
+keys contribute to the gradients, so that attention may be computed in pieces.
+Dimensions: b batch, h query heads, k key and value heads, q queries, t keys, e elements of a head.
+Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workloads.options import KernelName
+
+aten = torch.ops.aten
+
+LSE_MULTIPLE = 32
+"""The efficient kernel keeps the log-sum-exp of so many queries together; there is no such query beyond the last."""
+
+
+class Kernel(Protocol):
+    """Attention of queries to keys, scaled by the square root of a head's elements, with grouped heads.
+
+    is_causal: query i sees keys 0 to i; then there are as many keys as queries.
+    """
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """Output (b, h, q, e) in the queries' precision; log-sum-exp (b, h, q) in nats, in float32 or better."""
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of queries, keys and values that come by way of these keys.
+
+        out_bhqe, lse_bhq: over all keys that the queries see, here or elsewhere.
+        """
+
+
+class CpuFlash:
+    """The CPU's kernel, for every precision, float64 too."""
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        out_bhqe, lse_bhq = aten._scaled_dot_product_flash_attention_for_cpu(q_bhqe, k_bkte, v_bkte, 0.0, is_causal)
+        return out_bhqe, lse_bhq
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            out_gradient_bhqe, q_bhqe, k_bkte, v_bkte, out_bhqe, lse_bhq, 0.0, is_causal
+        )
+        return gradients
+
+
+class CudaFlash:
+    """The flash kernel of a GPU, for half precision. Heads have a multiple of 8 elements, at most 256."""
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        out_bhqe, lse_bhq, *_ = aten._scaled_dot_product_flash_attention(q_bhqe, k_bkte, v_bkte, 0.0, is_causal, False)
+        return out_bhqe, lse_bhq
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        # Sequences are all of one length, so that no table says where each begins; without dropout no seed is read.
+        no_table, no_seed = None, torch.empty(2, dtype=torch.uint64, device=q_bhqe.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_backward(
+            out_gradient_bhqe,
+            q_bhqe,
+            k_bkte,
+            v_bkte,
+            out_bhqe,
+            # The kernel takes the queries of a head to lie next to each other.
+            lse_bhq.contiguous(),
+            no_table,
+            no_table,
+            q_bhqe.shape[2],
+            k_bkte.shape[2],
+            0.0,
+            is_causal,
+            no_seed,
+            no_seed,
+        )
+        return gradients
+
+
+class CudaCudnn:
+    """cuDNN's kernel, for half precision. Heads have a multiple of 8 elements, at most 128, or 256 on Hopper.
+
+    All tensors are laid out alike: torch keeps cuDNN's plans of backward by the layout of queries, keys and values, and
+    takes those of output and its gradient to follow from them.
+    Source: torch 2.11 to 2.13, ATen/native/cudnn/MHA.cpp; its ring of context parallelism hands backward the output and
+    the log-sum-exp of all keys, as here.
+    """
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        no_bias, has_lse = None, True
+        out_bhqe, lse_bhq1, *_ = aten._scaled_dot_product_cudnn_attention(
+            q_bhqe.contiguous(), k_bkte.contiguous(), v_bkte.contiguous(), no_bias, has_lse, 0.0, is_causal
+        )
+        return out_bhqe, lse_bhq1.squeeze(-1)
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        no_bias, no_table = None, None
+        no_seed = torch.empty((), dtype=torch.int64, device=q_bhqe.device)
+        gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
+            out_gradient_bhqe.contiguous(),
+            q_bhqe.contiguous(),
+            k_bkte.contiguous(),
+            v_bkte.contiguous(),
+            out_bhqe.contiguous(),
+            lse_bhq.contiguous().unsqueeze(-1),
+            no_seed,
+            no_seed,
+            no_bias,
+            no_table,
+            no_table,
+            q_bhqe.shape[2],
+            k_bkte.shape[2],
+            0.0,
+            is_causal,
+        )
+        return gradients
+
+
+class CudaEfficient:
+    """The memory-efficient kernel of a GPU, for float32 and old GPUs. Heads have a multiple of 8 elements.
+
+    It knows no grouped heads: keys and values are copied for each query head.
+    """
+
+    def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """See `Kernel.forward`."""
+        out_bhqe, padded_bhq, *_ = aten._scaled_dot_product_efficient_attention(
+            q_bhqe, repeated(k_bkte, q_bhqe), repeated(v_bkte, q_bhqe), None, True, 0.0, is_causal
+        )
+        return out_bhqe, padded_bhq[:, :, : q_bhqe.shape[2]]
+
+    def backward(
+        self,
+        out_gradient_bhqe: Tensor,
+        q_bhqe: Tensor,
+        k_bkte: Tensor,
+        v_bkte: Tensor,
+        out_bhqe: Tensor,
+        lse_bhq: Tensor,
+        *,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        no_bias, no_seed = None, torch.zeros((), dtype=torch.int64)
+        q_gradient_bhqe, k_gradient_bhte, v_gradient_bhte, _ = aten._scaled_dot_product_efficient_attention_backward(
+            out_gradient_bhqe,
+            q_bhqe,
+            repeated(k_bkte, q_bhqe),
+            repeated(v_bkte, q_bhqe),
+            no_bias,
+            out_bhqe,
+            padded(lse_bhq),
+            no_seed,
+            no_seed,
+            0.0,
+            [True, True, True, False],
+            is_causal,
+        )
+        return q_gradient_bhqe, _summed(k_gradient_bhte, k_bkte), _summed(v_gradient_bhte, v_bkte)
+
+
+KERNELS: Mapping[KernelName, Kernel] = {
+    "cudnn": CudaCudnn(),
+    "flash": CudaFlash(),
+    "efficient": CudaEfficient(),
+}
+"""Those of a GPU that give a log-sum-exp."""
+
+
+def padded(lse_bhq: Tensor) -> Tensor:
+    """The log-sum-exp as the efficient kernel reads it back: queries that do not exist have infinite sums."""
+    return F.pad(lse_bhq, (0, -lse_bhq.shape[2] % LSE_MULTIPLE), value=float("inf")).contiguous()
+
+
+def repeated(x_bkte: Tensor, q_bhqe: Tensor) -> Tensor:
+    """Each key or value head as often as query heads read it."""
+    return x_bkte.repeat_interleave(q_bhqe.shape[1] // x_bkte.shape[1], dim=1)
+
+
+def _summed(gradient_bhte: Tensor, x_bkte: Tensor) -> Tensor:
+    """The gradient of each key or value head, from all query heads that read it."""
+    return torch.unflatten(gradient_bhte, 1, (x_bkte.shape[1], -1)).sum(dim=2)

@@ -1,0 +1,86 @@
+"""The library's collectives as calls without arguments, on buffers that are there already.
+
+Each returns when the current stream waits for it (NCCL), or when it is through (gloo).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.cost_models.collective_sizes import IN_PLACE, ROOT, Counts
+from workloads.cost_models.terms import Collective
+
+# torch 2.13 warns of the old names; torch 2.11 knows no others.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What a rank hands in, and what it gets: one tensor for both in place, and empty where only the root has one."""
+
+    give: Tensor
+    take: Tensor
+
+    def first(self, counts: Counts) -> Buffers:
+        """Views of so many elements."""
+        give = self.give[: counts.give]
+        return Buffers(give=give, take=give if self.take is self.give else self.take[: counts.take])
+
+
+def allocate(
+    collective: Collective, counts: Counts, rank: int, *, dtype: torch.dtype, device: torch.device | str
+) -> Buffers:
+    """Zeros for a call of so many elements, and for every smaller one."""
+    give = torch.zeros(0 if collective == "scatter" and rank != ROOT else counts.give, dtype=dtype, device=device)
+    if collective in IN_PLACE:
+        return Buffers(give=give, take=give)
+    take = torch.zeros(0 if collective == "gather" and rank != ROOT else counts.take, dtype=dtype, device=device)
+    return Buffers(give=give, take=take)
+
+
+def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup) -> Callable[[], object]:
+    """The collective over all ranks of the group, ready to be called any number of times. Sums are added up."""
+    give, take, ranks = buffers.give, buffers.take, group.size()
+    match collective:
+        case "all_reduce":
+            return partial(dist.all_reduce, give, group=group)
+        case "all_gather":
+            return partial(all_gather, take, give, group=group)
+        case "reduce_scatter":
+            return partial(_reduce_scatter, take, give, group=group)
+        case "broadcast":
+            return partial(dist.broadcast, give, group=group, group_src=ROOT)
+        case "reduce":
+            return partial(dist.reduce, give, group=group, group_dst=ROOT)
+        case "gather":
+            parts = list(take.chunk(ranks)) if group.rank() == ROOT else None
+            return partial(dist.gather, give, parts, group=group, group_dst=ROOT)
+        case "scatter":
+            parts = list(give.chunk(ranks)) if group.rank() == ROOT else None
+            return partial(dist.scatter, take, parts, group=group, group_src=ROOT)
+        case "all_to_all":
+            return partial(dist.all_to_all_single, take, give, group=group)
+        case "send":
+            return partial(_run, _messages_around(give, take, group))
+
+
+def _messages_around(give: Tensor, take: Tensor, group: dist.ProcessGroup) -> list[dist.P2POp]:
+    """From the rank before, and to the next."""
+    rank, ranks = group.rank(), group.size()
+    # In this order: gloo would else let two ranks that send to each other do so in turn, at half the link's speed.
+    return [
+        dist.P2POp(dist.irecv, take, group=group, group_peer=(rank - 1) % ranks),
+        dist.P2POp(dist.isend, give, group=group, group_peer=(rank + 1) % ranks),
+    ]
+
+
+def _run(messages: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()

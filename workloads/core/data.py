@@ -1,0 +1,164 @@
+"""The batches of a rank: synthetic tokens, made by the processes of a real DataLoader.
+
+Dimensions: b batch, s sequence + 1 (inputs and, shifted by one, targets).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from workloads.cost_models.shape import Shape
+from workloads.options import check_of, is_made, local_batch, parts
+from workloads.spec import DataPlace, Setup
+
+EPOCH_STEPS = 1000
+NOISE_RATIO = 0.1
+LARGEST_STRIDE = 4
+
+
+class Progressions(Dataset[NDArray[np.int64]]):
+    """Sequences that count up in a stride of their own, with some tokens replaced by chance.
+
+    Two neighbours tell the stride and so the next token: the loss falls. Item i depends on the seed and on i only,
+    whichever process makes it.
+    """
+
+    def __init__(self, shape: Shape, *, seed: int, sequences: int) -> None:
+        self._shape = shape
+        self._seed = seed
+        self._sequences = sequences
+
+    def __len__(self) -> int:
+        return self._sequences
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        """The sequence of that index, with one token more than the model reads."""
+        if not 0 <= index < self._sequences:
+            raise IndexError(f"sequence {index} is not among the {self._sequences} of an epoch")
+        random = np.random.default_rng((self._seed, index))
+        vocabulary, length = self._shape.vocabulary, self._shape.sequence + 1
+        start, stride = random.integers(vocabulary), random.integers(1, LARGEST_STRIDE + 1)
+        tokens_s = (start + stride * np.arange(length)) % vocabulary
+        noise_s = random.integers(vocabulary, size=length)
+        return np.where(random.random(length) < NOISE_RATIO, noise_s, tokens_s)
+
+
+class Batches:
+    """A rank's sequences, one optimizer step after another, without end.
+
+    tokens_bs: (parts x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
+    In step s all data ranks together read the same sequences, however many ranks share them out.
+    The worker processes start with the first batch and end at `close`.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        data_rank: int,
+        data_ranks: int,
+        epoch_steps: int = EPOCH_STEPS,
+        is_reordered: bool = True,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """is_reordered: each epoch has an order of its own; without it, that of the first."""
+        self.sequences = parts(setup) * local_batch(setup, data_ranks)
+        """Sequences of this rank in one optimizer step."""
+        dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
+        sampler: DistributedSampler[NDArray[np.int64]] = DistributedSampler(
+            dataset, num_replicas=data_ranks, rank=data_rank, shuffle=True, seed=setup.seed, drop_last=True
+        )
+        workers = int(setup.options["workers"])
+        loader: DataLoader[NDArray[np.int64]] = DataLoader(
+            dataset,
+            batch_size=self.sequences,
+            sampler=sampler,
+            drop_last=True,
+            num_workers=workers,
+            # Forked workers start in milliseconds and need no importable main module; they touch no device.
+            multiprocessing_context="fork" if workers else None,
+            persistent_workers=workers > 0,
+            pin_memory=setup.device == "cuda",
+            collate_fn=_Collate(delay_s=float(setup.options["loader_delay_ms"]) / 1e3, sleep=sleep),
+        )
+        # The generator alone holds the loader: when it is closed, so are the loader's processes.
+        self._tokens = _endless(loader, sampler, is_reordered)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        """The batch of the next optimizer step."""
+        return next(self._tokens)
+
+    def close(self) -> None:
+        """End the worker processes; each finishes at most the batch it is making."""
+        self._tokens.close()
+
+
+class NoBatches:
+    """The batches of a rank that trains on none: empty ones, without end."""
+
+    sequences = 0
+
+    def __init__(self, setup: Setup) -> None:
+        self._tokens_bs = torch.empty((0, setup.shape.sequence + 1), dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        """No sequence."""
+        return self._tokens_bs
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def make_batches(setup: Setup, place: DataPlace | None) -> Batches | NoBatches:
+    """The batches of a rank with this place."""
+    if place is None:
+        return NoBatches(setup)
+    check = check_of(setup)
+    return Batches(
+        setup,
+        data_rank=place.rank,
+        data_ranks=place.ranks,
+        epoch_steps=EPOCH_STEPS if check is None else check.epoch_steps,
+        is_reordered=not is_made("sampler_epoch", setup),
+    )
+
+
+def to_device(tokens_bs: Tensor, device: torch.device) -> Tensor:
+    """The batch on the device; from pinned memory the copy runs beside the host."""
+    return tokens_bs.to(device, non_blocking=True)
+
+
+def _endless(
+    loader: DataLoader[NDArray[np.int64]], sampler: DistributedSampler[NDArray[np.int64]], is_reordered: bool
+) -> Generator[Tensor]:
+    for epoch in count():
+        sampler.set_epoch(epoch if is_reordered else 0)
+        yield from loader
+
+
+class _Collate:
+    """Stacks sequences to a batch, and sleeps first where the loader is slowed on purpose."""
+
+    def __init__(self, *, delay_s: float, sleep: Callable[[float], None]) -> None:
+        self._delay_s = delay_s
+        self._sleep = sleep
+
+    def __call__(self, sequences: Sequence[NDArray[np.int64]]) -> Tensor:
+        if self._delay_s:
+            self._sleep(self._delay_s)
+        return torch.from_numpy(np.stack(sequences))

@@ -1,0 +1,197 @@
+"""The model that every strategy trains: a Llama-like transformer, written to be read and to be compiled.
+
+Dimensions: b batch, s sequence, d width, h query heads, k key and value heads, e elements of a head, r half of them,
+v vocabulary.
+Source: Touvron et al. 2023, LLaMA (RMSNorm before each part, SwiGLU, rotary embedding); Ainslie et al. 2023, GQA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import CheckpointPolicy
+
+from workloads.cost_models.shape import Shape
+
+Checkpoint = Literal["none", "full", "selective"]
+"""What backward computes again: nothing, whole blocks, or all of a block but its matrix products and attention."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
+
+ROTARY_BASE = 500_000.0
+NORM_EPSILON = 1e-5
+WEIGHT_DEVIATION = 0.02
+
+SAVED = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+"""Operators whose results selective checkpointing keeps."""
+
+
+class Transformer(nn.Module):
+    """Tokens to logits. Embedding and head are not tied; linear layers have no bias."""
+
+    cos_sr: Tensor
+    sin_sr: Tensor
+
+    def __init__(self, shape: Shape, *, checkpoint: Checkpoint = "none", batch_norm: nn.Module | None = None) -> None:
+        """batch_norm: a layer without weights behind the embedding, which a convergence check looks at."""
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.batch_norm = batch_norm
+        self.blocks = nn.ModuleList(Block(shape, checkpoint=checkpoint) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        cos_sr, sin_sr = rotary_tables(shape.sequence, shape.head_width)
+        self.register_buffer("cos_sr", cos_sr, persistent=False)
+        self.register_buffer("sin_sr", sin_sr, persistent=False)
+        self.initialise(shape)
+
+    def initialise(self, shape: Shape) -> None:
+        """Draw all weights anew, in the order of their names.
+
+        The two products that write to the residual stream are drawn narrower, so that its variance does not grow with
+        depth. Source: Radford et al. 2019, GPT-2, section 2.3.
+        """
+        residual_deviation = WEIGHT_DEVIATION / math.sqrt(2 * shape.layers)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 1:
+                nn.init.ones_(weight)
+            else:
+                is_residual = name.endswith(("attention.o.weight", "mlp.down.weight"))
+                nn.init.normal_(weight, std=residual_deviation if is_residual else WEIGHT_DEVIATION)
+
+    def forward(self, tokens_bs: Tensor) -> Tensor:
+        """The logits of each token's successor, (b, s, v), in the precision of autocast."""
+        x_bsd = self.embedding(tokens_bs)
+        if self.batch_norm is not None:
+            x_bsd = self.batch_norm(x_bsd)
+        length = tokens_bs.shape[1]
+        cos_sr, sin_sr = self.cos_sr[:length], self.sin_sr[:length]
+        for block in self.blocks:
+            x_bsd = block(x_bsd, cos_sr, sin_sr)
+        logits_bsv: Tensor = self.head(self.norm(x_bsd))
+        return logits_bsv
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind its norm and beside the residual stream.
+
+    Checkpointing is inside of forward and wraps no module: a weight has one name in every setting, and a compiled block
+    is one graph.
+    """
+
+    def __init__(self, shape: Shape, *, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.mlp = SwiGLU(shape)
+        self.checkpoint = checkpoint
+
+    def forward(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
+        """The residual stream after this block."""
+        if self.checkpoint == "none":
+            return self._run(x_bsd, cos_sr, sin_sr)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # Nothing here draws numbers.
+        if self.checkpoint == "selective":
+            options["context_fn"] = partial(checkpointing.create_selective_checkpoint_contexts, _policy)
+        out_bsd: Tensor = checkpointing.checkpoint(self._run, x_bsd, cos_sr, sin_sr, **options)
+        return out_bsd
+
+    def _run(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.attention_norm(x_bsd), cos_sr, sin_sr)
+        out_bsd: Tensor = x_bsd + self.mlp(self.mlp_norm(x_bsd))
+        return out_bsd
+
+
+class Attention(nn.Module):
+    """Causal self-attention; each key and value head serves heads / kv_heads query heads."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        kv_width = shape.kv_heads * shape.head_width
+        self.head_width = shape.head_width
+        self.q = nn.Linear(shape.width, shape.width, bias=False)
+        self.k = nn.Linear(shape.width, kv_width, bias=False)
+        self.v = nn.Linear(shape.width, kv_width, bias=False)
+        self.o = nn.Linear(shape.width, shape.width, bias=False)
+        self.attend: Attend = attend
+        """What mixes positions; a strategy that divides the sequence puts its own here."""
+
+    def forward(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
+        """What attention adds to the residual stream."""
+        # The number of heads is read off the product: a strategy may have left this rank only some of them.
+        q_bhse, k_bkse, v_bkse = (
+            product(x_bsd).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for product in (self.q, self.k, self.v)
+        )
+        out_bhse = self.attend(rotate(q_bhse, cos_sr, sin_sr), rotate(k_bkse, cos_sr, sin_sr), v_bkse)
+        out_bsd: Tensor = self.o(out_bhse.transpose(1, 2).flatten(-2))
+        return out_bsd
+
+
+class SwiGLU(nn.Module):
+    """The gated MLP. Source: Shazeer 2020, GLU Variants Improve Transformer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.mlp_width, bias=False)
+        self.up = nn.Linear(shape.width, shape.mlp_width, bias=False)
+        self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
+
+    def forward(self, x_bsd: Tensor) -> Tensor:
+        """What the MLP adds to the residual stream."""
+        out_bsd: Tensor = self.down(F.silu(self.gate(x_bsd)) * self.up(x_bsd))
+        return out_bsd
+
+
+def attend(q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
+    """Causal attention with grouped queries, (b, h, s, e)."""
+    if q_bhse.is_cuda and q_bhse.dtype is torch.float32:
+        # On CUDA only flash and cuDNN take grouped heads, and neither takes fp32: without this copy, all scores would
+        # be kept in memory.
+        group = q_bhse.shape[1] // k_bkse.shape[1]
+        k_bkse, v_bkse = k_bkse.repeat_interleave(group, dim=1), v_bkse.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(q_bhse, k_bkse, v_bkse, is_causal=True, enable_gqa=True)
+
+
+def rotary_tables(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, (s, r) in float32.
+
+    Source: Su et al. 2021, RoFormer, section 3.4; base of Llama 3.
+    """
+    frequencies_r = ROTARY_BASE ** -(torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angles_sr = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies_r)
+    return angles_sr.cos(), angles_sr.sin()
+
+
+def rotate(x_bhse: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
+    """Each head turned by its position, in float32: element i and i + r are a pair, as in Llama's published weights."""
+    first_bhsr, second_bhsr = x_bhse.float().chunk(2, dim=-1)
+    turned_bhse = torch.cat(
+        (first_bhsr * cos_sr - second_bhsr * sin_sr, second_bhsr * cos_sr + first_bhsr * sin_sr), dim=-1
+    )
+    return turned_bhse.type_as(x_bhse)
+
+
+def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
+    """Mean cross-entropy in nats, a scalar in float32 whatever the precision of the logits."""
+    return F.cross_entropy(logits_bsv.flatten(0, 1).float(), targets_bs.flatten())
+
+
+def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,88 @@
+"""Which sizes a sweep over collectives has, and how many elements each call moves, as nccl-tests counts them.
+
+Imports no torch, so that a card can say beforehand what a rank will hold.
+Source: nccl-tests, GetCollByteCount of src/*.cu and TimeTest of src/common.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from workloads.cost_models.terms import Collective
+
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+IN_PLACE: frozenset[Collective] = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Their result takes the place of what was given, as torch.distributed has them."""
+
+UNDIVIDED: frozenset[Collective] = IN_PLACE | {"send"}
+"""Ranks move the whole buffer; of the others each rank has a part of it."""
+
+ROOT = 0
+"""The rank that gather and reduce bring together on, and that scatter and broadcast come from."""
+
+PART_BYTES = 16
+"""A rank's part of a divided buffer is a multiple of it; what is left over is not moved."""
+
+CHECKED_AT_ONCE = 2**16
+"""Elements of a result that are compared at a time."""
+
+CHECK_BYTES = 8 * 8 * CHECKED_AT_ONCE
+"""What the comparison holds at most: eight int64 for each element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Elements of one call, on the rank that has most: the root where there is one.
+
+    give, take: handed in, and got. held: of both, once where they are the same buffer.
+    """
+
+    give: int
+    take: int
+    held: int
+
+    @property
+    def size(self) -> int:
+        """Elements of what nccl-tests prints as size: the larger buffer."""
+        return max(self.give, self.take)
+
+
+def counts(collective: Collective, size_bytes: int, ranks: int, element_bytes: int) -> Counts:
+    """What a call moves that was asked to be of this size; never more, and less where ranks do not divide it."""
+    whole = size_bytes // element_bytes
+    line = PART_BYTES // element_bytes
+    part = whole // ranks // line * line
+    match collective:
+        case "all_reduce" | "broadcast" | "reduce":
+            return Counts(give=whole, take=whole, held=whole)
+        case "send":
+            return Counts(give=whole, take=whole, held=2 * whole)
+        case "all_gather" | "gather":
+            return Counts(give=part, take=ranks * part, held=(ranks + 1) * part)
+        case "reduce_scatter" | "scatter":
+            return Counts(give=ranks * part, take=part, held=(ranks + 1) * part)
+        case "all_to_all":
+            return Counts(give=ranks * part, take=ranks * part, held=2 * ranks * part)
+
+
+def held_elements(collective: Collective, counts: Counts, rank: int) -> int:
+    """Elements that a rank holds: of gather and scatter the root has a part and the whole, the others a part."""
+    if rank != ROOT and collective in ("gather", "scatter"):
+        return min(counts.give, counts.take)
+    return counts.held
+
+
+def least_bytes(collective: Collective, ranks: int, element_bytes: int) -> int:
+    """The smallest size that moves anything: an element, or the smallest part of each rank."""
+    return element_bytes if collective in UNDIVIDED else ranks * PART_BYTES
+
+
+def sweep(min_bytes: int, max_bytes: int, factor: int) -> tuple[int, ...]:
+    """The sizes that are asked for, ascending; none where the first is too large."""
+    sizes = []
+    size_bytes = min_bytes
+    while size_bytes <= max_bytes:
+        sizes.append(size_bytes)
+        size_bytes *= factor
+    return tuple(sizes)

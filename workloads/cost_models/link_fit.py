@@ -1,0 +1,255 @@
+"""A link's latency and bandwidth with their intervals, fitted to collectives that were timed at several sizes.
+
+The model is T = latency x messages + wire_bytes / bandwidth, with the messages and bytes of `communication`.
+Source: Hockney 1994, The communication challenge for MPP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from workloads.cost_models.communication import Link
+
+CONFIDENCE = 0.95
+LEAST_SIZES = 3
+RESOLVED_REACHES = 2.0
+"""How many times half the interval that independent points would give it a slope must be to count as told.
+With 1 instead of 2, every 40th sweep that holds nothing but latency would pass for one that tells a bandwidth."""
+ROUNDS = 20
+SAME_SLOPE = 1e-9
+"""Squared sine of the angle between the columns of messages and of bytes, below which rounding decides the fit."""
+
+
+class NoFit(ValueError):
+    """The sweep does not tell latency and bandwidth; the message says why, and what to measure instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One size of the sweep, once timed.
+
+    messages, wire_bytes: as `communication.wire_messages` and `wire_bytes` have them for the call that was timed.
+
+    Raises:
+        ValueError: nothing was sent, or in no time.
+    """
+
+    messages: int
+    wire_bytes: int
+    elapsed_s: float
+
+    def __post_init__(self) -> None:
+        if self.messages < 1 or self.wire_bytes < 1 or not 0 < self.elapsed_s < math.inf:
+            raise ValueError(
+                f"{self.wire_bytes} bytes in {self.messages} messages in {self.elapsed_s:g} s are no point of a sweep;"
+                " time calls of at least 2 ranks and 1 byte"
+            )
+
+    @property
+    def message_bytes(self) -> float:
+        """Mean size of the messages that follow each other: what tells latency from bandwidth."""
+        return self.wire_bytes / self.messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A value with its 95 % interval.
+
+    low, high: both None where there is one trial, or the trials are equal to the last digit.
+    trials: the value of each trial by itself, in order.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    trials: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A link as a sweep tells it.
+
+    latency_s: low is 0 where the trials do not resolve latency; it is then below high, and that is all that is known.
+        A trial's value is 0 where it comes out below.
+    largest_error_ratio: of all points, how far the fitted time is from the measured, as a share of the measured. Where
+        it is much above the noise of the timing, the link has no one latency and bandwidth at all sizes.
+    """
+
+    latency_s: Interval
+    bandwidth_bytes_per_second: Interval
+    points: int
+    largest_error_ratio: float
+
+    def link(self) -> Link:
+        """The link of the fitted values, without their intervals."""
+        return Link(
+            bandwidth_bytes_per_second=self.bandwidth_bytes_per_second.value,
+            latency_s=self.latency_s.value,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """T = per_message_s x messages + per_byte_s x bytes, with half of each one's interval by independent points."""
+
+    per_message_s: float
+    per_byte_s: float
+    per_message_reach_s: float
+    per_byte_reach_s: float
+
+    def time_s(self, point: Point) -> float:
+        return self.per_message_s * point.messages + self.per_byte_s * point.wire_bytes
+
+
+def fit(trials: Sequence[Sequence[Point]]) -> Fit:
+    """The line through the points of all trials, in which small and large messages count alike.
+
+    Least squares on relative errors: each point weighs 1 / T^2, where T is first its measured time and then, round by
+    round, its fitted one, because noisy weights favour what happened to be short. A trial's points share its processes
+    and its luck, so an interval is Student's t on the lines of the trials, each drawn with the weights of the line
+    through all: on their logarithms, as times are skewed to one side, but for a latency that may be 0. Whether the
+    sweep tells the link at all is asked of the points: one for each size (the median of a trial, not its single calls).
+    Where latency comes out below 0, but by no more than noise, it is 0, and bandwidth is fitted alone. No span of sizes
+    is asked for: whether a sweep is long enough is told by what the points leave over.
+
+    Raises:
+        NoFit: there are fewer than 3 sizes of messages in a trial, or all are nearly equal; latency hides the
+            bandwidth, whose slope is less than 4 times its uncertainty, or which some trial does not tell; or small
+            messages are faster than no latency at all allows.
+    """
+    points = [point for trial in trials for point in trial]
+    sizes = sorted({point.message_bytes for point in points})
+    fewest = min((len({point.message_bytes for point in trial}) for trial in trials), default=0)
+    if fewest < LEAST_SIZES:
+        raise NoFit(f"{len(points)} points have {fewest} sizes of messages; measure {LEAST_SIZES} sizes or more")
+    line = _weigh_and_draw(points, sizes)
+    each = [_draw(trial, [line.time_s(point) for point in trial], sizes) for trial in trials]
+    if not line.per_byte_s > RESOLVED_REACHES * line.per_byte_reach_s or min(one.per_byte_s for one in each) <= 0:
+        raise NoFit(_unresolved(line, points, sizes))
+    if line.per_message_s < -RESOLVED_REACHES * line.per_message_reach_s:
+        raise NoFit(_below_0(line, sizes))
+    return _fit_of(line, each, points)
+
+
+def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
+    """The fit that a line within its limits tells, with those of its trials."""
+    per_message_s, per_byte_s = line.per_message_s, line.per_byte_s
+    if per_message_s < 0:
+        per_message_s, per_byte_s = 0.0, fmean(point.elapsed_s / point.wire_bytes for point in points)
+    latency_s = _over_trials(
+        [one.per_message_s for one in each],
+        per_message_s,
+        skewed=per_message_s > RESOLVED_REACHES * line.per_message_reach_s,
+    )
+    slope = _over_trials([one.per_byte_s for one in each], per_byte_s, skewed=True)
+    return Fit(
+        latency_s=Interval(
+            value=per_message_s,
+            low=latency_s and max(0.0, latency_s[0]),
+            high=latency_s and latency_s[1],
+            trials=tuple(max(0.0, one.per_message_s) for one in each),
+        ),
+        bandwidth_bytes_per_second=Interval(
+            value=1 / per_byte_s,
+            low=slope and 1 / slope[1],
+            high=slope and 1 / slope[0],
+            trials=tuple(1 / one.per_byte_s for one in each),
+        ),
+        points=len(points),
+        largest_error_ratio=max(
+            abs((per_message_s * point.messages + per_byte_s * point.wire_bytes) / point.elapsed_s - 1)
+            for point in points
+        ),
+    )
+
+
+def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple[float, float] | None:
+    """Student's t interval of what each trial says, widened to hold the value; None where trials have none.
+
+    skewed: it is taken on logarithms where all are positive.
+    """
+    from scipy.special import stdtrit  # Whoever only predicts does without scipy.
+
+    if min(values) == max(values):
+        return None
+    skewed = skewed and min(values) > 0
+    seen = [math.log(value) for value in values] if skewed else values
+    reach = float(stdtrit(len(seen) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance(seen) / len(seen))
+    ends = (fmean(seen) - reach, fmean(seen) + reach)
+    low, high = (math.exp(ends[0]), math.exp(ends[1])) if skewed else ends
+    return min(low, held), max(high, held)
+
+
+def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
+    """The line whose own times weigh the points."""
+    times_s = [point.elapsed_s for point in points]
+    for _ in range(ROUNDS):
+        line = _draw(points, times_s, sizes)
+        fitted_s = [line.time_s(point) for point in points]
+        if min(fitted_s) <= 0:
+            raise NoFit(_unresolved(line, points, sizes) if line.per_byte_s < 0 else _below_0(line, sizes))
+        change_ratio = max(abs(new / old - 1) for new, old in zip(fitted_s, times_s, strict=True))
+        times_s = fitted_s
+        if change_ratio < 1e-9:
+            break
+    return line
+
+
+def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
+    """Least squares with each point divided by its time, by the normal equations of two unknowns."""
+    from scipy.special import stdtrit  # Whoever only predicts does without scipy.
+
+    rows = [
+        (point.messages / time_s, point.wire_bytes / time_s, point.elapsed_s / time_s)
+        for point, time_s in zip(points, times_s, strict=True)
+    ]
+    messages_square = sum(messages**2 for messages, _, _ in rows)
+    bytes_square = sum(size**2 for _, size, _ in rows)
+    product = sum(messages * size for messages, size, _ in rows)
+    determinant = messages_square * bytes_square - product**2
+    if determinant < SAME_SLOPE * messages_square * bytes_square:
+        raise NoFit(
+            f"messages of {_span(sizes)} are nearly of one size; measure sizes that span a factor of 16 or more"
+        )
+    messages_aim = sum(messages * aim for messages, _, aim in rows)
+    bytes_aim = sum(size * aim for _, size, aim in rows)
+    per_message_s = (bytes_square * messages_aim - product * bytes_aim) / determinant
+    per_byte_s = (messages_square * bytes_aim - product * messages_aim) / determinant
+    left = [aim - per_message_s * messages - per_byte_s * size for messages, size, aim in rows]
+    variance = sum(each**2 for each in left) / (len(rows) - 2)
+    quantile = float(stdtrit(len(rows) - 2, (1 + CONFIDENCE) / 2))
+    return _Line(
+        per_message_s=per_message_s,
+        per_byte_s=per_byte_s,
+        per_message_reach_s=quantile * math.sqrt(variance * bytes_square / determinant),
+        per_byte_reach_s=quantile * math.sqrt(variance * messages_square / determinant),
+    )
+
+
+def _unresolved(line: _Line, points: Sequence[Point], sizes: Sequence[float]) -> str:
+    """Why the bandwidth is not told: bytes are most of the largest message's time and scatter, or latency is."""
+    largest = max(points, key=lambda point: point.message_bytes)
+    if line.per_byte_s * largest.wire_bytes > largest.elapsed_s / 2:
+        return (
+            f"messages of {_span(sizes)} take times that scatter too much to tell the bandwidth within a factor of 3;"
+            " measure more trials, or on a quieter machine"
+        )
+    return (
+        f"messages of {_span(sizes)} take times that grow with size by little more than their noise: latency hides the"
+        " bandwidth; measure messages 16 times as large, or more trials"
+    )
+
+
+def _below_0(line: _Line, sizes: Sequence[float]) -> str:
+    return (
+        f"latency comes out as {line.per_message_s:.2g} s for messages of {_span(sizes)}: the smallest are faster than"
+        " the bandwidth of the largest allows (a burst that a shaper lets pass, or another protocol); leave out the"
+        " smallest sizes"
+    )
+
+
+def _span(sizes: Sequence[float]) -> str:
+    return f"{sizes[0]:,.0f} to {sizes[-1]:,.0f} bytes"

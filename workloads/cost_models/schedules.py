@@ -1,0 +1,346 @@
+"""What each rank of a pipeline does, in its order: the actions of its stages, schedule by schedule.
+
+Sources: Huang et al. 2019, GPipe, section 2.3; Narayanan et al. 2021, Efficient large-scale language model training on
+GPU clusters, section 2.2 (1F1B, interleaved); Qi et al. 2023, Zero bubble pipeline parallelism, sections 3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from workloads.cost_models.shape import Shape
+
+# How a row of blocks is cut into stages so that the longest stage is as short as it can be.
+
+
+def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after: float = 0.0) -> tuple[int, ...]:
+    """How many blocks each stage has, one or more.
+
+    blocks: what each costs, in the order of the model. before, after: what the first and the last stage do beside.
+    Of divisions whose longest stage is equal the one whose early stages have more blocks is taken: in most schedules
+    those wait longer.
+    Exact, by dynamic programming over the ends of stages.
+
+    Raises:
+        ValueError: there is no stage, or a stage would have no block.
+    """
+    if not 1 <= stages <= len(blocks):
+        raise ValueError(f"stages is {stages}; {len(blocks)} blocks can be cut into 1 to {len(blocks)}")
+    sums = [0.0, *accumulate(blocks)]
+
+    def cost(stage: int, start: int, end: int) -> float:
+        outer = (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
+        return sums[end] - sums[start] + outer
+
+    # longest[end]: of the best cut of the first `end` blocks into the stages so far; starts: where its last begins.
+    longest = {end: cost(0, 0, end) for end in range(1, len(blocks) + 1)}
+    starts: list[dict[int, int]] = []
+    for stage in range(1, stages):
+        best = {
+            end: min((max(longest[start], cost(stage, start, end)), -start) for start in range(stage, end))
+            for end in range(stage + 1, len(blocks) + 1)
+        }
+        longest = {end: length for end, (length, _) in best.items()}
+        starts.append({end: -start for end, (_, start) in best.items()})
+    counts, end = [], len(blocks)
+    for of_stage in reversed(starts):
+        counts.append(end - of_stage[end])
+        end = of_stage[end]
+    return (end, *reversed(counts))
+
+
+def equal_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """The same number of blocks for each stage.
+
+    Raises:
+        ValueError: stages do not divide them.
+    """
+    if stages < 1 or layers % stages:
+        raise ValueError(f"layers is {layers}, which {stages} stages do not divide")
+    return (layers // stages,) * stages
+
+
+def flops_balance(shape: Shape, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage by the operations of a step, with the head, which the last stage has; an embedding has none.
+
+    Raises:
+        ValueError: there are more stages than blocks, or none.
+    """
+    head = 6 * shape.width * shape.vocabulary * shape.tokens
+    block = (shape.flops_per_step() - head) / shape.layers
+    return balance([block] * shape.layers, stages, after=head)
+
+
+# What a card says of its pipeline: the schedule, how large it is, and what stages hand to each other.
+
+ScheduleName = Literal["naive", "gpipe", "one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv"]
+
+HALVED_BACKWARD: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
+"""Those that part backward into that of inputs and that of weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One pipeline: the ranks of the mesh axis `stage`.
+
+    boundary_bytes: of the tensor that a stage hands to the next for one microbatch; its gradient comes back as large.
+    """
+
+    schedule: ScheduleName
+    ranks: int
+    stages_per_rank: int
+    microbatches: int
+    boundary_bytes: int
+
+    @property
+    def stages(self) -> int:
+        """Stages of the whole model."""
+        return self.ranks * self.stages_per_rank
+
+    def rank_of(self, stage: int) -> int:
+        """The pipeline rank that holds a stage: in turn, or, in a V, there and back.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        if not 0 <= stage < self.stages:
+            raise ValueError(f"stage is {stage}; it may be 0 to {self.stages - 1}")
+        if self.schedule == "zbv" and stage >= self.ranks:
+            return self.stages - 1 - stage
+        return stage % self.ranks
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, in the order of the model."""
+        return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+
+
+ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
+"""backward: of inputs and weights together; the other two are its halves, where a schedule parts them."""
+
+MessageEnd = Literal["sent", "asked"]
+"""What an action made is handed over to be sent; what one needs is asked for."""
+
+_KindOfStage = tuple[ActionKind, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What a stage computes for a microbatch; both are counted from 0, stages in the order of the model."""
+
+    kind: ActionKind
+    stage: int
+    microbatch: int
+
+
+def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
+    """The actions of each pipeline rank, in its order.
+
+    Raises:
+        ValueError: the schedule cannot run these microbatches on these stages.
+    """
+    reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
+    if reason is not None:
+        raise ValueError(reason)
+    order = _ORDERS[pipeline.schedule]
+    return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.ranks))
+
+
+def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:
+    """Why a schedule cannot run this, with the numbers that would work; None where it can."""
+    if ranks < 1 or stages_per_rank < 1 or microbatches < 1:
+        return (
+            f"ranks, stages per rank and microbatches are {ranks}, {stages_per_rank} and {microbatches};"
+            " each must be 1 or more"
+        )
+    return _why_not_stages(schedule, stages_per_rank) or _why_not_microbatches(schedule, ranks, microbatches)
+
+
+def _why_not_stages(schedule: ScheduleName, stages_per_rank: int) -> str | None:
+    if schedule == "interleaved" and stages_per_rank == 1:
+        return "stages per rank is 1; interleaved takes 2 or more (with 1 it is one_f_one_b, with a longer warm-up)"
+    if schedule == "zbv" and stages_per_rank != 2:
+        return f"stages per rank is {stages_per_rank}; zbv takes 2, the two arms of its V"
+    if schedule in ("naive", "gpipe", "one_f_one_b") and stages_per_rank != 1:
+        return f"stages per rank is {stages_per_rank}; {schedule} takes 1 (interleaved takes more)"
+    return None
+
+
+def _why_not_microbatches(schedule: ScheduleName, ranks: int, microbatches: int) -> str | None:
+    if schedule == "naive" and microbatches != 1:
+        return f"microbatches is {microbatches}; naive takes 1, the whole batch (gpipe takes more)"
+    if schedule == "one_f_one_b" and microbatches < ranks:
+        return f"microbatches is {microbatches}; one_f_one_b on {ranks} ranks takes {ranks} or more"
+    if schedule in ("interleaved", "interleaved_zero_bubble") and not _has_equal_rounds(ranks, microbatches):
+        fewer, more = microbatches - 1, microbatches + 1
+        while not _has_equal_rounds(ranks, fewer):
+            fewer -= 1
+        while not _has_equal_rounds(ranks, more):
+            more += 1
+        return (
+            f"microbatches is {microbatches}; {schedule} on {ranks} ranks runs them in {microbatches // ranks} rounds"
+            f" of one size, so take {fewer} or {more}, or any multiple of {ranks}"
+        )
+    return None
+
+
+def _round_microbatches(ranks: int, microbatches: int) -> int:
+    """Microbatches that a rank runs through one stage before it turns to its next."""
+    return microbatches // max(1, microbatches // ranks)
+
+
+def _has_equal_rounds(ranks: int, microbatches: int) -> bool:
+    return microbatches % _round_microbatches(ranks, microbatches) == 0
+
+
+def _fill_and_drain(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    """All forwards, then all backwards; a naive pipeline is one of a single microbatch."""
+    for microbatch in range(pipeline.microbatches):
+        yield Action(kind="forward", stage=rank, microbatch=microbatch)
+    for microbatch in range(pipeline.microbatches):
+        yield Action(kind="backward", stage=rank, microbatch=microbatch)
+
+
+def _one_f_one_b(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    return _alternating(pipeline, rank, warm_up=pipeline.ranks - 1 - rank)
+
+
+def _interleaved(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    # Each rank nearer to the start is a forward and a backward further from the end.
+    return _alternating(pipeline, rank, warm_up=_first_passes(pipeline) + 2 * (pipeline.ranks - 1 - rank))
+
+
+def _interleaved_zero_bubble(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    # Later ranks put off more weights, so that all ranks begin with weights at the same time.
+    warm_up = _first_passes(pipeline) + pipeline.ranks - 1 - rank
+    return _alternating(pipeline, rank, warm_up=warm_up, put_off=rank)
+
+
+def _first_passes(pipeline: Pipeline) -> int:
+    """Forwards of the first round before a rank's last stage has its turn."""
+    return (pipeline.stages_per_rank - 1) * _round_microbatches(pipeline.ranks, pipeline.microbatches)
+
+
+def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | None = None) -> Iterator[Action]:
+    """Forwards to warm up, then one forward and one backward in turns, and backwards to cool down.
+
+    put_off: backwards are halved, and so many weights wait while inputs go ahead; None: they are whole.
+    """
+    stages = pipeline.stages_of(rank)
+    forwards = list(_in_rounds(pipeline, stages))
+    backwards = list(_in_rounds(pipeline, stages[::-1]))
+
+    def act(kind: ActionKind, place: tuple[int, int]) -> Action:
+        return Action(kind=kind, stage=place[0], microbatch=place[1])
+
+    for forward in forwards[:warm_up]:
+        yield act("forward", forward)
+    for turn, backward in enumerate(backwards):
+        if warm_up + turn < len(forwards):
+            yield act("forward", forwards[warm_up + turn])
+        yield act("backward" if put_off is None else "input_backward", backward)
+        if put_off is not None and turn >= put_off:
+            yield act("weight_backward", backwards[turn - put_off])
+    if put_off is not None:
+        for backward in backwards[max(0, len(backwards) - put_off) :]:
+            yield act("weight_backward", backward)
+
+
+def _in_rounds(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Stage and microbatch: each round's microbatches pass through one stage after the other."""
+    size = _round_microbatches(pipeline.ranks, pipeline.microbatches)
+    for first in range(0, pipeline.microbatches, size):
+        for stage in stages:
+            for microbatch in range(first, min(first + size, pipeline.microbatches)):
+                yield stage, microbatch
+
+
+def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    """The V of two stages a rank, each weight right behind its input but at the end.
+
+    Fewer microbatches than fill the V leave gaps in the order of those that do.
+    """
+    filling = max(2 * pipeline.ranks - 1, pipeline.microbatches)
+    counts: Counter[_KindOfStage] = Counter()
+    for kind, stage in _v_kinds(pipeline, rank, filling):
+        microbatch = counts[kind, stage]
+        counts[kind, stage] += 1
+        if microbatch < pipeline.microbatches:
+            yield Action(kind=kind, stage=stage, microbatch=microbatch)
+
+
+def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_KindOfStage]:
+    """What a rank of a V does in turn, and for which of its stages: the one going down, or the one coming up."""
+    down, up = pipeline.stages_of(rank)
+    ranks = pipeline.ranks
+    # warm-up: fill the way down, then both ways, until backward comes up
+    yield from _repeated(2 * (ranks - rank) - 1, ("forward", down))
+    yield from _repeated(rank, ("forward", up), ("forward", down))
+    yield from _repeated(ranks - rank, ("forward", up), ("input_backward", up), ("weight_backward", up))
+    # stable: a forward and a whole backward each way, while forwards going down last
+    for turn in range(microbatches - ranks):
+        if turn < microbatches - (2 * ranks - 1 - rank):
+            yield "forward", down
+        yield from _repeated(1, ("input_backward", down), ("weight_backward", down))
+        yield from _repeated(1, ("forward", up), ("input_backward", up), ("weight_backward", up))
+    # cool-down: inputs first, which other ranks wait for; weights fill what is left
+    yield from _repeated(rank, ("input_backward", down), ("input_backward", up))
+    yield from _repeated(ranks - rank, ("input_backward", down), ("weight_backward", down))
+    yield from _repeated(rank, ("weight_backward", up))
+    yield from _repeated(rank, ("weight_backward", down))
+
+
+def _repeated(times: int, *turn: _KindOfStage) -> Iterator[_KindOfStage]:
+    for _ in range(times):
+        yield from turn
+
+
+_ORDERS: dict[ScheduleName, Callable[[Pipeline, int], Iterator[Action]]] = {
+    "naive": _fill_and_drain,
+    "gpipe": _fill_and_drain,
+    "one_f_one_b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "interleaved_zero_bubble": _interleaved_zero_bubble,
+    "zbv": _zbv,
+}
+
+
+# How many microbatches a pipeline rank holds at once, by the order of its actions alone.
+#
+# A microbatch is held from the beginning of its forward to the end of its backward. Where a schedule parts backward,
+# that is the end of weight_backward, the later half: weights need the layers' inputs, which input_backward does not
+# free.
+
+
+def live_microbatches(order: Sequence[Sequence[Action]]) -> tuple[int, ...]:
+    """The most that each rank holds at once, those of its stages added."""
+    return tuple(_most(actions) for actions in order)
+
+
+def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, int]:
+    """The most that each stage holds at once, in the order of stages."""
+    by_stage: dict[int, list[Action]] = {}
+    for actions in order:
+        for action in actions:
+            by_stage.setdefault(action.stage, []).append(action)
+    return {stage: _most(by_stage[stage]) for stage in sorted(by_stage)}
+
+
+def held_microbatches(actions: Sequence[Action]) -> list[Counter[int]]:
+    """What a rank holds during each of its actions: microbatches by stage."""
+    held: Counter[int] = Counter()
+    during = []
+    for action in actions:
+        if action.kind == "forward":
+            held[action.stage] += 1
+        during.append(held.copy())
+        if action.kind in ("backward", "weight_backward"):
+            held[action.stage] -= 1
+    return during
+
+
+def _most(actions: Sequence[Action]) -> int:
+    return max((held.total() for held in held_microbatches(actions)), default=0)

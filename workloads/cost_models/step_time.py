@@ -1,0 +1,151 @@
+"""How long a step takes when communication is hidden behind computation, and when it is not.
+
+Assumes that communication takes nothing from computation: no core, no memory bandwidth, no streaming multiprocessor.
+A step that is slower than this law pays for one of them, or for a collective that waits where it need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from workloads.cost_models.communication import CommunicationBackend, Link, transfer_time_s
+from workloads.cost_models.shape import Formula, Shape
+from workloads.cost_models.terms import Transfer
+
+# What a rank's arithmetic costs in one step: its FLOPs, and their time at a given rate.
+#
+# The rate is what the device reaches on this work, not its peak; theory does not know it.
+
+FORWARD_SHARE = 1 / 3
+"""Backward multiplies twice where forward does once: by the weights, and by the activations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTime:
+    """Time of one step in which a rank computes, by the phase that it computes in."""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """The step's time if communication took none."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+def flops_per_rank(
+    shape: Shape, sharing_ranks: int, formula: Formula = "palm", *, recomputed_ratio: float = 0.0
+) -> float:
+    """Floating-point operations of one optimizer step on one rank.
+
+    sharing_ranks: ranks that divide the arithmetic equally among them, whether by sequences, tensors or layers.
+    recomputed_ratio: the part of forward that backward computes again; 1 where whole blocks are checkpointed.
+
+    Raises:
+        ValueError: there is no rank, or the ratio is not between 0 and 1.
+    """
+    if sharing_ranks < 1:
+        raise ValueError(f"sharing_ranks is {sharing_ranks}; it must be 1 or more")
+    if not 0 <= recomputed_ratio <= 1:
+        raise ValueError(f"recomputed_ratio is {recomputed_ratio:g}; it must be between 0 and 1")
+    return shape.flops_per_step(formula) / sharing_ranks * (1 + FORWARD_SHARE * recomputed_ratio)
+
+
+def compute_time(
+    shape: Shape,
+    sharing_ranks: int,
+    flops_per_second: float,
+    formula: Formula = "palm",
+    *,
+    recomputed_ratio: float = 0.0,
+) -> ComputeTime:
+    """Time of forward and backward at a rate that the rank keeps up; the optimizer's is left out, as its FLOPs are.
+
+    Raises:
+        ValueError: as `flops_per_rank`, or the rate is not above 0.
+    """
+    if not flops_per_second > 0:
+        raise ValueError(f"flops_per_second is {flops_per_second:g}; it must be above 0")
+    whole = flops_per_rank(shape, sharing_ranks, formula, recomputed_ratio=recomputed_ratio)
+    forward = flops_per_rank(shape, sharing_ranks, formula) * FORWARD_SHARE
+    return ComputeTime(forward_s=forward / flops_per_second, backward_s=(whole - forward) / flops_per_second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What theory expects of one step.
+
+    communication_s: time in which collectives run, hidden or not.
+    exposed_s: the part of it in which the rank computes nothing.
+    """
+
+    compute: ComputeTime
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The whole step."""
+        return self.compute.step_s + self.exposed_s
+
+    @property
+    def hidden_ratio(self) -> float | None:
+        """Communication that runs while the rank computes, divided by all communication; None where there is none."""
+        if self.communication_s == 0:
+            return None
+        return 1 - self.exposed_s / self.communication_s
+
+
+def step_time(
+    compute: ComputeTime,
+    transfers: Sequence[Transfer],
+    *,
+    axes: Mapping[str, int],
+    link: Link,
+    backend: CommunicationBackend,
+) -> StepTime:
+    """One step: each transfer behind the phase that its `behind` names, or waited for where it names none.
+
+    axes: ranks of each mesh axis.
+
+    Raises:
+        ValueError: an axis has no rank.
+    """
+    communication_s = exposed_s = 0.0
+    # The transfers of one phase share the link: they stand in one queue, in the order in which they are listed.
+    queues: dict[str, list[float]] = {"forward": [], "backward": []}
+    for transfer in transfers:
+        ranks = transfer.ranks or axes[transfer.axis]
+        transfer_s = transfer_time_s(transfer, ranks, link, backend)
+        communication_s += transfer_s
+        if transfer.behind is None:
+            exposed_s += transfer_s
+        else:
+            queues[transfer.behind] += [transfer_s / transfer.calls] * transfer.calls
+    for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
+        exposed_s += overlapped_s(phase_s, queue_s) - phase_s
+    return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)
+
+
+def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:
+    """Time from the phase's start until computation and all buckets are done.
+
+    A bucket is ready when its share of the phase, equal to its share of all bytes, has been computed; buckets go out in
+    this order, one at a time. Each bucket therefore bounds the end: what was computed until it was ready, then it and
+    all that follow. With k equal buckets and C seconds of communication this is max(compute + C / k, compute / k + C):
+    the last bucket cannot be hidden, and before the first is ready nothing can be sent. One bucket hides nothing.
+    Buckets that must arrive before their share is computed, as FSDP gathers weights in forward, give the same time:
+    it is the same schedule backwards.
+    Source: Li et al. 2020, PyTorch Distributed, section 3.2.3 (buckets overlap backward).
+    """
+    whole_s = sum(buckets_s)
+    if whole_s == 0:
+        return compute_s
+    ends_s = [
+        compute_s * sent_s / whole_s + (whole_s - sent_s + bucket_s)
+        for bucket_s, sent_s in zip(buckets_s, accumulate(buckets_s), strict=True)
+    ]
+    return max(ends_s)

@@ -1,0 +1,341 @@
+"""What a compression scheme is: it averages a bucket of gradients over ranks, handing less to collectives.
+
+The schemes beside it: `rounding`, `powersgd`, `top_k`.
+"""
+
+# Without `from __future__ import annotations`: DistributedDataParallel compares the hook's annotations with types.
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from workloads.core.collectives import all_gather
+from workloads.data_parallel.cost_model import kept_elements, usable_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are averaged together.
+
+    index: of the bucket among those of a step; the same on every rank.
+    flat: the gradients in fp32, laid end to end in the order of their weights.
+    """
+
+    index: int
+    flat: Tensor
+    weights: tuple[Tensor, ...]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Parts of a tensor that is laid as the bucket is, each in its weight's shape."""
+        parts = torch.split(flat, [weight.numel() for weight in self.weights])
+        return [part.view(weight.shape) for weight, part in zip(self.weights, parts, strict=True)]
+
+
+class Scheme(Protocol):
+    """A way to average gradients over the ranks of a group.
+
+    All ranks come to the same bits, so that their weights stay equal: what differs between ranks is either reduced by
+    the library, which gives each the same sum, or gathered and then added in the order of the ranks. What a rank makes
+    of that by itself, such as factors that it makes orthogonal, is equal only where all devices are of one kind.
+    """
+
+    def average(self, bucket: Bucket) -> None:
+        """Replace the bucket's gradients by (nearly) their means over the group; every rank calls it in one order."""
+
+
+class ErrorFeedback:
+    """What compression has left out of each weight's gradients so far, on this rank.
+
+    It is kept by weight: DistributedDataParallel lays its buckets anew after the first step, and what was left out by
+    then is not lost.
+    Source: Stich et al. 2018, Sparsified SGD with memory; Vogels et al. 2019, PowerSGD, algorithm 2.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, list[int]] = {}
+        self._flats: dict[int, Tensor] = {}
+        self._by_weight: dict[int, Tensor] = {}
+
+    def of(self, bucket: Bucket) -> Tensor:
+        """The errors of this bucket's weights, laid as it is, at first zeros; the scheme writes new ones into them."""
+        layout = [id(weight) for weight in bucket.weights]
+        if self._layouts.get(bucket.index) != layout:
+            flat = torch.zeros_like(bucket.flat)
+            for weight, errors in zip(bucket.weights, bucket.views(flat), strict=True):
+                if (known := self._by_weight.get(id(weight))) is not None:
+                    errors.copy_(known)
+                self._by_weight[id(weight)] = errors
+            self._layouts[bucket.index], self._flats[bucket.index] = layout, flat
+        return self._flats[bucket.index]
+
+
+class Uncompressed:
+    """All gradients of the bucket in one all_reduce."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def average(self, bucket: Bucket) -> None:
+        """See `Scheme.average`."""
+        bucket.flat.div_(self._group.size())
+        dist.all_reduce(bucket.flat, group=self._group)
+
+
+# One thread that compresses and averages a step's buckets in their order, while backward goes on beside it.
+#
+# Two threads, or callbacks of futures, would enter the collectives of different buckets in an order that differs from
+# rank to rank, which hangs on gloo and on NCCL alike. So there is one thread, and it alone uses its process group.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A bucket whose gradients are there when the device has passed `ready`, and where its averages are awaited."""
+
+    bucket: Bucket
+    ready: torch.cuda.Event | None
+    done: Future[Tensor]
+
+
+class CompressionThread:
+    """Averages buckets by a scheme, one after another in the order in which they are handed in.
+
+    On CUDA the thread has a stream of its own. Each hand-over is an event, and no host waits for a device: the side
+    stream waits for the event that the caller's stream records when it hands in a bucket, and the future records one on
+    the side stream, which the stream of whoever waits for the future waits for.
+    A rank's thread is one more than the threads that it was given to compute with.
+    """
+
+    def __init__(self, scheme: Scheme, device: torch.device) -> None:
+        self._scheme = scheme
+        self._device = device
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._side_stream: AbstractContextManager[object] = nullcontext()
+        if device.type == "cuda":
+            self._side_stream = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        # A daemon: it may stand in a collective whose other ranks are gone, and must not keep the process alive.
+        Thread(target=self._run, name="compression", daemon=True).start()
+
+    def hand_in(self, bucket: Bucket) -> Future[Tensor]:
+        """The bucket's averages, in its own memory, when they are there; after an error, whatever lies there.
+
+        It fails itself only where not even that can be handed over.
+        """
+        ready = None
+        if self._device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        done: Future[Tensor] = Future(devices=[self._device] if ready else None)
+        self._jobs.put(_Job(bucket=bucket, ready=ready, done=done))
+        return done
+
+    def check(self) -> None:
+        """Call it when all futures of a step are through, before anybody reads a gradient.
+
+        A future that failed would be a failure inside of torch's reducer, which cannot tell of it.
+
+        Raises:
+            BaseException: what went wrong in the thread first; from then on it averages no more.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        if self._device.type == "cuda":
+            # A new thread begins on the first device and on its default stream.
+            torch.cuda.set_device(self._device)
+        with torch.no_grad(), self._side_stream:
+            while True:
+                self._do(self._jobs.get())
+
+    def _do(self, job: _Job) -> None:
+        try:
+            if self._error is None:
+                if job.ready is not None:
+                    job.ready.wait()
+                self._scheme.average(job.bucket)
+        except BaseException as error:  # noqa: BLE001  # Whatever it is, `check` raises it in the step.
+            self._error = error
+        try:
+            job.done.set_result(job.bucket.flat)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, who waits for the future must not do so for ever.
+            self._error = self._error or error
+            job.done.set_exception(error)  # type: ignore[arg-type]  # It takes any exception.
+
+
+def hook(
+    thread: CompressionThread,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
+    """What DistributedDataParallel calls with each bucket when its last gradient is there, in backward."""
+    return thread.hand_in(Bucket(index=bucket.index(), flat=bucket.buffer(), weights=tuple(bucket.parameters())))
+
+
+# PowerSGD: each matrix of gradients is averaged as the product of two thin ones, by one step of power iteration.
+#
+# Dimensions: n rows, m columns, r rank.
+# Source: Vogels et al. 2019, PowerSGD: practical low-rank gradient compression for distributed optimization.
+
+
+class PowerSGD:
+    """Two all_reduces for each bucket: the left factors beside all that is no matrix, then the right factors.
+
+    What is no matrix travels whole. A matrix whose smaller side is below the rank is cut to that side, and nothing of
+    it is lost; its factors are then larger than itself, and are sent all the same.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, rank: int, seed: int, feedback: ErrorFeedback) -> None:
+        """seed: of the first right factors, the same on all ranks."""
+        self._group = group
+        self._rank = rank
+        self._feedback = feedback
+        # The CPU's on every device, so that all ranks draw the same; and its own, so that nobody else's numbers change.
+        self._random = torch.Generator().manual_seed(seed)
+        self._rights: dict[int, Tensor] = {}
+
+    def average(self, bucket: Bucket) -> None:
+        """See `Scheme.average`."""
+        errors = self._feedback.of(bucket)
+        errors.add_(bucket.flat)
+        bucket.flat.copy_(errors)
+        parts = list(zip(bucket.weights, bucket.views(bucket.flat), bucket.views(errors), strict=True))
+        matrices = [part for part in parts if part[0].dim() == 2]
+        others = [part for part in parts if part[0].dim() != 2]
+
+        # P <- M Q, summed over ranks, made orthonormal
+        own_lefts_nr = [matrix_nm @ self._right_factor(weight) for weight, matrix_nm, _ in matrices]
+        means = self._means([*own_lefts_nr, *(gradient for _, gradient, _ in others)])
+        lefts_nr = [_orthonormal(left_nr) for left_nr in means[: len(matrices)]]
+        for (_, gradient, error), mean in zip(others, means[len(matrices) :], strict=True):
+            gradient.copy_(mean)
+            error.zero_()
+
+        # Q <- M' P, summed over ranks; the error is what this rank's own factors do not tell of its matrix
+        own_rights_mr = [matrix_nm.T @ left_nr for (_, matrix_nm, _), left_nr in zip(matrices, lefts_nr, strict=True)]
+        for (_, _, error_nm), left_nr, right_mr in zip(matrices, lefts_nr, own_rights_mr, strict=True):
+            error_nm.addmm_(left_nr, right_mr.T, alpha=-1)
+        for (weight, matrix_nm, _), left_nr, right_mr in zip(
+            matrices, lefts_nr, self._means(own_rights_mr), strict=True
+        ):
+            torch.mm(left_nr, right_mr.T, out=matrix_nm)
+            self._rights[id(weight)] = right_mr
+
+    def _right_factor(self, weight: Tensor) -> Tensor:
+        """Where power iteration goes on: the last step's right factor of this weight, or a random one at first.
+
+        Orthonormal, which changes no product of exact numbers, but keeps all r directions alive: a gradient of lower
+        rank would leave columns of zeros behind, and they could never grow again.
+        """
+        right_mr = self._rights.get(id(weight))
+        if right_mr is None:
+            rows, columns = weight.shape
+            rank = usable_rank(rows, columns, self._rank)
+            right_mr = torch.randn(columns, rank, generator=self._random).to(weight.device)
+        return _orthonormal(right_mr)
+
+    def _means(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Each tensor's mean over the group, by one all_reduce of them all; none where there is no tensor."""
+        if not tensors:
+            return []
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        flat /= self._group.size()
+        dist.all_reduce(flat, group=self._group)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
+
+
+def _orthonormal(tall: Tensor) -> Tensor:
+    """Orthonormal columns that span at least what these span, also where these depend on each other.
+
+    By Householder's reflections; the paper's Gram-Schmidt would divide by zero there.
+    """
+    orthonormal: Tensor = torch.linalg.qr(tall).Q
+    return orthonormal
+
+
+# Gradients averaged in half precision: half the bytes, and the rounding is lost.
+
+
+class Rounding:
+    """All gradients of the bucket in one all_reduce of half-precision elements, which the library adds as such.
+
+    Nothing remembers what was rounded off.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        self._group = group
+        self._dtype = dtype
+
+    def average(self, bucket: Bucket) -> None:
+        """See `Scheme.average`."""
+        # Divided before the sum: in fp16 the sum of many ranks could pass the largest number.
+        rounded = (bucket.flat / self._group.size()).to(self._dtype)
+        dist.all_reduce(rounded, group=self._group)
+        bucket.flat.copy_(rounded)
+
+
+# Top-k: each rank sends the largest elements of its gradients, and remembers the others.
+#
+# Every rank adds up what all ranks sent, so the average has up to ranks x k elements that are not zero.
+# Source: Stich et al. 2018, Sparsified SGD with memory; Lin et al. 2018, Deep gradient compression, section 3.1, whose
+# momentum correction, warm-up and clipping before the choice are not covered.
+
+
+class TopK:
+    """The share `density` of each weight's gradient, at least one element, in one all_gather for each bucket.
+
+    Values are fp32; an index is int32 and counts from the start of its weight's gradient, for a bucket may have more
+    elements than int32 can count.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, density: float, feedback: ErrorFeedback) -> None:
+        self._group = group
+        self._density = density
+        self._feedback = feedback
+
+    def average(self, bucket: Bucket) -> None:
+        """See `Scheme.average`."""
+        flat, errors = bucket.flat, self._feedback.of(bucket)
+        flat += errors
+        chosen = [_largest(gradient, self._density) for gradient in bucket.views(flat)]
+        starts_k = _starts(bucket, chosen)
+        indices_k = torch.cat(chosen)
+        values_k = flat[starts_k + indices_k]
+        errors.copy_(flat)
+        errors[starts_k + indices_k] = 0
+        flat.zero_()
+        for rank_values_k, rank_indices_k in self._gathered(values_k, indices_k):
+            # The indices of one rank differ, so that nothing depends on the order in which a device adds them.
+            flat.index_add_(0, starts_k + rank_indices_k, rank_values_k)
+        flat /= self._group.size()
+
+    def _gathered(self, values_k: Tensor, indices_k: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Values and indices of each rank, in the order of the ranks; they travel together as one tensor."""
+        sent = torch.cat([values_k.view(torch.int32), indices_k.to(torch.int32)])
+        arrived = sent.new_empty(self._group.size() * len(sent))
+        all_gather(arrived, sent, group=self._group)
+        halves = [part.chunk(2) for part in arrived.chunk(self._group.size())]
+        return [(values.view(torch.float32), indices.long()) for values, indices in halves]
+
+
+def _largest(gradient: Tensor, density: float) -> Tensor:
+    """Indices of the elements that are sent, int64: those largest by magnitude."""
+    kept = kept_elements(gradient.numel(), density)
+    if kept == gradient.numel():
+        return torch.arange(kept, device=gradient.device)
+    return gradient.flatten().abs().topk(kept, sorted=False).indices
+
+
+def _starts(bucket: Bucket, chosen: list[Tensor]) -> Tensor:
+    """For each element that is sent, where its weight's gradient begins in the bucket; equal on all ranks."""
+    start, starts = 0, []
+    for weight, indices in zip(bucket.weights, chosen, strict=True):
+        starts.append(torch.full_like(indices, start))
+        start += weight.numel()
+    return torch.cat(starts)

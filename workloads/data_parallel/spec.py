@@ -1,0 +1,379 @@
+"""The card of `ddp`: each rank holds the whole model and a share of the batch; gradients are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from workloads.cost_models.memory import paper_states
+from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
+from workloads.cost_models.terms import Collective, NotCovered, States, Transfer, replicated_states
+from workloads.data_parallel.cost_model import (
+    INDEXED_ELEMENTS,
+    error_feedback_bytes,
+    largest_rank,
+    largest_weight,
+    partitioned_states,
+    powersgd_bytes,
+    rounded_bytes,
+    sent_bytes,
+    top_k_bytes,
+)
+from workloads.options import (
+    BUCKET_MB,
+    TRAINING_OPTIONS,
+    bucket_refusals,
+    buckets,
+    microbatch,
+    peak_not_covered,
+    training_refusals,
+)
+from workloads.spec import Card, Needs, Option, Parity, Setup
+
+COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powersgd: columns of a factor")
+DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
+
+WITH_MEMORY = ("powersgd", "topk")
+"""Schemes that add to a gradient what they left out of the last."""
+
+
+def _ddp_mesh(setup: Setup) -> dict[str, int]:
+    return {"data": setup.ranks}
+
+
+def _ddp_refusals(setup: Setup) -> list[str]:
+    return [
+        *training_refusals(setup, data_ranks=setup.ranks),
+        *bucket_refusals(setup),
+        *_replica_refusals(setup),
+        *_compression_refusals(setup),
+        *_idle_options(setup),
+    ]
+
+
+def _replica_refusals(setup: Setup) -> Iterator[str]:
+    """What DistributedDataParallel cannot do."""
+    options = setup.options
+    if options["find_unused_parameters"] and options["static_graph"]:
+        yield (
+            "option find_unused_parameters is true with static_graph=true, which finds them once and for all;"
+            " leave one of them out"
+        )
+    if options["static_graph"] and int(options["accumulate"]) > 1:
+        yield (
+            f"option static_graph is true with accumulate={options['accumulate']}; torch learns the graph in the first"
+            " backward, which accumulation keeps from it, and fails: leave one of them out"
+        )
+    for name in ("find_unused_parameters", "static_graph"):
+        if options[name] and not options["overlap"]:
+            yield f"option {name} is true with overlap=false, where nothing is averaged in backward; leave one out"
+
+
+def _is_compressed_beside_backward(setup: Setup) -> bool:
+    return setup.options["compress"] != "none" and bool(setup.options["overlap"])
+
+
+def _compression_refusals(setup: Setup) -> Iterator[str]:
+    """What a compression scheme cannot do."""
+    options, compress = setup.options, setup.options["compress"]
+    if compress in WITH_MEMORY and setup.precision == "fp16":
+        yield (
+            f"option compress is {compress} in fp16, whose gradients are scaled by a factor that changes, so that what"
+            " it remembers of the last ones would be of another scale; take --precision bf16, or compress=fp16"
+        )
+    if compress == "powersgd" and int(options["compress_rank"]) > largest_rank(setup.shape):
+        yield (
+            f"option compress_rank is {options['compress_rank']}; the smaller side of this shape's matrices is at most"
+            f" {largest_rank(setup.shape)}, where nothing is lost: take 1 to {largest_rank(setup.shape)}"
+        )
+    if compress == "topk" and not 0 < float(options["density"]) <= 1:
+        yield f"option density is {options['density']}; it must be above 0 and at most 1"
+    if compress == "topk" and largest_weight(setup.shape) >= INDEXED_ELEMENTS:
+        yield (
+            f"option compress is topk with a weight of {largest_weight(setup.shape)} elements; its indices are int32,"
+            f" so that a weight may have fewer than {INDEXED_ELEMENTS}: take another scheme"
+        )
+    if _is_compressed_beside_backward(setup) and options["find_unused_parameters"] and setup.backend == "nccl":
+        yield (
+            f"option compress is {compress} with find_unused_parameters=true on nccl: compression and the search would"
+            " use two communicators at once in no fixed order, which may hang; leave one out"
+        )
+
+
+def _idle_options(setup: Setup) -> Iterator[str]:
+    """Options that were set, and that the chosen scheme does not read."""
+    for option, scheme in ((COMPRESS_RANK, "powersgd"), (DENSITY, "topk")):
+        value, compress = setup.options[option.name], setup.options["compress"]
+        if value != option.default and compress != scheme:
+            yield (
+                f"option {option.name} is {value} with compress={compress}; only {scheme} reads it:"
+                f" leave it out, or take compress={scheme}"
+            )
+
+
+def _incomparable(setup: Setup) -> str | None:
+    compress = setup.options["compress"]
+    is_lossless = {
+        "none": True,
+        "topk": float(setup.options["density"]) == 1,
+        "powersgd": int(setup.options["compress_rank"]) == largest_rank(setup.shape),
+    }.get(str(compress), False)
+    if is_lossless:
+        return None
+    return f"compress={compress} loses a part of each gradient by these options; take compress=none"
+
+
+def _ddp_transfers(setup: Setup) -> tuple[Transfer, ...]:
+    if setup.ranks == 1:
+        return ()
+    transfers = [_averaging(setup, collective, payload_bytes) for collective, payload_bytes in _payloads(setup)]
+    if setup.options["find_unused_parameters"]:
+        # For each weight an int32 that says whether some rank used it, sent when backward is through.
+        used_bytes = 4 * setup.shape.parameter_tensors()
+        transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
+    return tuple(transfers)
+
+
+def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
+    """The collectives that each bucket goes through, in their order, with their bytes over all buckets."""
+    shape = setup.shape
+    match setup.options["compress"]:
+        case "fp16" | "bf16":
+            return [("all_reduce", rounded_bytes(shape))]
+        case "powersgd":
+            factors = powersgd_bytes(shape, int(setup.options["compress_rank"]))
+            return [("all_reduce", factors.left_bytes), ("all_reduce", factors.right_bytes)]
+        case "topk":
+            return [("all_gather", setup.ranks * top_k_bytes(shape, float(setup.options["density"])))]
+        case _:
+            return [("all_reduce", 4 * shape.parameters())]
+
+
+def _averaging(setup: Setup, collective: Collective, payload_bytes: int) -> Transfer:
+    is_overlapped = bool(setup.options["overlap"])
+    return Transfer(
+        collective=collective,
+        axis="data",
+        payload_bytes=payload_bytes,
+        calls=buckets(setup) if is_overlapped else 1,
+        behind="backward" if is_overlapped else None,
+    )
+
+
+def _ddp_states(setup: Setup, rank: int) -> States:
+    return replicated_states(setup.shape)
+
+
+def _ddp_paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=0, data_ranks=setup.ranks)
+
+
+def _ddp_peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
+    if setup.options["compress"] != "none" and not is_overlapped:
+        return NotCovered(reason="compression after backward makes tensors of its own on its way")
+    grow = bucketed_gradients if is_overlapped else fresh_gradients
+    peak = step_peak(
+        microbatch(setup, setup.ranks),
+        states=states,
+        backwards=grow(states.gradients_bytes, int(setup.options["accumulate"])),
+        averaged_bytes=0 if is_overlapped else states.gradients_bytes,
+    )
+    return replace(peak, other_bytes=_remembered_bytes(setup))
+
+
+def _remembered_bytes(setup: Setup) -> int:
+    """What a scheme keeps from step to step: what it left out, and PowerSGD the right factors that it goes on from.
+
+    What its thread makes on the way is seen by nobody, and is gone after the step.
+    """
+    compress = setup.options["compress"]
+    errors_bytes = error_feedback_bytes(setup.shape) if compress in WITH_MEMORY else 0
+    if compress != "powersgd":
+        return errors_bytes
+    return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
+
+
+DDP_CARD = Card(
+    name="ddp",
+    entry="workloads.data_parallel.strategy:build_ddp",
+    kind="training",
+    summary="data parallel: whole model on each rank, gradients averaged while backward runs",
+    version=1,
+    options=(
+        *TRAINING_OPTIONS,
+        Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
+        BUCKET_MB,
+        Option(
+            name="compress",
+            default="none",
+            choices=("none", "fp16", "bf16", "powersgd", "topk"),
+            help="how gradients are made smaller before they are averaged",
+        ),
+        COMPRESS_RANK,
+        DENSITY,
+        Option(name="find_unused_parameters", default=False, help="search each backward for weights without gradient"),
+        Option(name="static_graph", default=False, help="tell DistributedDataParallel that all steps are alike"),
+    ),
+    needs=Needs(),
+    parity=Parity(
+        kind="exact",
+        variants=(
+            {},
+            {"overlap": False},
+            {"bucket_mb": 0.1},
+            {"accumulate": 2},
+            {"accumulate": 2, "overlap": False},
+            {"checkpoint": "full"},
+            {"static_graph": True},
+            {"find_unused_parameters": True},
+            # What compression loses is nothing where all elements are sent, or as many columns as the matrices have.
+            {"compress": "topk", "density": 1.0, "bucket_mb": 0.1},
+            # Weights stay where they are: AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
+            {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
+        ),
+        incomparable=_incomparable,
+    ),
+    mesh=_ddp_mesh,
+    refusals=_ddp_refusals,
+    transfers=_ddp_transfers,
+    states=_ddp_states,
+    paper_states=_ddp_paper_states,
+    peak=_ddp_peak,
+    has_second_communicator=_is_compressed_beside_backward,
+)
+
+
+# The card of `single`: one rank trains the model alone; what every other strategy is compared with.
+
+
+def _single_mesh(setup: Setup) -> dict[str, int]:
+    return {"data": 1}
+
+
+def _single_refusals(setup: Setup) -> list[str]:
+    return training_refusals(setup, data_ranks=1)
+
+
+def _single_transfers(setup: Setup) -> tuple[Transfer, ...]:
+    return ()
+
+
+def _single_states(setup: Setup, rank: int) -> States:
+    return replicated_states(setup.shape)
+
+
+def _single_paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
+
+
+def _single_peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    states = replicated_states(setup.shape)
+    backwards = fresh_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
+    return step_peak(microbatch(setup, 1), states=states, backwards=backwards)
+
+
+SINGLE_CARD = Card(
+    name="single",
+    entry="workloads.data_parallel.strategy:build_single",
+    kind="training",
+    summary="one rank trains the whole model; the baseline of all others",
+    version=1,
+    options=TRAINING_OPTIONS,
+    needs=Needs(maximum_ranks=1),
+    parity=Parity(
+        kind="exact",
+        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}),
+    ),
+    mesh=_single_mesh,
+    refusals=_single_refusals,
+    transfers=_single_transfers,
+    states=_single_states,
+    paper_states=_single_paper_states,
+    peak=_single_peak,
+)
+
+
+# The card of `zero1`: as `ddp`, but each rank updates only some weights, and holds their optimizer states alone.
+
+
+def _zero1_mesh(setup: Setup) -> dict[str, int]:
+    return {"data": setup.ranks}
+
+
+def _zero1_refusals(setup: Setup) -> list[str]:
+    return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
+
+
+def _zero1_transfers(setup: Setup) -> tuple[Transfer, ...]:
+    if setup.ranks == 1:
+        return ()
+    return (
+        Transfer(
+            collective="all_reduce",
+            axis="data",
+            payload_bytes=4 * setup.shape.parameters(),
+            calls=buckets(setup),
+            behind="backward",
+        ),
+        Transfer(
+            collective="broadcast",
+            axis="data",
+            payload_bytes=sent_bytes(setup.shape, setup.ranks),
+            calls=setup.ranks,
+        ),
+    )
+
+
+def _zero1_states(setup: Setup, rank: int) -> States:
+    return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
+
+
+def _zero1_paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=1, data_ranks=setup.ranks)
+
+
+def _zero1_peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    states = max((_zero1_states(setup, rank) for rank in range(setup.ranks)), key=lambda held: held.optimizer_bytes)
+    backwards = bucketed_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
+    return step_peak(microbatch(setup, setup.ranks), states=states, backwards=backwards)
+
+
+def _notes(setup: Setup) -> list[str]:
+    if setup.ranks == 1:
+        return []
+    shares = [f"{_zero1_states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
+    return [f"whole weights are divided, and so not evenly: bytes of optimizer state by rank are {', '.join(shares)}"]
+
+
+ZERO1_CARD = Card(
+    name="zero1",
+    entry="workloads.data_parallel.strategy:build_zero1",
+    kind="training",
+    summary="ZeRO-1: as ddp, but optimizer states are divided among ranks by whole weights, unevenly",
+    version=1,
+    options=(*TRAINING_OPTIONS, BUCKET_MB),
+    needs=Needs(),
+    parity=Parity(
+        kind="exact",
+        variants=(
+            {},
+            {"bucket_mb": 0.1},
+            {"accumulate": 2},
+            {"checkpoint": "full"},
+        ),
+    ),
+    mesh=_zero1_mesh,
+    refusals=_zero1_refusals,
+    transfers=_zero1_transfers,
+    states=_zero1_states,
+    notes=_notes,
+    paper_states=_zero1_paper_states,
+    peak=_zero1_peak,
+)

@@ -1,0 +1,220 @@
+"""What a rank holds and sends under DeepSpeed's ZeRO, to the byte, as DeepSpeed 0.19 keeps weights in fp32.
+
+Stages 1 and 2 lay all weights end to end and cut that into equal parts; stage 3 cuts each weight by itself. Each part
+has a second copy, which the optimizer updates: the paper's fp32 master of weights in fp16, which here are in fp32 too.
+Source: DeepSpeed 0.19.8, stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.cost_models.memory import Stage
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import (
+    Dimensions,
+    States,
+    Transfer,
+    block_weights,
+    bucket_count,
+    elements,
+    model_weights,
+    replicated_states,
+)
+
+ELEMENT_BYTES = 4
+"""Of weights, gradients and moments, and of both on their way."""
+STEP_BYTES = 4
+"""AdamW counts steps for each tensor that it updates."""
+ALIGNMENT = 2
+"""Stages 1 and 2 make each rank's part a multiple of so many elements."""
+WHOLE_BUCKET = 500_000_000
+"""Elements that stage 0 averages together."""
+SUB_GROUP = 1_000_000_000
+"""Elements from which on stage 3 begins another tensor to update."""
+LIVE = 1_000_000_000
+"""Elements that stage 3 gathers ahead of their use, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """How DeepSpeed divides a model, and how a step uses it.
+
+    microbatches: forward and backward passes of a step; stages 2 and 3 reduce gradients in each of them.
+    bucket: elements of gradients that are reduced together, from stage 1 on.
+    threshold: stage 3 keeps weights of no more elements whole beside their parts, and gathers them after its update.
+    reuse_distance: elements used between two uses of a weight, up to which stage 3 keeps it gathered.
+    prefetch: elements that stage 3 gathers at a time ahead of their use; 0: each weight when it is used.
+    is_recomputed: backward runs each block's forward again.
+    is_clipped: stage 0 needs the norm for it; the others compute the norm in any case.
+    is_offloaded: masters, moments and gradients of the rank's part lie on the host.
+    is_overlapped: the backend moves weights and gradients while the rank computes.
+    """
+
+    shape: Shape
+    ranks: int
+    stage: Stage
+    microbatches: int = 1
+    bucket: int = WHOLE_BUCKET
+    threshold: int = 0
+    reuse_distance: int = LIVE
+    prefetch: int = LIVE
+    is_recomputed: bool = False
+    is_clipped: bool = True
+    is_offloaded: bool = False
+    is_overlapped: bool = False
+
+    def padded(self) -> int:
+        """Elements of all ranks' parts together."""
+        weights = model_weights(self.shape)
+        if self.stage == 3:
+            return self.ranks * _part(weights, self.ranks)
+        alignment = ALIGNMENT * self.ranks
+        return -(-elements(weights) // alignment) * alignment
+
+    def persistent(self) -> tuple[Dimensions, ...]:
+        """The weights that stage 3 keeps whole on each rank."""
+        return tuple(weight for weight in model_weights(self.shape) if math.prod(weight) <= self.threshold)
+
+    def gathered(self) -> tuple[Dimensions, ...]:
+        """The weights that stage 3 gathers when they are used."""
+        return tuple(weight for weight in model_weights(self.shape) if math.prod(weight) > self.threshold)
+
+    def gathered_again(self) -> tuple[Dimensions, ...]:
+        """The weights that stage 3 gathers for backward, if nothing keeps them from forward till then.
+
+        A forward that is run again releases them once more, but for its last product: it stops within that one.
+        """
+        rerun = block_weights(self.shape)[:-1] * self.shape.layers if self.is_recomputed else ()
+        return *self.gathered(), *(weight for weight in rerun if math.prod(weight) > self.threshold)
+
+
+def engine_states(engine: Engine) -> States:
+    """What each rank holds after a step, its gradients included; all ranks hold as much.
+
+    Left out are buffers in which gradients are brought together and sent.
+    """
+    if engine.stage == 0:
+        return replicated_states(engine.shape)
+    part_bytes = ELEMENT_BYTES * engine.padded() // engine.ranks
+    updated_bytes = 3 * part_bytes + STEP_BYTES * _sub_groups(engine)
+    if engine.stage < 3:
+        return States(
+            parameters_bytes=engine.ranks * part_bytes, gradients_bytes=part_bytes, optimizer_bytes=updated_bytes
+        )
+    whole_bytes = ELEMENT_BYTES * engine.ranks * _part(engine.persistent(), engine.ranks)
+    return States(
+        parameters_bytes=part_bytes + whole_bytes,
+        # What backward adds up, and the copy of it that the update scales and reads.
+        gradients_bytes=2 * part_bytes,
+        optimizer_bytes=updated_bytes,
+    )
+
+
+def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
+    """The collectives of one step, from the third on: in the first two stage 3 learns in which order weights are used.
+
+    Near, and not exact, are the bytes of a model of which stage 3 keeps some weights gathered until backward, but not
+    all; and the calls where a weight that is larger than a bucket lies across the parts of two ranks.
+    """
+    if engine.ranks == 1:
+        return ()
+    match engine.stage:
+        case 0:
+            return (*_average(engine), *_number(4 if engine.is_clipped else 0))
+        case 1 | 2:
+            return (*_reduce(engine), *_number(4), _gather(engine.padded(), calls=1))
+        case 3:
+            # The norm is computed in fp64, but on the host.
+            return (*_fetch(engine), *_reduce(engine), *_number(4 if engine.is_offloaded else 8), *_refresh(engine))
+
+
+def _average(engine: Engine) -> Iterator[Transfer]:
+    payload_bytes = ELEMENT_BYTES * engine.shape.parameters()
+    calls = bucket_count(engine.shape.parameters(), WHOLE_BUCKET)
+    yield Transfer(collective="all_reduce", axis="data", payload_bytes=payload_bytes, calls=calls)
+
+
+def _reduce(engine: Engine) -> Iterator[Transfer]:
+    """Stages 1 and 2 average whole gradients on all ranks, of which each then reads its part."""
+    weights = model_weights(engine.shape)
+    passes = 1 if engine.stage == 1 else engine.microbatches
+    yield Transfer(
+        collective="reduce_scatter" if engine.stage == 3 else "all_reduce",
+        axis="data",
+        payload_bytes=passes * ELEMENT_BYTES * (engine.padded() if engine.stage == 3 else elements(weights)),
+        calls=passes * _buckets(weights, engine.bucket),
+        behind="backward" if engine.is_overlapped else None,
+    )
+
+
+def _fetch(engine: Engine) -> Iterator[Transfer]:
+    weights, rest = engine.gathered(), engine.gathered_again()
+    padded = engine.ranks * _part(weights, engine.ranks)
+    if not weights:
+        return
+    yield _fetched(engine, padded, len(weights), "forward")
+    # What is gathered far ahead is not let go of before its use in backward.
+    kept = max(engine.reuse_distance // 2, LIVE if engine.prefetch else 0)
+    if padded > kept:
+        yield _fetched(engine, engine.ranks * _part(rest, engine.ranks) - kept, len(rest), "backward")
+
+
+def _fetched(engine: Engine, gathered: int, weights: int, phase: Literal["forward", "backward"]) -> Transfer:
+    """The gathers of a step in one of its phases. gathered: elements in each microbatch, of so many weights."""
+    calls = bucket_count(gathered, engine.prefetch) if engine.prefetch else weights
+    return _gather(
+        engine.microbatches * gathered,
+        calls=engine.microbatches * calls,
+        behind=phase if engine.is_overlapped else None,
+    )
+
+
+def _refresh(engine: Engine) -> Iterator[Transfer]:
+    """Weights that are whole on each rank are gathered when they have been updated, each by itself."""
+    weights = engine.persistent()
+    if weights:
+        yield _gather(engine.ranks * _part(weights, engine.ranks), calls=len(weights))
+
+
+def _gather(gathered: int, *, calls: int, behind: Literal["forward", "backward"] | None = None) -> Transfer:
+    return Transfer(
+        collective="all_gather", axis="data", payload_bytes=ELEMENT_BYTES * gathered, calls=calls, behind=behind
+    )
+
+
+def _number(size_bytes: int) -> Iterator[Transfer]:
+    """The norm of the whole gradient."""
+    if size_bytes:
+        yield Transfer(collective="all_reduce", axis="data", payload_bytes=size_bytes)
+
+
+def _part(weights: Iterable[Dimensions], ranks: int) -> int:
+    """Elements of a rank's parts of these weights, each filled up by itself."""
+    return sum(-(-math.prod(weight) // ranks) for weight in weights)
+
+
+def _buckets(weights: Iterable[Dimensions], bucket: int) -> int:
+    """Buckets that gradients fill in the order of backward; one that is larger than a bucket goes alone."""
+    count, filled = 0, bucket + 1
+    for weight in reversed(tuple(weights)):
+        size = math.prod(weight)
+        if filled + size > bucket:
+            count, filled = count + 1, 0
+        filled += size
+    return count
+
+
+def _sub_groups(engine: Engine) -> int:
+    """Tensors that the rank updates: weights follow each other until their parts are large enough."""
+    if engine.stage < 3:
+        return 1
+    count, filled = 0, SUB_GROUP
+    for weight in model_weights(engine.shape):
+        if filled >= SUB_GROUP:
+            count, filled = count + 1, 0
+        filled += -(-math.prod(weight) // engine.ranks)
+    return count

@@ -1,0 +1,189 @@
+"""The card of `deepspeed`: the reference model under DeepSpeed's own engine, with ZeRO's stages 0 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+from workloads.cost_models.memory import Stage, paper_states
+from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
+from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
+from workloads.spec import LIMITS, Card, Needs, Option, Parity, Setup
+
+STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
+
+OFFLOAD = Option(
+    name="offload",
+    default=False,
+    help="from stage 1 on: keep optimizer states on the host, and update there; on a CPU this is control flow only",
+)
+OVERLAP_COMM = Option(
+    name="overlap_comm",
+    default=False,
+    help="from stage 1 on: move weights and gradients on a stream of their own; on a CPU there is none",
+)
+REDUCE_BUCKET_SIZE = Option(
+    name="reduce_bucket_size",
+    default=50_000_000,
+    minimum=1,
+    help="from stage 1 on: elements of gradients reduced together; they have a buffer of so many (DeepSpeed's: 5e8)",
+)
+PARAM_PERSISTENCE_THRESHOLD = Option(
+    name="param_persistence_threshold",
+    default=100_000,
+    minimum=0,
+    help="of stage 3: weights of no more elements stay whole on each rank",
+)
+MAX_REUSE_DISTANCE = Option(
+    name="max_reuse_distance",
+    default=1_000_000_000,
+    minimum=0,
+    help="of stage 3: weights stay gathered that are used again within so many elements",
+)
+PREFETCH_BUCKET_SIZE = Option(
+    name="prefetch_bucket_size",
+    default=50_000_000,
+    minimum=0,
+    help="of stage 3: elements gathered ahead of their use at a time; 0: each weight when it is used",
+)
+READ_FROM = (
+    (OFFLOAD, 1),
+    (OVERLAP_COMM, 1),
+    (REDUCE_BUCKET_SIZE, 1),
+    (PARAM_PERSISTENCE_THRESHOLD, 3),
+    (MAX_REUSE_DISTANCE, 3),
+    (PREFETCH_BUCKET_SIZE, 3),
+)
+"""Options that some stages do not read, and the first that does."""
+
+
+def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
+    """Why DeepSpeed cannot be imported, with what would help; empty where it can. find: None for a module not there."""
+    if find("deepspeed") is not None:
+        return []
+    return ["strategy deepspeed needs DeepSpeed, which is not installed: pip install parallel-observatory[deepspeed]"]
+
+
+def _mesh(setup: Setup) -> dict[str, int]:
+    return {"data": setup.ranks}
+
+
+def _refusals(setup: Setup) -> list[str]:
+    stage = int(setup.options["stage"])
+    if stage not in STAGES:
+        return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
+    return [
+        *not_installed(),
+        *training_refusals(setup, data_ranks=setup.ranks),
+        *_idle_options(setup, stage),
+        *_engine_refusals(setup, stage),
+    ]
+
+
+def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
+    """Options that were set, and that the stage does not read."""
+    for option, first in READ_FROM:
+        value = setup.options[option.name]
+        if value != option.default and stage < first:
+            readers = "only stage 3 reads it" if first == 3 else "stage 0 does not read it"
+            yield f"option {option.name} is {value} with stage={stage}; {readers}: leave it out, or take stage={first}"
+
+
+def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
+    """What DeepSpeed's engine cannot do."""
+    if setup.options["compile"] != "none" and stage == 3:
+        yield (
+            f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of the layers,"
+            " where a compiled block is one graph: leave it out, or take stage=2"
+        )
+    if setup.precision == "fp16" and stage > 0:
+        yield (
+            f"precision fp16 with stage={stage}: under autocast DeepSpeed clips gradients before it takes the scale of"
+            " the loss off them, and never lowers a scale that has overflowed; take --precision bf16, or stage=0"
+        )
+
+
+def _engine(setup: Setup) -> Engine:
+    options = setup.options
+    return Engine(
+        shape=setup.shape,
+        ranks=setup.ranks,
+        stage=_stage(setup),
+        microbatches=int(options["accumulate"]),
+        bucket=int(options[REDUCE_BUCKET_SIZE.name]),
+        threshold=int(options[PARAM_PERSISTENCE_THRESHOLD.name]),
+        reuse_distance=int(options[MAX_REUSE_DISTANCE.name]),
+        prefetch=int(options[PREFETCH_BUCKET_SIZE.name]),
+        is_recomputed=options["checkpoint"] != "none",
+        is_clipped=float(options["clip"]) > 0,
+        is_offloaded=bool(options[OFFLOAD.name]),
+        is_overlapped=bool(options[OVERLAP_COMM.name]) and setup.backend == "nccl",
+    )
+
+
+def _stage(setup: Setup) -> Stage:
+    return STAGES[int(setup.options["stage"])]
+
+
+def _transfers(setup: Setup) -> tuple[Transfer, ...]:
+    return engine_transfers(_engine(setup))
+
+
+def _states(setup: Setup, rank: int) -> States:
+    return engine_states(_engine(setup))
+
+
+def _paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=_stage(setup), data_ranks=setup.ranks)
+
+
+def _peak(setup: Setup) -> NotCovered:
+    return NotCovered(
+        reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks of"
+        " its own, which no law follows"
+    )
+
+
+DEEPSPEED_CARD = Card(
+    name="deepspeed",
+    entry="workloads.deepspeed.strategy:build",
+    kind="training",
+    summary="DeepSpeed's own engine (an extra to install): ZeRO's stages 0 to 3, optimizer states on the host or not",
+    version=1,
+    options=(
+        *TRAINING_OPTIONS,
+        Option(
+            name="stage",
+            default=2,
+            minimum=0,
+            help="of ZeRO: 0 divides nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+        ),
+        OFFLOAD,
+        OVERLAP_COMM,
+        REDUCE_BUCKET_SIZE,
+        PARAM_PERSISTENCE_THRESHOLD,
+        MAX_REUSE_DISTANCE,
+        PREFETCH_BUCKET_SIZE,
+    ),
+    needs=Needs(),
+    parity=Parity(
+        kind="exact",
+        # fp16 is for stage 0 alone.
+        limits={precision: LIMITS[precision] for precision in ("fp32", "bf16")},
+        variants=(
+            {"stage": 0},
+            {"stage": 1, "accumulate": 2},
+            {"stage": 2, "reduce_bucket_size": 10_000, "accumulate": 2},
+            {"stage": 3, "param_persistence_threshold": 100, "checkpoint": "full"},
+            {"stage": 3, "offload": True, "accumulate": 2},
+        ),
+    ),
+    mesh=_mesh,
+    refusals=_refusals,
+    transfers=_transfers,
+    states=_states,
+    notes=offload_notes,
+    paper_states=_paper_states,
+    peak=_peak,
+)

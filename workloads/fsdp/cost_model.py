@@ -1,0 +1,183 @@
+"""What a rank holds and sends where torch's `fully_shard` (FSDP2) divides a model, to the byte.
+
+Each weight is divided along its first dimension into as many equal parts as there are ranks, the last ones filled up
+with padding, which is held and sent as weights are. Traffic goes by units: the weights that are gathered together.
+Between forward and backward weights may be divided among fewer ranks than before: the second gather brings together the
+same bytes, among those alone.
+Source: torch 2.13, _fsdp_param.py and _fsdp_collectives.py; Zhao et al. 2023, PyTorch FSDP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import (
+    Dimensions,
+    States,
+    Transfer,
+    attention_weights,
+    block_weights,
+    elements,
+    mlp_weights,
+    outer_weights,
+)
+
+ELEMENT_BYTES = 4
+"""Of weights, gradients and moments, which are held in fp32, and of weights on their way."""
+NUMBER_BYTES = 4
+"""Of a single number in fp32: a count of steps, a norm, a flag."""
+
+Wrap = Literal["block", "layer"]
+"""What is gathered together: a block, or each half of one, whose norms then belong to the outer unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a model is divided, and how a step uses it.
+
+    ranks: those that share a weight. replicas: groups of such ranks, which average their gradients.
+    is_resharded: weights are divided again after forward, and gathered a second time in backward.
+    resharded_ranks: those that they are divided over in between, where those are not all.
+    microbatches: forward and backward passes of a step; only the last one's backward reduces gradients.
+    reduced_bytes: of an element of a gradient on its way.
+    numbers: single numbers that the ranks add up after backward: the norm that clipping needs, fp16's overflow.
+    is_copied_away: a gradient is copied to the host, which leaves its padding behind.
+    is_overlapped: the backend moves weights and gradients while the rank computes.
+    """
+
+    shape: Shape
+    ranks: int
+    replicas: int = 1
+    wrap: Wrap = "block"
+    is_resharded: bool = True
+    resharded_ranks: int | None = None
+    microbatches: int = 1
+    reduced_bytes: int = ELEMENT_BYTES
+    numbers: int = 0
+    is_copied_away: bool = False
+    is_overlapped: bool = False
+
+    def inner_units(self) -> tuple[tuple[Dimensions, ...], ...]:
+        """The weights of each unit within one block."""
+        if self.wrap == "layer":
+            return attention_weights(self.shape), mlp_weights(self.shape)
+        return (block_weights(self.shape),)
+
+    def outer_unit(self) -> tuple[Dimensions, ...]:
+        """The weights that are in no other unit."""
+        block_norms = ((self.shape.width,),) * (2 * self.shape.layers)
+        return *outer_weights(self.shape), *(block_norms if self.wrap == "layer" else ())
+
+    def weights(self) -> tuple[Dimensions, ...]:
+        """All weights, in no order that matters."""
+        inner = tuple(weight for unit in self.inner_units() for weight in unit)
+        return *self.outer_unit(), *inner * self.shape.layers
+
+
+def padded_elements(weights: Iterable[Dimensions], ranks: int) -> int:
+    """Elements of each rank's part, padding included."""
+    return sum(_padded_rows(weight, ranks) * math.prod(weight[1:]) for weight in weights)
+
+
+def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int:
+    """Elements of one rank's part without padding: those that it updates."""
+    return sum(_own_rows(weight, rank, ranks) * math.prod(weight[1:]) for weight in weights)
+
+
+def sharded_states(sharding: Sharding, rank: int) -> States:
+    """What a rank holds between steps; consecutive ranks share the weights, and their replicas follow."""
+    ranks, weights = sharding.ranks, sharding.weights()
+    padded_bytes = ELEMENT_BYTES * padded_elements(weights, ranks)
+    own_bytes = ELEMENT_BYTES * own_elements(weights, rank=rank % ranks, ranks=ranks)
+    return States(
+        parameters_bytes=padded_bytes,
+        gradients_bytes=own_bytes if sharding.is_copied_away else padded_bytes,
+        optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
+    )
+
+
+def building_bytes(sharding: Sharding) -> int:
+    """The most that a rank holds while a model that was made whole is divided, unit by unit.
+
+    The parts of a unit's weights are copies; what they were cut from is freed when the unit is through. Those that the
+    host keeps leave the device one by one.
+    """
+    held = most = elements(sharding.weights())
+    for unit in (*sharding.inner_units() * sharding.shape.layers, sharding.outer_unit()):
+        parts = [padded_elements((weight,), sharding.ranks) for weight in unit]
+        most = max(most, held + (max(parts) if sharding.is_copied_away else sum(parts)))
+        held += (0 if sharding.is_copied_away else sum(parts)) - elements(unit)
+    return ELEMENT_BYTES * most
+
+
+def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:
+    """The collectives of one step, in their order: units are gathered, gathered again, and their gradients reduced."""
+    if sharding.ranks == 1:
+        return ()
+    return (*_gathers(sharding), *_reductions(sharding), *_numbers(sharding))
+
+
+def _gathers(sharding: Sharding) -> Iterator[Transfer]:
+    # Where weights stay gathered, they do so through all microbatches.
+    passes = sharding.microbatches if sharding.is_resharded else 1
+    layers = sharding.shape.layers
+    yield _gather(sharding, sharding.outer_unit(), passes, "forward")
+    for unit in sharding.inner_units():
+        yield _gather(sharding, unit, passes * layers, "forward")
+    if sharding.is_resharded:
+        for unit in reversed(sharding.inner_units()):
+            yield _gather(sharding, unit, passes * layers, "backward")
+
+
+def _gather(
+    sharding: Sharding, unit: Iterable[Dimensions], calls: int, phase: Literal["forward", "backward"]
+) -> Transfer:
+    return Transfer(
+        collective="all_gather",
+        axis="shard",
+        ranks=sharding.resharded_ranks if phase == "backward" else None,
+        payload_bytes=calls * ELEMENT_BYTES * sharding.ranks * padded_elements(unit, sharding.ranks),
+        calls=calls,
+        behind=phase if sharding.is_overlapped else None,
+    )
+
+
+def _reductions(sharding: Sharding) -> Iterator[Transfer]:
+    units = [(unit, sharding.shape.layers) for unit in reversed(sharding.inner_units())]
+    behind: Literal["backward"] | None = "backward" if sharding.is_overlapped else None
+    for unit, calls in (*units, (sharding.outer_unit(), 1)):
+        part_bytes = calls * sharding.reduced_bytes * padded_elements(unit, sharding.ranks)
+        yield Transfer(
+            collective="reduce_scatter",
+            axis="shard",
+            payload_bytes=sharding.ranks * part_bytes,
+            calls=calls,
+            behind=behind,
+        )
+        if sharding.replicas > 1:
+            yield Transfer(
+                collective="all_reduce", axis="replicate", payload_bytes=part_bytes, calls=calls, behind=behind
+            )
+
+
+def _numbers(sharding: Sharding) -> Iterator[Transfer]:
+    if sharding.numbers:
+        yield Transfer(
+            collective="all_reduce",
+            axis="shard",
+            payload_bytes=sharding.numbers * NUMBER_BYTES,
+            calls=sharding.numbers,
+        )
+
+
+def _padded_rows(weight: Dimensions, ranks: int) -> int:
+    return -(-weight[0] // ranks)
+
+
+def _own_rows(weight: Dimensions, rank: int, ranks: int) -> int:
+    part = _padded_rows(weight, ranks)
+    return min(part, max(0, weight[0] - rank * part))

@@ -1,0 +1,282 @@
+"""The peak of live tensors in one step of a rank whose model is divided by torch's `fully_shard` (FSDP2), on gloo.
+
+Beside what the work itself holds stand the weights that are gathered, the buffers that they and the gradients travel
+in, and gradients that are whole until they are reduced.
+Not covered: a backend that moves weights while the rank computes; offloading; gradients that are accumulated in another
+precision than they are made in; one rank alone.
+Source: torch 2.13, _fsdp_param_group.py and _fsdp_collectives.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from workloads.cost_models.memory import FULL_BYTES, Microbatch
+from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, Step
+from workloads.cost_models.terms import Dimensions, States, elements
+from workloads.fsdp.cost_model import ELEMENT_BYTES, Sharding, padded_elements
+
+
+def sharded_step_peak(
+    microbatch: Microbatch, *, sharding: Sharding, states: States, kept_ranks: int | None = None
+) -> Prediction:
+    """What lives on a rank at the peak of a step, by the categories of MemTracker.
+
+    Gathered weights are parameters; until a module uses them for the first time in a step they are activations. What
+    they travel in is an activation in forward and temporary in backward; what gradients travel in is temporary.
+    kept_ranks: those that share a weight between forward and backward, where they are fewer than between steps.
+    """
+    step = Step(
+        microbatch=microbatch,
+        held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes,
+    )
+    backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
+    model = _Model(
+        sharding=sharding,
+        kept_ranks=kept_ranks,
+        step=step,
+        blocks=BlockMoments(microbatch=microbatch, held_bytes=step.held_bytes - microbatch.logits_bytes),
+        units=backward * sharding.shape.layers,
+        outer=_unit(sharding.outer_unit(), sharding),
+    )
+    peak = max(model.moments(), key=lambda live: live.bytes)
+    return Prediction(
+        parameters_bytes=states.parameters_bytes + peak.gathered_bytes,
+        buffers_bytes=FULL_BYTES * sharding.shape.sequence * sharding.shape.head_width,
+        gradients_bytes=peak.gradients_bytes,
+        optimizer_bytes=states.optimizer_bytes,
+        activations_bytes=peak.activations_bytes,
+        temporary_bytes=peak.temporary_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """Weights that are gathered together, in bytes.
+
+    part_bytes: one rank's part of their gradients. gathered_bytes: the weights whole, with their padding.
+    gradients_bytes: the whole gradients. last_bytes: that of the last weight, which its reduction frees late.
+    reduced_bytes: the gradients laid end to end, to be reduced.
+    """
+
+    part_bytes: int
+    gathered_bytes: int
+    gradients_bytes: int
+    last_bytes: int
+    reduced_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Live:
+    """All that lives at a moment beside the states that are always there."""
+
+    gathered_bytes: int
+    gradients_bytes: int
+    activations_bytes: int
+    temporary_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.gathered_bytes + self.gradients_bytes + self.activations_bytes + self.temporary_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """One microbatch: the first finds no gradients, the last reduces them."""
+
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where among the units, in the order of backward, a moment is.
+
+    through: units that backward is through with.
+    divided: of those after them, how many are divided again already.
+    gathered: of those after these, how many are gathered, if units are divided again after forward.
+    arriving: the unit that is being gathered, if so.
+    ready_bytes: whole gradients that are there, of the outer unit and of the one that backward is at.
+    travelling_bytes: the buffers of the reduction that is going on.
+    """
+
+    through: int = 0
+    divided: int = 0
+    gathered: int = 0
+    arriving: int | None = None
+    ready_bytes: int = 0
+    travelling_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """The moments of a step. units: of all blocks, in the order of backward; outer: what is in none of them."""
+
+    sharding: Sharding
+    kept_ranks: int | None
+    step: Step
+    blocks: BlockMoments
+    units: Sequence[_Unit]
+    outer: _Unit
+
+    def moments(self) -> Iterator[_Live]:
+        """Those that can be the peak."""
+        layers, count = self.sharding.shape.layers, self.sharding.microbatches
+        for each in {_Pass(is_first=place == 0, is_last=place == count - 1) for place in range(count)}:
+            yield from self._forward(each)
+            yield self._live(each, self.step.head(), _Place(arriving=0))
+            yield self._live(each, self.step.last_norm(), _Place(arriving=0, ready_bytes=self._head_bytes))
+            # Inner blocks are alike, and so is the change from each to the one below; the outermost lack a buffer each.
+            for below in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
+                yield from self._block(each, below)
+        yield from self._end()
+
+    def _forward(self, each: _Pass) -> Iterator[_Live]:
+        """The last unit is gathered, and what it came in is kept until the head has computed."""
+        if each.is_first or self.sharding.is_resharded:
+            yield self._gathered_in_forward(each)
+            buffer_bytes = self.units[0].gathered_bytes
+            yield self._live(each, _beside(self.blocks.last_mlp_ends(), buffer_bytes), _Place(gathered=1))
+            yield self._live(each, _beside(self.blocks.head_ends(), buffer_bytes), _Place())
+        yield self._live(each, self.step.end_of_forward(), _Place())
+        yield self._live(each, self.step.loss(), _Place())
+
+    def _gathered_in_forward(self, each: _Pass) -> _Live:
+        """The last unit beside what it came in, and what the unit before it came in."""
+        last, before = self.units[0], (*self.units, self.outer)[1]
+        moment = self.blocks.last_block_begins() if self._units_each == 1 else self.blocks.last_mlp_begins()
+        live = self._live(each, _beside(moment, last.gathered_bytes + before.gathered_bytes), _Place(gathered=1))
+        if not each.is_first:
+            return live
+        unused_bytes = last.gathered_bytes + self._head_bytes
+        return replace(
+            live,
+            gathered_bytes=live.gathered_bytes - unused_bytes,
+            activations_bytes=live.activations_bytes + unused_bytes,
+        )
+
+    def _block(self, each: _Pass, below: int) -> Iterator[_Live]:
+        """Its units are gathered, used and reduced one after the other; the MLP is in the first, the query in the last.
+
+        below: blocks beneath this one.
+        """
+        size, shape = self.step.microbatch, self.sharding.shape
+        above = shape.layers - 1 - below
+        first, last = above * self._units_each, (above + 1) * self._units_each - 1
+        begins = _Place(through=first, gathered=1, arriving=first, ready_bytes=self._head_bytes)
+        yield self._live(each, self.blocks.backward_begins(below), begins)
+        # A forward that runs again has gathered all units of the block.
+        is_again = size.checkpoint != "none" and last > first
+        at_mlp = replace(begins, gathered=2, arriving=None) if is_again else replace(begins, arriving=first + 1)
+        for moment in self.step.mlp(below):
+            # The law of a whole model counts the blocks above as ready; here they are through.
+            ready = int(moment.ready * shape.parameters()) - above * shape.block_parameters()
+            yield self._live(each, moment, replace(at_mlp, ready_bytes=FULL_BYTES * ready))
+        if size.is_autocast:
+            product_bytes = FULL_BYTES * shape.width * shape.mlp_width
+            for moment, ready in ((self.blocks.up(below), 1), (self.blocks.gate(below), 2)):
+                yield self._live(each, moment, replace(at_mlp, ready_bytes=self._head_bytes + ready * product_bytes))
+        if last > first:
+            yield from self._reduction(each, self.blocks.mlp_ends(below), at_mlp)
+        query_bytes = FULL_BYTES * shape.width**2
+        at_query = _Place(
+            through=last,
+            gathered=1,
+            arriving=last + 1,
+            ready_bytes=self._head_bytes + self.units[last].gradients_bytes - query_bytes,
+        )
+        yield self._live(each, self.blocks.query(below), at_query)
+        yield from self._reduction(each, self.blocks.backward_ends(below), at_query)
+
+    def _reduction(self, each: _Pass, moment: Moment, place: _Place) -> Iterator[_Live]:
+        """The unit is divided again, its gradients are laid end to end; then gloo reduces a copy of them."""
+        if not each.is_last:
+            return
+        unit = self.units[place.through]
+        divided = replace(place, divided=1, gathered=place.gathered - 1)
+        for own_bytes, travelling_bytes in (
+            (unit.gradients_bytes, unit.reduced_bytes),
+            (unit.last_bytes, self._copied_bytes(unit)),
+        ):
+            ready_bytes = self._head_bytes + own_bytes
+            yield self._live(each, moment, replace(divided, ready_bytes=ready_bytes, travelling_bytes=travelling_bytes))
+
+    def _end(self) -> Iterator[_Live]:
+        """The embedding has its gradient; then what is in no block is reduced."""
+        outer, parts_bytes = self.outer, sum(unit.part_bytes for unit in self.units)
+        yield _Live(
+            gathered_bytes=outer.gathered_bytes,
+            gradients_bytes=parts_bytes + outer.gradients_bytes,
+            activations_bytes=self.step.held_bytes,
+            temporary_bytes=self.units[-1].reduced_bytes + self.step.microbatch.stream_bytes,
+        )
+        yield _Live(
+            gathered_bytes=0,
+            gradients_bytes=parts_bytes + outer.last_bytes,
+            activations_bytes=self.step.held_bytes,
+            temporary_bytes=self._copied_bytes(outer),
+        )
+
+    def _live(self, each: _Pass, moment: Moment, place: _Place) -> _Live:
+        """A moment with what is gathered, on its way, and ready."""
+        units, divided = self.units, place.through + place.divided
+        here, coming_bytes, parts_bytes = units[divided:] if each.is_last else units, 0, 0
+        if self.sharding.is_resharded:
+            here = units[divided : divided + place.gathered]
+            if place.arriving is not None:
+                coming_bytes = _gathered_bytes(units[place.arriving : place.arriving + 1])
+            if self.kept_ranks is not None:
+                parts_bytes = _gathered_bytes(units[divided + place.gathered :]) // self.kept_ranks
+        travelling_bytes = place.travelling_bytes
+        if each.is_last and place.through and not place.divided:
+            travelling_bytes = units[place.through - 1].reduced_bytes  # Kept until the next reduction.
+        return _Live(
+            gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(here),
+            gradients_bytes=self._gradients_bytes(each, place),
+            activations_bytes=moment.activations_bytes + parts_bytes,
+            temporary_bytes=moment.temporary_bytes + coming_bytes + travelling_bytes,
+        )
+
+    def _gradients_bytes(self, each: _Pass, place: _Place) -> int:
+        through, after = self.units[: place.through], self.units[place.through :]
+        through_bytes = sum(unit.part_bytes if each.is_last else unit.gradients_bytes for unit in through)
+        if each.is_first:
+            return through_bytes + place.ready_bytes
+        whole_bytes = through_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
+        if place.divided:
+            return whole_bytes - self._head_bytes - after[0].gradients_bytes + place.ready_bytes
+        return whole_bytes
+
+    def _copied_bytes(self, unit: _Unit) -> int:
+        """What a reduction reads, gloo's copy of it, and what it gives."""
+        return 2 * unit.reduced_bytes + unit.reduced_bytes // self.sharding.ranks
+
+    @property
+    def _units_each(self) -> int:
+        """Units of a block."""
+        return len(self.units) // self.sharding.shape.layers
+
+    @property
+    def _head_bytes(self) -> int:
+        return FULL_BYTES * self.sharding.shape.vocabulary * self.sharding.shape.width
+
+
+def _unit(weights: Sequence[Dimensions], sharding: Sharding) -> _Unit:
+    part = padded_elements(weights, sharding.ranks)
+    return _Unit(
+        part_bytes=ELEMENT_BYTES * part,
+        gathered_bytes=ELEMENT_BYTES * sharding.ranks * part,
+        gradients_bytes=ELEMENT_BYTES * elements(weights),
+        last_bytes=ELEMENT_BYTES * elements(weights[-1:]),
+        reduced_bytes=sharding.reduced_bytes * sharding.ranks * part,
+    )
+
+
+def _gathered_bytes(units: Iterable[_Unit]) -> int:
+    return sum(unit.gathered_bytes for unit in units)
+
+
+def _beside(moment: Moment, buffer_bytes: int) -> Moment:
+    """The moment with a buffer that forward made."""
+    return replace(moment, activations_bytes=moment.activations_bytes + buffer_bytes)

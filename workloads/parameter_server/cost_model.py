@@ -1,0 +1,91 @@
+"""What a parameter server costs: who holds which weights, and what passes the busiest link in one step.
+
+W workers and s servers, P bytes of weights in fp32. In a step each worker sends its gradients, P, and receives new
+weights, P. A server that holds the share f receives W f P, and then sends as much. So one server's link carries W times
+what a worker's does, and a step waits for 2 W P; a ring's all_reduce among the workers, whose ranks send while they
+receive, waits for 2 (W - 1) / W P.
+Source: Li et al. 2014, Scaling distributed machine learning with the parameter server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.cost_models.communication import Link
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import divide, elements, model_weights
+
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one server holds of the weights, as whole tensors."""
+
+    size_bytes: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one rank sends and receives in a step: payload of tensors, without headers."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
+def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
+    """What each server holds of the model.
+
+    Raises:
+        ValueError: there are more servers than tensors, or none.
+    """
+    sizes_bytes = [ELEMENT_BYTES * elements([weight]) for weight in model_weights(shape)]
+    if not 1 <= servers <= len(sizes_bytes):
+        raise ValueError(
+            f"servers is {servers}; {len(sizes_bytes)} tensors can be divided over 1 to {len(sizes_bytes)}"
+        )
+    server_of = divide(sizes_bytes, servers)
+    held_by = [
+        [size for size, server in zip(sizes_bytes, server_of, strict=True) if server == one] for one in range(servers)
+    ]
+    return tuple(Share(size_bytes=sum(held), tensors=len(held)) for held in held_by)
+
+
+def server_traffic(share: Share, workers: int) -> Traffic:
+    """Of a server in one step: every worker's gradients in, the new weights out to every worker."""
+    return Traffic(sent_bytes=workers * share.size_bytes, received_bytes=workers * share.size_bytes)
+
+
+def worker_traffic(shape: Shape) -> Traffic:
+    """Of a worker in one step: its gradients out, the new weights in, however many servers share them."""
+    weights_bytes = ELEMENT_BYTES * shape.parameters()
+    return Traffic(sent_bytes=weights_bytes, received_bytes=weights_bytes)
+
+
+def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:
+    """Bytes through the busiest rank's link in one direction and step: the fullest server's, or a worker's if more.
+
+    Gradients and weights go opposite ways and are equally large, so that it is the same for both.
+
+    Raises:
+        ValueError: there are more servers than tensors, or none.
+    """
+    fullest = max(shares(shape, servers), key=lambda share: share.size_bytes)
+    return max(server_traffic(fullest, workers).received_bytes, worker_traffic(shape).sent_bytes)
+
+
+def exchange_time_s(shape: Shape, *, servers: int, workers: int, link: Link) -> float:
+    """Time of a synchronous step's exchange when all workers push at once: gradients in, then weights out.
+
+    Each rank has a link of its own, and the busiest never waits. Averaging and AdamW take no time here. Servers that
+    clip tell each other their norms in between, which costs one more latency and no bytes to speak of.
+    Asynchronous workers push and are answered at different times, so that a server's two directions may be busy at
+    once; then this is the most, and half of it the least, that a step of all workers takes.
+    Not covered: RPC over TCP spreads a tensor over several connections, which hinder each other where a link is slow.
+
+    Raises:
+        ValueError: there are more servers than tensors, or none.
+    """
+    one_way_bytes = busiest_bytes(shape, servers=servers, workers=workers)
+    return 2 * (link.latency_s + one_way_bytes / link.bandwidth_bytes_per_second)

@@ -1,0 +1,282 @@
+"""A server's step: take the workers' gradients, update the weights that it holds, and answer with them.
+
+Both kinds of server are a `Workload` without batches. They count steps with the workers: a step ends when every worker
+has pushed the gradients of that step, so that no rank has one step more than another when all are done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import rpc
+from torch.futures import Future
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import AdamW, Optimizer
+
+from workloads.core.trainer import LearningRate, adamw_settings
+from workloads.cost_models.terms import divide
+from workloads.parameter_server.rpc import Inbox, Push, answer_of, bytes_of, name_of, to_host
+from workloads.protocols import Phase
+from workloads.spec import Setup
+
+# The norm of a gradient of which each server holds a part: every server asks every other for its part's.
+
+
+class Norms:
+    """The norms of this server's part, by step, for the others to ask for before or after they are known.
+
+    Others ask for this step's or the last one's: a server that is two steps ahead has all norms of the one between.
+    """
+
+    def __init__(self, server: int, servers: int) -> None:
+        self._others = [other for other in range(servers) if other != server]
+        self._parts: defaultdict[int, Future[float]] = defaultdict(Future)
+        self._lock = Lock()
+        self._step = 0
+
+    def part(self, step: int) -> Future[float]:
+        """The norm of this server's part in a step, when it is known."""
+        with self._lock:
+            return self._parts[step]
+
+    def whole(self, norm: float) -> float:
+        """The norm of the whole gradient, of whose part here this is the norm; all servers call it as often.
+
+        Raises:
+            PeerLost: a server is gone, or did not tell in time.
+        """
+        self.part(self._step).set_result(norm)
+        calls = [(other, rpc.rpc_async(name_of(other), part_of, args=(self._step,))) for other in self._others]
+        others = [answer_of(call, other) for other, call in calls]
+        with self._lock:
+            self._parts.pop(self._step - 1, None)
+        self._step += 1
+        return math.hypot(norm, *others)
+
+
+_norms: list[Norms] = []
+"""This process's, once they are open; see `inbox` for why they are found here."""
+
+
+def open_norms(norms: Norms) -> None:
+    """Let calls of other servers reach them."""
+    _norms.append(norms)
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def part_of(step: int) -> Future[float]:
+    """What a server calls on another: the norm of its part in that step."""
+    return _norms[-1].part(step)
+
+
+# Which server holds which weight of the model.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The weights of the model in their order, and the server of each. Servers are the group's first ranks."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    servers: tuple[int, ...]
+
+    def held_by(self, server: int) -> list[int]:
+        """The indices of its weights, in the model's order."""
+        return [index for index, one in enumerate(self.servers) if one == server]
+
+    def gather(self, held: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
+        """All gradients, by the weights' names, on each rank; all ranks call it.
+
+        held: those that this rank's server updated with; empty on a worker.
+        """
+        whole = {}
+        for name, shape, server in zip(self.names, self.shapes, self.servers, strict=True):
+            gradient = held[name] if name in held else torch.empty(shape, device=device)
+            dist.broadcast(gradient, group=group, group_src=server)
+            whole[name] = gradient
+        return whole
+
+
+def place(model: nn.Module, servers: int) -> Placement:
+    """Divide the weights by their bytes, as `laws.division` does."""
+    names, weights = zip(*model.named_parameters(), strict=True)
+    return Placement(
+        names=names,
+        shapes=tuple(weight.shape for weight in weights),
+        servers=divide([weight.nbytes for weight in weights], servers),
+    )
+
+
+class Share:
+    """The weights that one server holds, with their gradients and their part of AdamW."""
+
+    def __init__(self, setup: Setup, model: nn.Module, placement: Placement, group: dist.ProcessGroup) -> None:
+        """Keep of the model the weights of this rank."""
+        held = placement.held_by(group.rank())
+        weights = list(model.parameters())
+        self.model = nn.ParameterList(weights[index] for index in held)
+        self.optimizer: Optimizer = AdamW(self.model.parameters(), **adamw_settings(setup))
+        self._learning_rate = LearningRate(setup)
+        self.received_bytes = 0
+        """In the last step."""
+        self.sent_bytes = 0
+        self._names = [placement.names[index] for index in held]
+        self._placement = placement
+        self._group = group
+        self._device = weights[0].device
+
+    def begin_step(self) -> None:
+        """Count bytes anew, and take the learning rate of this step for all of its updates."""
+        self.received_bytes = self.sent_bytes = 0
+        self._learning_rate.begin_step(self.optimizer)
+
+    def take_in(self, push: Push) -> list[Tensor]:
+        """The push's gradients on the device of the weights; nobody else has them."""
+        self.received_bytes += bytes_of(push.gradients)
+        return [gradient.to(self._device) for gradient in push.gradients]
+
+    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """What the next update uses, and what stays readable after it."""
+        for weight, gradient in zip(self.model, gradients, strict=True):
+            weight.grad = gradient
+
+    def weights(self, copies: int) -> list[Tensor]:
+        """The weights as they are now, to be sent so often; on the CPU they change with the next update."""
+        weights = to_host(list(self.model))
+        self.sent_bytes += copies * bytes_of(weights)
+        return weights
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """See `Workload.full_gradients`; all ranks call it."""
+        held = {}
+        for name, weight in zip(self._names, self.model, strict=True):
+            if weight.grad is None:
+                raise RuntimeError(f"weight {name} has no gradient; no worker has pushed one")
+            held[name] = weight.grad
+        return self._placement.gather(held, self._group, self._device)
+
+
+class SynchronousServer:
+    """Updates once a step, with the mean of all workers' gradients."""
+
+    def __init__(
+        self, setup: Setup, share: Share, phase: Phase, *, inbox: Inbox, workers: Sequence[int], norms: Norms
+    ) -> None:
+        self.model: nn.Module = share.model
+        self.optimizer = share.optimizer
+        self.full_gradients = share.full_gradients
+        self._share = share
+        self._phase = phase
+        self._inbox = inbox
+        self._workers = workers
+        self._norms = norms
+        self._gradient_norm: float | None = None
+        self._largest_norm = float(setup.options["clip"])
+
+    def step(self, tokens_bs: Tensor) -> None:
+        """One update. The batch is empty."""
+        self._share.begin_step()
+        with self._phase("wait"):
+            pushes = self._one_of_each()
+        with self._phase("optimizer"), torch.no_grad():
+            self._update(pushes)
+            # No copy: they change when all workers have pushed again, and so have them.
+            weights = self._share.weights(len(pushes))
+            for push in pushes:
+                self._inbox.answer(push, weights)
+        with self._phase("wait"):
+            self._inbox.settle()
+
+    def payload_bytes(self) -> dict[str, int]:
+        """What was sent and received in the last step."""
+        return {"send": self._share.sent_bytes + self._share.received_bytes}
+
+    def gradient_norm(self) -> float | None:
+        """See `KnowsNorm`."""
+        return self._gradient_norm
+
+    def _one_of_each(self) -> list[Push]:
+        """The pushes of this step in the order of the workers, so that sums do not depend on who came first."""
+        pushes: dict[int, Push] = {}
+        while missing := set(self._workers) - set(pushes):
+            push = self._inbox.take(missing)
+            pushes[push.worker] = push
+        return [pushes[worker] for worker in self._workers]
+
+    def _update(self, pushes: Sequence[Push]) -> None:
+        means, *others = [self._share.take_in(push) for push in pushes]
+        for gradients in others:
+            torch._foreach_add_(means, gradients)
+        torch._foreach_div_(means, len(pushes))
+        self._share.set_gradients(means)
+        # As a scaler would have it. Every server is told the same by the workers, so that all leave the step out.
+        if not all(push.is_finite for push in pushes):
+            return
+        if self._largest_norm:
+            self._gradient_norm = self._norms.whole(get_total_norm(means).item())
+            clip_grads_with_norm_(self.model.parameters(), self._largest_norm, torch.tensor(self._gradient_norm))
+        self.optimizer.step()
+
+
+class AsynchronousServer:
+    """Updates with each gradient as it comes, and holds back the workers that are too far ahead.
+
+    Before a worker begins a step it has pushed all steps before, and is ahead by as many as the slowest has not pushed:
+    it gets no weights while that is more than `staleness`. With 0 all begin each step together.
+    Source: Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter server.
+    """
+
+    def __init__(self, setup: Setup, share: Share, phase: Phase, *, inbox: Inbox, workers: Sequence[int]) -> None:
+        self.model: nn.Module = share.model
+        self.optimizer = share.optimizer
+        self.full_gradients = share.full_gradients
+        self.largest_lead = 0
+        """The most steps that a worker was ahead of the slowest when it pushed."""
+        self._share = share
+        self._phase = phase
+        self._inbox = inbox
+        self._staleness = int(setup.options["staleness"])
+        self._pushed = dict.fromkeys(workers, 0)
+        self._held_back: list[Push] = []
+        self._steps = 0
+
+    def step(self, tokens_bs: Tensor) -> None:
+        """As many updates as come until every worker has pushed this step. The batch is empty."""
+        self._share.begin_step()
+        self._steps += 1
+        while behind := {worker for worker, pushed in self._pushed.items() if pushed < self._steps}:
+            with self._phase("wait"):
+                push = self._inbox.take(behind)
+            with self._phase("optimizer"), torch.no_grad():
+                self._update(push)
+        with self._phase("wait"):
+            self._inbox.settle()
+
+    def payload_bytes(self) -> dict[str, int]:
+        """What was sent and received in the last step."""
+        return {"send": self._share.sent_bytes + self._share.received_bytes}
+
+    def _update(self, push: Push) -> None:
+        gradients = self._share.take_in(push)
+        if push.is_finite:  # As a scaler would have it.
+            self._share.set_gradients(gradients)
+            self.optimizer.step()
+        self.largest_lead = max(self.largest_lead, self._lead(push))
+        self._pushed[push.worker] += 1
+        self._held_back.append(push)
+        free = [push for push in self._held_back if self._lead(push) <= self._staleness]
+        self._held_back = [push for push in self._held_back if push not in free]
+        for push in free:
+            # A copy, because another worker's gradient may change them while they are sent.
+            self._inbox.answer(push, [weight.clone() for weight in self._share.weights(1)])
+
+    def _lead(self, push: Push) -> int:
+        """How many steps its worker is ahead of the slowest."""
+        return self._pushed[push.worker] - min(self._pushed.values())

@@ -1,0 +1,132 @@
+"""The card of `parameter_server`: servers hold the weights, workers push gradients to them and pull weights."""
+
+from __future__ import annotations
+
+from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.options import TRAINING_OPTIONS, training_refusals
+from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
+from workloads.spec import Card, DataPlace, Needs, Option, Parity, Setup
+
+STALENESS = Option(
+    name="staleness",
+    default=1,
+    minimum=0,
+    help="of mode=asynchronous: steps that a worker may be ahead of the slowest",
+)
+
+
+def _servers(setup: Setup) -> int:
+    return int(setup.options["servers"])
+
+
+def _workers(setup: Setup) -> int:
+    return setup.ranks - _servers(setup)
+
+
+def _mesh(setup: Setup) -> dict[str, int]:
+    # Servers and workers do different things, so that no axis of it is one of data.
+    return {"rpc": setup.ranks}
+
+
+def _data_place(setup: Setup, rank: int) -> DataPlace | None:
+    """The first ranks are the servers."""
+    if rank < _servers(setup):
+        return None
+    return DataPlace(rank=rank - _servers(setup), ranks=_workers(setup))
+
+
+def _refusals(setup: Setup) -> list[str]:
+    servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
+    most = min(setup.ranks - 1, tensors)
+    if servers == 0:
+        return [f"option servers is 0, so that workers have nobody to push to; take {_up_to(most)}"]
+    reasons: list[str] = []
+    if servers > tensors:
+        reasons.append(
+            f"option servers is {servers}; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
+        )
+    if workers < 1:
+        reasons.append(
+            f"ranks is {setup.ranks} with servers={servers}, which leaves no worker to train;"
+            f" take --ranks {servers + 1} or more, or {_up_to(most)}"
+        )
+    else:
+        reasons += training_refusals(setup, data_ranks=workers)
+    if setup.options["mode"] == "synchronous" and setup.options["staleness"] != STALENESS.default:
+        reasons.append(
+            f"option staleness is {setup.options['staleness']} with mode=synchronous, where no worker is ever ahead;"
+            " leave it out, or take mode=asynchronous"
+        )
+    return reasons
+
+
+def _up_to(servers: int) -> str:
+    return "1 server" if servers == 1 else f"1 to {servers} servers"
+
+
+def _incomparable(setup: Setup) -> str | None:
+    if setup.options["mode"] == "asynchronous":
+        return (
+            "mode=asynchronous updates with each worker's gradient by itself, which older weights gave;"
+            " take mode=synchronous"
+        )
+    return None
+
+
+def _transfers(setup: Setup) -> tuple[Transfer, ...]:
+    """Those of the rank that all others wait for, mostly the fullest server: gradients, then weights."""
+    one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
+    one_way = Transfer(collective="send", axis="rpc", payload_bytes=one_way_bytes)
+    return (one_way, one_way)
+
+
+def _states(setup: Setup, rank: int) -> States:
+    """A server has its share of everything; a worker has weights and gradients whole, and no optimizer."""
+    if rank < _servers(setup):
+        share = shares(setup.shape, _servers(setup))[rank]
+        return States(
+            parameters_bytes=share.size_bytes,
+            gradients_bytes=share.size_bytes,
+            optimizer_bytes=2 * share.size_bytes + 4 * share.tensors,
+        )
+    weights_bytes = worker_traffic(setup.shape).received_bytes
+    return States(parameters_bytes=weights_bytes, gradients_bytes=weights_bytes, optimizer_bytes=0)
+
+
+def _peak(setup: Setup) -> NotCovered:
+    return NotCovered(
+        reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still sends:"
+        " how many at once is a matter of time"
+    )
+
+
+PARAMETER_SERVER_CARD = Card(
+    name="parameter_server",
+    entry="workloads.parameter_server.strategy:build",
+    kind="training",
+    summary="the first ranks are servers, which hold the weights; the others push gradients to them and pull weights",
+    version=1,
+    options=(
+        *TRAINING_OPTIONS,
+        Option(name="servers", default=1, minimum=0, help="ranks that hold the weights, as whole tensors; 1 or more"),
+        Option(
+            name="mode",
+            default="synchronous",
+            choices=("synchronous", "asynchronous"),
+            help="one update of all workers' mean, or one for each gradient as it comes",
+        ),
+        STALENESS,
+    ),
+    needs=Needs(minimum_ranks=2),
+    parity=Parity(
+        kind="exact",
+        variants=({}, {"accumulate": 2}, {"checkpoint": "full"}),
+        incomparable=_incomparable,
+    ),
+    mesh=_mesh,
+    refusals=_refusals,
+    data_place=_data_place,
+    transfers=_transfers,
+    states=_states,
+    peak=_peak,
+)

@@ -1,0 +1,307 @@
+"""The peak of live tensors in one step of a pipeline rank, sought action by action of its schedule.
+
+What a stage computes for one microbatch lives beside what is held for others; the peak is where both together are most.
+So do the buffers that messages come in, and what was sent, for as long as torch keeps its handle. MemTracker sees a
+buffer from its first use on, and one of gradients never under autocast, which only reads it for a copy.
+Not covered: schedules that part backward, whose halves keep what autograd chooses.
+Source: torch 2.13, torch/distributed/pipelining/stage.py and schedules.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from workloads.cost_models.memory import FULL_BYTES, Microbatch
+from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, Step
+from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, live_microbatches_of_stages
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import Dimensions, States, Transfer, block_weights, elements, outer_weights
+
+# What the stages of a pipeline cost: states and activations of each rank, and what they send each other.
+
+ELEMENT_BYTES = 4
+LOSS_BYTES = 4
+"""What the last stage hands on, in fp32."""
+STEP_BYTES = 4
+"""AdamW counts steps for each weight by itself, in fp32."""
+
+
+def stage_weights(shape: Shape, counts: Sequence[int], stage: int) -> tuple[Dimensions, ...]:
+    """The tensors of one stage: its blocks, the embedding in the first, last norm and head in the last."""
+    embedding, norm, head = outer_weights(shape)
+    return (
+        *((embedding,) if stage == 0 else ()),
+        *block_weights(shape) * counts[stage],
+        *((norm, head) if stage == len(counts) - 1 else ()),
+    )
+
+
+def stage_states(weights: Iterable[Dimensions]) -> States:
+    """Weights, gradients and AdamW's two moments of these tensors, all in fp32."""
+    held = tuple(weights)
+    weights_bytes = ELEMENT_BYTES * elements(held)
+    return States(
+        parameters_bytes=weights_bytes,
+        gradients_bytes=weights_bytes,
+        optimizer_bytes=2 * weights_bytes + STEP_BYTES * len(held),
+    )
+
+
+def boundary_bytes(shape: Shape, sequences: int) -> int:
+    """The residual stream of one microbatch, which stages hand on in fp32 in every precision."""
+    return ELEMENT_BYTES * sequences * shape.sequence * shape.width
+
+
+def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:
+    """Those of the rank that sends most: activations to the next stage, gradients to the one before.
+
+    numbers: scalars that the ranks of a pipeline agree on in a step, such as the norm of all gradients.
+    """
+    if pipeline.ranks == 1:
+        return ()
+    messages = max(_messages(pipeline, rank) for rank in range(pipeline.ranks))
+    sent = Transfer(collective="send", axis="stage", payload_bytes=messages * pipeline.boundary_bytes, calls=messages)
+    agreed = Transfer(collective="all_reduce", axis="stage", payload_bytes=ELEMENT_BYTES * numbers, calls=numbers or 1)
+    return (sent, agreed) if numbers else (sent,)
+
+
+def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> int:
+    """What a stage's forward of one microbatch leaves for its backward: its input, and its output until that is sent.
+
+    Tokens are not counted: they are there through the whole step.
+    """
+    out_bytes = microbatch.head_bytes + LOSS_BYTES if stage == len(counts) - 1 else microbatch.stream_bytes
+    return counts[stage] * microbatch.stored_block_bytes + out_bytes
+
+
+def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
+    """The most that forwards of each stage's live microbatches have left at once, in bytes, tokens not counted.
+
+    What a stage hands on to one of the same rank is that stage's input too, and is counted of the one that made it.
+
+    Raises:
+        ValueError: the schedule cannot run this pipeline.
+    """
+    live = live_microbatches_of_stages(actions(pipeline))
+    return tuple(
+        live[stage] * (stored_bytes(microbatch, counts, stage) - _handed_bytes(pipeline, microbatch, stage))
+        for stage in range(pipeline.stages)
+    )
+
+
+def _handed_bytes(pipeline: Pipeline, microbatch: Microbatch, stage: int) -> int:
+    """A stage's input, where the stage before it is on the same rank."""
+    is_handed = stage > 0 and pipeline.rank_of(stage - 1) == pipeline.rank_of(stage)
+    return microbatch.stream_bytes if is_handed else 0
+
+
+def _messages(pipeline: Pipeline, rank: int) -> int:
+    """Tensors that a rank sends to others in a step: one for each microbatch and each end of a stage that faces one."""
+    facing = sum(
+        0 <= neighbour < pipeline.stages and pipeline.rank_of(neighbour) != rank
+        for stage in pipeline.stages_of(rank)
+        for neighbour in (stage - 1, stage + 1)
+    )
+    return facing * pipeline.microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Live:
+    """What lives at a moment beside the states that are always there."""
+
+    activations_bytes: int
+    temporary_bytes: int
+    gradients_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.activations_bytes + self.temporary_bytes + self.gradients_bytes
+
+
+def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Prediction:
+    """What lives on a pipeline rank at the peak of a step; see `Microbatch` for what is covered.
+
+    counts: blocks of each stage.
+
+    Raises:
+        ValueError: the schedule parts backward, or cannot run this pipeline.
+    """
+    if pipeline.schedule in HALVED_BACKWARD:
+        raise ValueError(f"{pipeline.schedule} parts backward; the law follows whole ones")
+    peak = max(
+        _moments(_Rank(pipeline=pipeline, microbatch=microbatch, counts=counts), rank), key=lambda one: one.bytes
+    )
+    shape, stages = microbatch.shape, pipeline.stages_of(rank)
+    states = stage_states(weight for stage in stages for weight in stage_weights(shape, counts, stage))
+    return Prediction(
+        parameters_bytes=states.parameters_bytes,
+        buffers_bytes=FULL_BYTES * shape.sequence * shape.head_width,
+        gradients_bytes=peak.gradients_bytes,
+        optimizer_bytes=states.optimizer_bytes,
+        activations_bytes=peak.activations_bytes,
+        temporary_bytes=peak.temporary_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """A rank between two actions: how many microbatches each stage has taken forward, and back."""
+
+    pipeline: Pipeline
+    microbatch: Microbatch
+    counts: Sequence[int]
+    forwards: Counter[int] = field(default_factory=Counter)
+    backwards: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Activations of microbatches that wait, and of those that are through what messages still hold."""
+        waiting_bytes = self.pipeline.microbatches * self.microbatch.tokens_bytes
+        for stage, taken in self.forwards.items():
+            waiting_bytes += (taken - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
+        streams = sum(
+            (stage > 0) * through + (not self.is_last(stage)) * self._kept(through)
+            for stage, through in self.backwards.items()
+        )
+        return waiting_bytes + streams * self.microbatch.stream_bytes
+
+    @property
+    def messages_bytes(self) -> int:
+        """Gradients that came, and those that went."""
+        streams = sum(
+            self.has_seen_gradients(stage) * through + (stage > 0) * self._kept(through)
+            for stage, through in self.backwards.items()
+        )
+        return streams * self.microbatch.stream_bytes
+
+    @property
+    def gradients_bytes(self) -> int:
+        """Of stages that have been backward once."""
+        return sum(self.weights_bytes(stage) for stage, through in self.backwards.items() if through)
+
+    def has_seen_gradients(self, stage: int) -> bool:
+        """Whether the gradients that come to a stage are seen."""
+        return not self.is_last(stage) and not self.microbatch.is_autocast
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage has the head."""
+        return stage == self.pipeline.stages - 1
+
+    def weights_bytes(self, stage: int) -> int:
+        """Of all weights of a stage, or of their gradients."""
+        return FULL_BYTES * elements(stage_weights(self.microbatch.shape, self.counts, stage))
+
+    def alone(self, stage: int) -> Microbatch:
+        """The microbatch of a model that has the stage's blocks only."""
+        return replace(self.microbatch, shape=replace(self.microbatch.shape, layers=self.counts[stage]))
+
+    def _kept(self, sent: int) -> int:
+        """Of so many messages in one direction those that torch still holds."""
+        return min(sent, 1) if self.pipeline.schedule == "one_f_one_b" else sent
+
+
+def _moments(rank: _Rank, place: int) -> Iterator[_Live]:
+    """Those that can be the peak, action by action."""
+    for action in actions(rank.pipeline)[place]:
+        if action.kind == "forward":
+            yield _end_of_forward(rank, action.stage)
+            rank.forwards[action.stage] += 1
+        else:
+            yield from _Backward(rank=rank, stage=action.stage).moments()
+            rank.backwards[action.stage] += 1
+
+
+def _end_of_forward(rank: _Rank, stage: int) -> _Live:
+    """In the last stage the loss has just read the logits."""
+    size = rank.alone(stage)
+    activations_bytes = rank.waiting_bytes + stored_bytes(rank.microbatch, rank.counts, stage)
+    if size.checkpoint != "none":
+        activations_bytes += size.shape.layers * size.block_casts_bytes
+    if rank.is_last(stage):
+        activations_bytes += size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
+    return _Live(
+        activations_bytes=activations_bytes,
+        temporary_bytes=rank.messages_bytes,
+        gradients_bytes=rank.gradients_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    """A stage's backward of one microbatch, by the moments of a model that has the stage's blocks only."""
+
+    rank: _Rank
+    stage: int
+
+    def moments(self) -> Iterator[_Live]:
+        """From the loss, or the gradient that came, to the stage's input."""
+        size, step = self._size, Step(microbatch=self._size, held_bytes=self._held_bytes)
+        if self.rank.is_last(self.stage):
+            yield self._live(step.loss(), ready=0)
+            yield self._live(step.head(), ready=0)
+            yield self._live(step.last_norm(), ready=self._head)
+        top = size.shape.layers - 1
+        for below in {0, max(0, top - 1), top}:
+            for moment in step.mlp(below):
+                ready = int(moment.ready * size.shape.parameters()) - self._head
+                yield self._live(moment, ready=self._after_head(ready), is_top=below == top)
+        yield from self._last_block()
+        if self.stage == 0:
+            yield self._embedding()
+
+    def _last_block(self) -> Iterator[_Live]:
+        """The stage's first block, with which backward ends."""
+        size, shape = self._size, self._size.shape
+        blocks = BlockMoments(microbatch=size, held_bytes=self._held_bytes - size.logits_bytes)
+        is_top = shape.layers == 1
+        before = (shape.layers - 1) * (shape.block_parameters() + 2 * shape.width)
+        if size.is_autocast:
+            product = shape.width * shape.mlp_width
+            yield self._live(blocks.up(0), ready=self._after_head(before + product), is_top=is_top)
+            yield self._live(blocks.gate(0), ready=self._after_head(before + 2 * product), is_top=is_top)
+        ready = before + shape.block_parameters() + shape.width - shape.width**2
+        yield self._live(blocks.query(0), ready=self._after_head(ready))
+
+    def _embedding(self) -> _Live:
+        """The gradient of its table, which is added to that of earlier microbatches."""
+        table = self._size.shape.vocabulary * self._size.shape.width
+        made_bytes = self._size.stream_bytes + FULL_BYTES * table
+        moment = Moment(activations_bytes=self._held_bytes, temporary_bytes=made_bytes)
+        return self._live(moment, ready=self.rank.weights_bytes(self.stage) // FULL_BYTES - table)
+
+    def _live(self, moment: Moment, *, ready: int, is_top: bool = False) -> _Live:
+        """A moment with what the rank holds beside it.
+
+        ready: weights of the stage that have their gradient, if this is the first backward. is_top: whether what the
+        moment begins with is the gradient that came.
+        """
+        temporary_bytes = moment.temporary_bytes + self.rank.messages_bytes
+        if not self.rank.is_last(self.stage):
+            temporary_bytes += self._size.stream_bytes * (self.rank.has_seen_gradients(self.stage) - is_top)
+        gradients_bytes = self.rank.gradients_bytes
+        if not self.rank.backwards[self.stage]:
+            gradients_bytes += FULL_BYTES * ready
+        return _Live(
+            activations_bytes=moment.activations_bytes,
+            temporary_bytes=temporary_bytes,
+            gradients_bytes=gradients_bytes,
+        )
+
+    def _after_head(self, ready: int) -> int:
+        return ready + self._head if self.rank.is_last(self.stage) else ready
+
+    @property
+    def _held_bytes(self) -> int:
+        """What waits, and what this stage gave."""
+        waiting_bytes = self.rank.waiting_bytes - stored_bytes(self.rank.microbatch, self.rank.counts, self.stage)
+        return waiting_bytes if self.rank.is_last(self.stage) else waiting_bytes + self._size.stream_bytes
+
+    @property
+    def _size(self) -> Microbatch:
+        return self.rank.alone(self.stage)
+
+    @property
+    def _head(self) -> int:
+        return self._size.shape.vocabulary * self._size.shape.width

@@ -1,0 +1,285 @@
+"""A pipeline played through: when each action of a schedule begins and ends, given what stages and transfers take.
+
+Each rank does its actions in its order. One begins when the rank is free and what it needs is there: a forward needs
+the output of the stage before, a backward its own forward and the gradient of the stage after, a weight_backward its
+own input_backward. What goes to another rank is there one transfer later; sending takes nothing from the rank, and
+messages do not delay each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches
+from workloads.cost_models.terms import NotCovered
+
+StageTimes = Mapping[tuple[int, ActionKind], float]
+"""Seconds that a stage computes for one microbatch, by stage and kind of action."""
+
+Needs = Mapping[Action, tuple[Action, ...]]
+"""What must have ended before an action begins, besides those before it on its rank."""
+
+EQUAL = 1e-9
+"""Stages whose busy times are no further apart than this share are equal; sums of floats leave less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedAction:
+    """An action, and the seconds from the step's beginning to its start and to its end."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """One step of a pipeline; each rank's actions in its order."""
+
+    performed: tuple[tuple[SimulatedAction, ...], ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """From the step's beginning to the end of the last action."""
+        return max(done.end_s for rank in self.performed for done in rank)
+
+    @property
+    def busy_s(self) -> tuple[float, ...]:
+        """What each rank computes."""
+        return tuple(sum(done.end_s - done.start_s for done in rank) for rank in self.performed)
+
+    @property
+    def stage_busy_s(self) -> dict[int, float]:
+        """What each stage computes, in the order of the model."""
+        busy_s: dict[int, float] = {}
+        for done in (done for rank in self.performed for done in rank):
+            busy_s[done.action.stage] = busy_s.get(done.action.stage, 0.0) + done.end_s - done.start_s
+        return dict(sorted(busy_s.items()))
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Share of their time, from the step's beginning to its end, in which the ranks compute for no stage."""
+        return max(0.0, 1 - sum(self.busy_s) / (len(self.performed) * self.makespan_s))
+
+    @property
+    def bottleneck_stage(self) -> int | None:
+        """The stage that computes longest; None where all are equal."""
+        busy_s = self.stage_busy_s
+        longest_s = max(busy_s.values())
+        if math.isclose(min(busy_s.values()), longest_s, rel_tol=EQUAL):
+            return None
+        return next(stage for stage in busy_s if busy_s[stage] == longest_s)
+
+    @property
+    def live_microbatches(self) -> tuple[int, ...]:
+        """The most that each rank holds at once, those of its stages added."""
+        return live_microbatches([[done.action for done in rank] for rank in self.performed])
+
+
+def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s: float = 0.0) -> Simulated:
+    """The step in which each rank does its actions as early as it can.
+
+    order: each rank's actions; a stage belongs to the rank that has its actions.
+    transfer_s: of one message, activations and gradients alike; between stages of one rank it is 0.
+
+    Raises:
+        ValueError: an action can never begin, or is there twice; a time is missing or negative, or all are 0.
+    """
+    planned = planned_on(order)
+    needs = needs_of(planned)
+    _check_times(planned, times, transfer_s)
+    performed: list[list[SimulatedAction]] = [[] for _ in order]
+    end_s: dict[Action, float] = {}
+    for rank, action in in_possible_order(order, needs):
+        start_s = performed[rank][-1].end_s if performed[rank] else 0.0
+        for needed in needs[action]:
+            start_s = max(start_s, end_s[needed] + (0.0 if planned[needed] == rank else transfer_s))
+        end_s[action] = start_s + times[action.stage, action.kind]
+        performed[rank].append(SimulatedAction(action=action, start_s=start_s, end_s=end_s[action]))
+    return Simulated(performed=tuple(tuple(rank) for rank in performed))
+
+
+def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
+    """The rank of each action."""
+    planned: dict[Action, int] = {}
+    for rank, planned_actions in enumerate(order):
+        for action in planned_actions:
+            if action in planned:
+                raise ValueError(f"{_words(action)} is there twice, on rank {planned[action]} and on rank {rank}")
+            planned[action] = rank
+    return planned
+
+
+def _check_times(planned: Iterable[Action], times: StageTimes, transfer_s: float) -> None:
+    if transfer_s < 0:
+        raise ValueError(f"transfer_s is {transfer_s}; it must be 0 or more")
+    places = {(action.stage, action.kind) for action in planned}
+    for stage, kind in sorted(places):
+        if (stage, kind) not in times:
+            raise ValueError(f"the time of {kind} on stage {stage} is missing; the order has such actions")
+        if times[stage, kind] < 0:
+            raise ValueError(f"the time of {kind} on stage {stage} is {times[stage, kind]} s; it must be 0 or more")
+    if not any(times[place] > 0 for place in places):
+        raise ValueError("no action takes time; a bubble is a share of the step's time")
+
+
+def needs_of(planned: Collection[Action]) -> Needs:
+    """What each action needs, besides those before it on its rank."""
+    last_stage = max((action.stage for action in planned), default=0)
+    return {action: tuple(_needed(action, planned, last_stage)) for action in planned}
+
+
+def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iterator[Action]:
+    if action.kind == "weight_backward":
+        yield replace(action, kind="input_backward")
+    elif action.kind == "forward":
+        if action.stage > 0:
+            yield replace(action, stage=action.stage - 1)
+    else:
+        yield replace(action, kind="forward")
+        if action.stage < last_stage:
+            # The next stage's gradient comes of its whole backward, or of the half that makes it.
+            whole = replace(action, kind="backward", stage=action.stage + 1)
+            yield whole if whole in planned else replace(whole, kind="input_backward")
+
+
+def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterator[tuple[int, Action]]:
+    """All actions with their ranks, each after those that it needs, and after those before it on its rank."""
+    done: set[Action] = set()
+    left = [deque(actions) for actions in order]
+    while any(left):
+        done_before = len(done)
+        for rank, waiting in enumerate(left):
+            while waiting and done.issuperset(needs[waiting[0]]):
+                done.add(waiting[0])
+                yield rank, waiting.popleft()
+        if len(done) == done_before:
+            raise ValueError(_deadlock(left, needs, done))
+
+
+def _deadlock(left: Sequence[Sequence[Action]], needs: Needs, done: Container[Action]) -> str:
+    rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(left) if waiting)
+    needed = next(needed for needed in needs[action] if needed not in done)
+    return f"rank {rank} can never begin {_words(action)}: {_words(needed)} must come before it, and does not"
+
+
+def _words(action: Action) -> str:
+    return f"{action.kind} of microbatch {action.microbatch} on stage {action.stage}"
+
+
+# Why a pipeline waits: a measured bubble, split by simulating what the schedule, the stages and the link explain.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleSplit:
+    """A measured bubble and its parts, all as shares of the ranks' time; the parts add up to it.
+
+    schedule_ratio: with these stages all equal to their mean, which computes as much in all, on an ideal wire.
+    imbalance_ratio: what the stages' own times add to that; below 0 where they suit the schedule better.
+    transfer_ratio: what the time on the link adds to both, or why it is not known; it is then in unexplained.
+    unexplained_ratio: the rest; below 0 where less was measured than expected.
+    bottleneck_stage: the stage that computes longest, None where all are equal.
+    """
+
+    measured_ratio: float
+    schedule_ratio: float
+    imbalance_ratio: float
+    transfer_ratio: float | NotCovered
+    unexplained_ratio: float
+    bottleneck_stage: int | None
+
+    @property
+    def expected_ratio(self) -> float:
+        """The bubble of the simulation: schedule, imbalance, and transfer where it is known."""
+        transfer_ratio = 0.0 if isinstance(self.transfer_ratio, NotCovered) else self.transfer_ratio
+        return self.schedule_ratio + self.imbalance_ratio + transfer_ratio
+
+
+def split_bubble(
+    measured_ratio: float, pipeline: Pipeline, times: StageTimes, *, transfer_s: float | NotCovered
+) -> BubbleSplit:
+    """The parts of a bubble, each what the simulation gains when one more thing is as it was measured.
+
+    times: as measured. transfer_s: of one boundary tensor between two ranks, or why nobody knows.
+
+    Raises:
+        ValueError: the schedule cannot run this pipeline; a time is missing or negative, or all are 0.
+    """
+    order = actions(pipeline)
+    own = simulate(order, times)
+    ideal_ratio = simulate(order, mean_stage(times)).bubble_ratio
+    transfer_ratio: float | NotCovered
+    if isinstance(transfer_s, NotCovered):
+        transfer_ratio, expected_ratio = transfer_s, own.bubble_ratio
+    else:
+        expected_ratio = simulate(order, times, transfer_s=transfer_s).bubble_ratio
+        transfer_ratio = expected_ratio - own.bubble_ratio
+    return BubbleSplit(
+        measured_ratio=measured_ratio,
+        schedule_ratio=ideal_ratio,
+        imbalance_ratio=own.bubble_ratio - ideal_ratio,
+        transfer_ratio=transfer_ratio,
+        unexplained_ratio=measured_ratio - expected_ratio,
+        bottleneck_stage=own.bottleneck_stage,
+    )
+
+
+def mean_stage(times: StageTimes) -> dict[tuple[int, ActionKind], float]:
+    """The times of stages that are all alike and together take as long, kind by kind."""
+    kinds = {kind for _, kind in times}
+    mean_s = {kind: fmean(times[place] for place in times if place[1] == kind) for kind in kinds}
+    return {place: mean_s[place[1]] for place in times}
+
+
+# A step of a pipeline played through again as it was measured, with its delays or without some of them.
+#
+# Each action takes what it took. It begins when its rank is free, the host has come to it, and what it needs is
+# there, later by what the message took. With all delays the step is the measured one; what it gains from a delay is
+# its part of the bubble.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """What an action was late by; seconds.
+
+    host_s: from the end of the action before it on its rank until the rank asked for what it needs.
+    hand_over_s: from this action's own end until the rank handed its output over to be sent.
+    message_s: from the later of asking and of the sender's handing over, until the action began.
+    """
+
+    host_s: float = 0.0
+    hand_over_s: float = 0.0
+    message_s: float = 0.0
+
+
+NO_DELAY = Delay()
+
+
+def replay(
+    order: Sequence[Sequence[Action]], taken_s: Mapping[Action, float], delays: Mapping[Action, Delay]
+) -> Simulated:
+    """The step with these delays; an action without one has none.
+
+    order: each rank's actions, as it did them. taken_s: of each action.
+
+    Raises:
+        ValueError: an action can never begin, or is there twice.
+    """
+    planned = planned_on(order)
+    needs = needs_of(planned)
+    performed: list[list[SimulatedAction]] = [[] for _ in order]
+    end_s: dict[Action, float] = {}
+    for rank, action in in_possible_order(order, needs):
+        delay = delays.get(action, NO_DELAY)
+        start_s = (performed[rank][-1].end_s if performed[rank] else 0.0) + delay.host_s
+        for needed in needs[action]:
+            hand_over_s = delays.get(needed, NO_DELAY).hand_over_s if planned[needed] != rank else 0.0
+            start_s = max(start_s, end_s[needed] + hand_over_s)
+        start_s += delay.message_s
+        end_s[action] = start_s + taken_s[action]
+        performed[rank].append(SimulatedAction(action=action, start_s=start_s, end_s=end_s[action]))
+    return Simulated(performed=tuple(tuple(rank) for rank in performed))

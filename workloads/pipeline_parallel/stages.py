@@ -1,0 +1,312 @@
+"""The model cut into pipeline stages: which blocks each has, and the part of the model that computes them.
+
+The first stage also has the embedding, the last the norm, the head and the loss. Weights keep the names that they have
+in the whole model.
+Not covered: a model that no device can hold whole; it is made whole on each, and then cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.optim import AdamW
+
+from workloads.core.attention_choice import attention_notes
+from workloads.core.trainer import AUTOCAST_TYPES, Clip, Trainer, adamw_settings, whole_gradients
+from workloads.core.transformer import Transformer, next_token_loss
+from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
+from workloads.options import DEFER_RECEIVES
+from workloads.protocols import MarkAction, Phase, TellMessage
+from workloads.spec import Setup
+from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, clip_gradients, parameter_groups
+
+
+class StageModel(nn.Module):
+    """One stage's part of a model. It takes tokens (the first) or the residual stream, and gives the stream or a loss.
+
+    Dimensions: b sequences of a microbatch, s positions, d width.
+    """
+
+    cos_sr: Tensor
+    sin_sr: Tensor
+
+    def __init__(self, model: Transformer, blocks: range) -> None:
+        """Take over the weights of these blocks; whoever lets go of the model lets go of the others."""
+        super().__init__()
+        is_first, is_last = blocks.start == 0, blocks.stop == len(model.blocks)
+        self.embedding = model.embedding if is_first else None
+        self.blocks = nn.ModuleDict({str(index): model.blocks[index] for index in blocks})
+        self.norm = model.norm if is_last else None
+        self.head = model.head if is_last else None
+        self.register_buffer("cos_sr", model.cos_sr, persistent=False)
+        self.register_buffer("sin_sr", model.sin_sr, persistent=False)
+        self.targets_bs: Tensor | None = None
+        """What the last stage's next forward compares with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residual stream behind this stage's blocks, (b, s, d); of the last stage the mean loss, a scalar.
+
+        x: tokens (b, s) for the first stage, the stream of the stage before for the others.
+        """
+        x_bsd = x if self.embedding is None else self.embedding(x)
+        for block in self.blocks.values():
+            # Of all positions: where the stream is divided by them, attention brings them together.
+            x_bsd = block(x_bsd, self.cos_sr, self.sin_sr)
+        if self.norm is None or self.head is None:
+            return x_bsd
+        assert self.targets_bs is not None, "the last stage is told its targets first"
+        return next_token_loss(self.head(self.norm(x_bsd)), self.targets_bs)
+
+
+def cut(layers: int, counts: Sequence[int]) -> list[range]:
+    """The blocks of each stage, given how many each has.
+
+    Raises:
+        ValueError: they are not as many as there are.
+    """
+    if sum(counts) != layers:
+        raise ValueError(f"stages have {sum(counts)} blocks together; the model has {layers}")
+    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+# A model in stages, trained by torch's schedules: microbatches follow each other from rank to rank.
+#
+# Dimensions: b sequences of the rank, or of a microbatch where a stage says so; s sequence + 1.
+
+OF_ONE_STAGE: dict[ScheduleName, Any] = {"naive": ScheduleGPipe, "gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}
+OF_SEVERAL_STAGES: dict[ScheduleName, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+class Stage(PipelineStage):
+    """A stage that says what it computes, around the computing alone: no message is waited for in between."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        model: StageModel,
+        pipeline: Pipeline,
+        *,
+        index: int,
+        stream: tuple[int, int, int],
+        group: dist.ProcessGroup,
+        phase: Phase,
+    ) -> None:
+        """model: this stage's. stream: dimensions (b, s, d) of what stages hand on for a microbatch, in fp32."""
+        is_first, is_last = index == 0, index == pipeline.stages - 1
+        # Without memory, and told beforehand: otherwise ranks would ask each other in their first step.
+        stream_bsd = torch.empty(stream, device="meta", requires_grad=True)
+        tokens_bs = torch.empty((stream[0], setup.shape.sequence), dtype=torch.int64, device="meta")
+        loss = torch.empty((), device="meta", requires_grad=True)
+        super().__init__(
+            model,
+            index,
+            pipeline.stages,
+            torch.device(setup.device, torch.cuda.current_device()) if setup.device == "cuda" else torch.device("cpu"),
+            input_args=(tokens_bs if is_first else stream_bsd,),
+            output_args=(loss if is_last else stream_bsd,),
+            group=group,
+        )
+        self.mark: MarkAction | None = None
+        self.tell_message: TellMessage | None = None
+        self.targets: Sequence[Tensor] = ()
+        """Of each microbatch; read by the last stage."""
+        self.sent_bytes = 0
+        self._model = model
+        self._phase = phase
+        self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """See `PipelineStage`; torch gives no types."""
+        self._model.targets_bs = self.targets[fwd_chunk_id] if self.targets else None
+        with self._marked("forward", fwd_chunk_id), self._autocast():
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """See `PipelineStage`; the model reads a view of its input.
+
+        Of a leaf no hook in the model can tell whether half a backward reaches it (torch 2.13), and trackers of memory
+        ask that of each module's inputs.
+        """
+        views = (arg.view_as(arg) for arg in args)
+        return super().forward_maybe_with_nosync(*views, **kwargs)  # type: ignore[no-untyped-call]
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        """See `PipelineStage`."""
+        with self._marked("backward" if full_backward else "input_backward", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        """See `PipelineStage`."""
+        with self._marked("weight_backward", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """See `PipelineStage`: stages greet their neighbours before the first step, but here no rank greets itself.
+
+        At the tip of a V two neighbours share a rank. torch 2.11 greets these too, and gloo has no connection for it.
+        """
+        return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is sent."""
+        return self._counted(self._told("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is sent."""
+        return self._counted(self._told("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is asked for."""
+        return self._told("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """See `PipelineStage`; what it gives is asked for."""
+        return self._told("asked", "backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def _told(self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]) -> list[dist.P2POp]:
+        if messages and self.tell_message is not None:
+            self.tell_message(end, Action(kind=kind, stage=self.stage_index, microbatch=microbatch))
+        return messages
+
+    def _counted(self, messages: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.sent_bytes += sum(message.tensor.nbytes for message in messages)
+        return messages
+
+    def _marked(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(self._phase("forward" if kind == "forward" else "backward"))
+        if self.mark is not None:
+            stack.enter_context(self.mark(Action(kind=kind, stage=self.stage_index, microbatch=microbatch)))
+        return stack
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._autocast_type is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast_type)
+
+
+class PipelineTrainer(Trainer):
+    """A rank of a pipeline, with one stage or several; a `Workload` that `RunsStages` and `CountsPayload`."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        models: Mapping[int, StageModel],
+        phase: Phase,
+        *,
+        pipeline: Pipeline,
+        stream: tuple[int, int, int],
+        group: dist.ProcessGroup,
+        after_backward: Callable[[], None] = lambda: None,
+        clip: Clip | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """models: this rank's stages, by their number. stream: see `Stage`. group: the ranks of one pipeline.
+
+        after_backward: called when the schedule is through; its time is backward's.
+        clip, scaler: as `Trainer` has them; those that agree over the group where they are left out.
+        notes: see `KnowsNotes`; beside which kernel attends.
+        """
+        model = nn.ModuleList(models.values())
+        super().__init__(
+            setup,
+            model,
+            phase,
+            optimizer=AdamW(parameter_groups(model.parameters()), **adamw_settings(setup)),
+            after_backward=after_backward,
+            clip=clip or partial(clip_gradients, groups=[group]),
+            scaler=scaler or AgreeingScaler(setup.device, groups=[group], enabled=setup.precision == "fp16"),
+            notes=(*attention_notes(setup), *notes),
+        )
+        self._stages = [
+            Stage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
+            for index, stage_model in models.items()
+        ]
+        # Ranks without the last stage scale no loss, and yet must unscale their gradients.
+        self._scaler.scale(torch.zeros((), device=self._stages[0].device))
+        self._group = group
+        self._has_first, self._has_last = 0 in models, pipeline.stages - 1 in models
+        self._losses: list[Tensor] = []
+        self._schedule = self._make_schedule(pipeline, is_deferring=bool(DEFER_RECEIVES.of(setup)))
+
+    def mark_actions(self, mark: MarkAction | None, tell_message: TellMessage | None = None) -> None:
+        """See `RunsStages`."""
+        for stage in self._stages:
+            stage.mark, stage.tell_message = mark, tell_message
+
+    def payload_bytes(self) -> Mapping[str, int]:
+        """See `CountsPayload`."""
+        return {"send": sum(stage.sent_bytes for stage in self._stages)}
+
+    def receive_buffers(self) -> Sequence[Tensor]:
+        """See `ReceivesMessages`."""
+        infos = [
+            info
+            for stage in self._stages
+            for of_microbatch in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+            for info in of_microbatch
+        ]
+        # An input of the whole model has none, nor has a gradient that nobody sends.
+        return [info.buffer for info in infos if getattr(info, "buffer", None) is not None]
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """See `Workload.full_gradients`; all ranks call it."""
+        held: dict[str, Tensor] = {}
+        for stage in self._stages:
+            held |= whole_gradients(stage.submod)
+        of_ranks: list[dict[str, Tensor]] = [{} for _ in range(self._group.size())]
+        dist.all_gather_object(of_ranks, held, group=self._group)
+        return {name: gradient for gradients in of_ranks for name, gradient in gradients.items()}
+
+    def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
+        self._losses.clear()
+        for stage in self._stages:
+            stage.sent_bytes = 0
+            stage.targets = tokens_bs[:, 1:].chunk(self._parts) if stage.is_last else ()
+        self._schedule.step(
+            # Laid out as the stage was told: torch 2.11 compares strides, and those of a slice are the batch's.
+            *((tokens_bs[:, :-1].contiguous(),) if self._has_first else ()),
+            # torch computes a loss only where it is handed a target; the stage has those of each microbatch already.
+            target=tokens_bs[:, 1:] if self._has_last else None,
+            return_outputs=False,
+        )
+        with self._phase("backward"):
+            self._after_backward()
+        return torch.stack(self._losses).mean() if self._has_last else None
+
+    def _make_schedule(self, pipeline: Pipeline, *, is_deferring: bool) -> Any:
+        options: dict[str, Any] = {"loss_fn": self._scaled, "scale_grads": False}
+        if pipeline.schedule in OF_ONE_STAGE:
+            (stage,) = self._stages
+            return OF_ONE_STAGE[pipeline.schedule](stage, pipeline.microbatches, **options)
+        if is_deferring:  # An older torch knows no such argument.
+            options["defer_pp_recv"] = True
+        return OF_SEVERAL_STAGES[pipeline.schedule](self._stages, pipeline.microbatches, **options)
+
+    def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:
+        """What backward begins with: the microbatch's part of the batch's mean, scaled."""
+        self._losses.append(loss.detach())
+        scaled: Tensor = self._scaler.scale(loss / self._parts)
+        return scaled

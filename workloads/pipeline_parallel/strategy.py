@@ -1,0 +1,171 @@
+"""A rank's stages of the reference model, cut as the setup's option `balance` says, and their trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from workloads.core.trainer import AUTOCAST_TYPES, Clip, make_model
+from workloads.core.transformer import Transformer, next_token_loss
+from workloads.cost_models.schedules import Pipeline, balance
+from workloads.options import local_batch
+from workloads.pipeline_parallel.spec import BALANCE, counts
+from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
+from workloads.protocols import Phase, Workload
+from workloads.registry import card_of
+from workloads.spec import Setup
+
+# What each part of the model takes forward and backward on this machine, so that stages can be cut by it.
+#
+# The one clock of a workload: it divides work by what it reads, and measures nothing for people.
+# Dimensions: b sequences of a microbatch, s positions, d width.
+
+WARM_UP_PASSES = 2
+TIMED_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTimes:
+    """Seconds of forward and backward for one microbatch. head_s: of the last norm and the loss too."""
+
+    embedding_s: float
+    blocks_s: tuple[float, ...]
+    head_s: float
+
+
+def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes:
+    """The median of each part over some passes of so many sequences, and the mean of that over all ranks.
+
+    The model lies whole on each rank, and is left without gradients.
+    """
+    shape, device = setup.shape, model.cos_sr.device
+    tokens_bs = torch.arange(sequences * shape.sequence, device=device).reshape(sequences, -1) % shape.vocabulary
+    stream_bsd = torch.ones((sequences, shape.sequence, shape.width), device=device, requires_grad=True)
+
+    def of_embedding() -> Tensor:
+        out_bsd: Tensor = model.embedding(tokens_bs)
+        return out_bsd
+
+    def of_head() -> Tensor:
+        return next_token_loss(model.head(model.norm(stream_bsd)), tokens_bs)
+
+    passes = [
+        of_embedding,
+        *(lambda each=block: each(stream_bsd, model.cos_sr, model.sin_sr) for block in model.blocks),
+    ]
+    own_s = [_median_s(setup, passing) for passing in (*passes, of_head)]
+    model.zero_grad()
+    all_s = torch.tensor(own_s, device=device, dtype=torch.float64)
+    dist.all_reduce(all_s)
+    embedding_s, *blocks_s, head_s = (all_s / dist.get_world_size()).tolist()
+    return PartTimes(embedding_s=embedding_s, blocks_s=tuple(blocks_s), head_s=head_s)
+
+
+def _median_s(setup: Setup, passing: Callable[[], Tensor]) -> float:
+    return median(list(_passes_s(setup, passing))[WARM_UP_PASSES:])
+
+
+def _passes_s(setup: Setup, passing: Callable[[], Tensor]) -> Iterator[float]:
+    autocast_type = AUTOCAST_TYPES.get(setup.precision)
+    for _ in range(WARM_UP_PASSES + TIMED_PASSES):
+        _settle(setup)
+        begun_s = time.perf_counter()
+        with torch.autocast(setup.device, dtype=autocast_type, enabled=autocast_type is not None):
+            out = passing()
+        out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
+        _settle(setup)
+        yield time.perf_counter() - begun_s
+
+
+def _settle(setup: Setup) -> None:
+    if setup.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def make_trainer(
+    setup: Setup,
+    mesh: DeviceMesh,
+    phase: Phase,
+    *,
+    prepare: Callable[[StageModel], None] = lambda stage: None,
+    positions: int | None = None,
+    after_backward: Callable[[list[StageModel]], None] = lambda stages: None,
+    clip: Clip | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> PipelineTrainer:
+    """The stages of this rank, in the pipeline along the mesh's axis `stage`, and their trainer.
+
+    prepare: changes each stage in place before it has an optimizer, such as dividing it among the ranks of other axes.
+    positions: of the residual stream that a rank hands on, where that is divided by them too.
+    after_backward: is handed the stages when their gradients are there.
+    clip, scaler: as `Trainer` has them; those that agree over the axis `stage` where they are left out.
+    """
+    card = card_of(setup.strategy)
+    pipeline = card.pipeline(setup)
+    assert pipeline is not None, "its card has a pipeline"
+    sequences = local_batch(setup, card.data_ranks(setup))
+    model, group = make_model(setup), mesh.get_group("stage")
+    blocks_of = divide(setup, model, pipeline, sequences)
+    ranges = cut(setup.shape.layers, blocks_of)
+    models = {stage: StageModel(model, ranges[stage]) for stage in pipeline.stages_of(group.rank())}
+    stages = list(models.values())
+    for stage in stages:
+        prepare(stage)
+    return PipelineTrainer(
+        setup,
+        models,
+        phase,
+        pipeline=pipeline,
+        stream=(sequences, positions or setup.shape.sequence, setup.shape.width),
+        group=group,
+        after_backward=lambda: after_backward(stages),
+        clip=clip,
+        scaler=scaler,
+        notes=list(_notes(setup, blocks_of)),
+    )
+
+
+def divide(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int) -> tuple[int, ...]:
+    """How many blocks each stage has, the same on all ranks. sequences: of a microbatch."""
+    if setup.options[BALANCE.name] != "measured":
+        return counts(setup, pipeline.stages)
+    times = measure_parts(setup, model, sequences)
+    return balance(times.blocks_s, pipeline.stages, before=times.embedding_s, after=times.head_s)
+
+
+def _notes(setup: Setup, blocks_of: tuple[int, ...]) -> Iterator[str]:
+    choice = setup.options[BALANCE.name]
+    if choice != "layers":
+        yield f"balance={choice} gave the stages, in the order of the model, {_listed(blocks_of)} blocks"
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}"
+
+
+# The strategy `gpipe`: a pipeline in which all microbatches go forward, then all backward.
+
+
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """This rank's stages of the model, and torch's schedule over all ranks."""
+    return make_trainer(setup, mesh, phase)
+
+
+# The strategy `interleaved`: a pipeline with several stages on each rank.
+
+
+# The strategy `one_f_one_b`: a pipeline in which each backward begins as soon as it can.
+
+
+# The strategy `pipeline_naive`: a pipeline in which the whole batch goes from stage to stage.
+
+
+# The strategy `zero_bubble`: a pipeline in which backward of weights fills the gaps.

@@ -1,0 +1,185 @@
+"""What the textbook's all-reduce algorithms cost: steps, and bytes over the wire.
+
+n ranks each hold a vector of S bytes and want the sum of all. A step is one round, in which messages travel at once:
+    sequential: a partial sum travels 0 -> 1 -> ... -> n - 1, then the result travels back; 2 (n - 1) steps of S.
+    ring: n chunks go round, summed in n - 1 steps and handed on in n - 1; each rank sends one chunk a step. The chunks
+        are those of torch.tensor_split: the first (count mod n) have one element more than the others.
+    all_to_all: each sends its whole vector to all others; 1 step.
+    recursive_doubling: pairs exchange all that they have summed, S, at distances 1, 2, ..., n / 2; log2 n steps.
+    recursive_halving: a reduce-scatter at distances n / 2, ..., 2, 1, then an all-gather at distances 1, 2, ..., n / 2.
+        A rank's range of elements [lo, hi) is cut at lo + (hi - lo + 1) // 2, so that the first half has the odd
+        element; of the pair, the rank whose bit of the distance is 0 keeps the first half and sends the second.
+    parameter_server: all send S to rank 0, which sends the sum to all; 2 steps.
+Source: Thakur, Rabenseifner and Gropp 2005, Optimization of collective communication operations in MPICH (recursive
+doubling and halving); Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms (ring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from workloads.cost_models.communication import Link
+
+Algorithm = Literal["sequential", "ring", "all_to_all", "recursive_doubling", "recursive_halving", "parameter_server"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one all-reduce costs.
+
+    peak_node_bytes: the most that one rank sends, or receives, in one step.
+    total_bytes: sent by all ranks in all steps.
+    critical_bytes: of each step the most that one rank sends, or receives, summed over the steps; what time pays.
+    """
+
+    steps: int
+    peak_node_bytes: int
+    total_bytes: int
+    critical_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How a cost grows with the number of ranks n, for vectors of one size: of S = 1, so that O(1/n) is S / n."""
+
+    steps: str
+    peak_node: str
+    total: str
+
+
+def refusal(algorithm: Algorithm, ranks: int) -> str | None:
+    """Why the algorithm cannot run on so many ranks, and on how many it can; None where it can."""
+    if ranks < 1:
+        return f"ranks is {ranks}; it must be 1 or more"
+    if algorithm in ("recursive_doubling", "recursive_halving") and ranks & (ranks - 1):
+        fewer = 1 << (ranks.bit_length() - 1)
+        return f"{algorithm} needs a power of two of ranks and there are {ranks}; take {fewer} or {2 * fewer}, or ring"
+    return None
+
+
+def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: int) -> Cost:
+    """Steps and bytes of one all-reduce, exact for vectors that the ranks do not divide; one rank pays nothing.
+
+    Raises:
+        ValueError: the algorithm refuses the ranks, or the vector's size is none.
+    """
+    if (reason := refusal(algorithm, ranks)) is not None:
+        raise ValueError(reason)
+    if element_count < 0 or element_bytes < 1:
+        raise ValueError(
+            f"a vector of {element_count} elements of {element_bytes} bytes is none; give 0 elements or more,"
+            " of 1 byte or more"
+        )
+    if ranks == 1:
+        return Cost(steps=0, peak_node_bytes=0, total_bytes=0, critical_bytes=0)
+    busiest = [elements * element_bytes for elements in _busiest_by_step(algorithm, ranks, element_count)]
+    return Cost(
+        steps=len(busiest),
+        peak_node_bytes=max(busiest),
+        total_bytes=_vectors_sent(algorithm, ranks) * element_count * element_bytes,
+        critical_bytes=sum(busiest),
+    )
+
+
+def time_s(cost: Cost, link: Link) -> float:
+    """Time of one all-reduce whose ranks are all ready, each with a link of its own.
+
+    Each step waits for its busiest rank; so messages to or from one rank share its link. Adding up takes no time.
+    """
+    return link.latency_s * cost.steps + cost.critical_bytes / link.bandwidth_bytes_per_second
+
+
+def order(algorithm: Algorithm) -> Order:
+    """How the algorithm's cost grows with the ranks."""
+    match algorithm:
+        case "sequential":
+            return Order(steps="O(n)", peak_node="O(1)", total="O(n)")
+        case "ring":
+            return Order(steps="O(n)", peak_node="O(1/n)", total="O(n)")
+        case "all_to_all":
+            return Order(steps="O(1)", peak_node="O(n)", total="O(n^2)")
+        case "recursive_doubling":
+            return Order(steps="O(log n)", peak_node="O(1)", total="O(n log n)")
+        case "recursive_halving":
+            return Order(steps="O(log n)", peak_node="O(1)", total="O(n)")
+        case "parameter_server":
+            return Order(steps="O(1)", peak_node="O(n)", total="O(n)")
+
+
+def _busiest_by_step(algorithm: Algorithm, ranks: int, element_count: int) -> list[int]:
+    """Elements that the busiest rank sends, or receives, in each step."""
+    levels = ranks.bit_length() - 1
+    match algorithm:
+        case "sequential":
+            return [element_count] * (2 * (ranks - 1))
+        case "ring":
+            # All chunks travel in every step, each from another rank, and the first is the largest.
+            return [-(-element_count // ranks)] * (2 * (ranks - 1))
+        case "all_to_all":
+            return [(ranks - 1) * element_count]
+        case "recursive_doubling":
+            return [element_count] * levels
+        case "recursive_halving":
+            # A half rounded up, halved and rounded up, is a quarter rounded up.
+            halves = [-(-element_count // 2**level) for level in range(1, levels + 1)]
+            return halves + halves[::-1]
+        case "parameter_server":
+            return [(ranks - 1) * element_count] * 2
+
+
+def _vectors_sent(algorithm: Algorithm, ranks: int) -> int:
+    """How often a whole vector's bytes are sent, by all ranks together."""
+    match algorithm:
+        case "all_to_all":
+            return ranks * (ranks - 1)
+        case "recursive_doubling":
+            return ranks * (ranks.bit_length() - 1)
+        case "sequential" | "ring" | "recursive_halving" | "parameter_server":
+            return 2 * (ranks - 1)
+
+
+# What the probes of a device count: operations of a matrix product, and bytes that a copy moves.
+#
+# Copies within a memory are counted as STREAM does: each byte that the program reads, and each byte that it writes. A
+# cache that fetches a line before it overwrites it (write-allocate) moves more; that is not counted. Copies over a bus
+# count each byte once, since every byte crosses the bus once.
+# Source: McCalpin 1995, Memory bandwidth and machine balance in current high performance computers; STREAM's reference,
+# "Counting Bytes and FLOPS".
+
+CopyKind = Literal[
+    "memory_copy", "memory_triad", "device_copy", "host_to_device", "device_to_host", "host_to_device_pageable"
+]
+"""memory_copy, memory_triad: a = b and a = b + s c in the memory of the host, as in STREAM.
+device_copy: a = b in the memory of one GPU.
+host_to_device, device_to_host: over the bus, from and to pages that cannot be swapped out (pinned).
+host_to_device_pageable: from ordinary pages, which the driver copies to pinned ones first.
+"""
+
+BUFFERS_TOUCHED: Mapping[str, int] = {
+    "memory_copy": 2,
+    "memory_triad": 3,
+    "device_copy": 2,
+    "host_to_device": 1,
+    "device_to_host": 1,
+    "host_to_device_pageable": 1,
+}
+"""Buffers read and written in the memory, or over the bus, that the kind is named after."""
+
+
+def matmul_flops(m: int, n: int, k: int) -> int:
+    """Floating-point operations of an m by k times a k by n matrix: k multiplications and additions an element."""
+    return 2 * m * n * k
+
+
+def moved_bytes(kind: str, size_bytes: int) -> int:
+    """Bytes that one copy of a kind moves. size_bytes: of one buffer.
+
+    Raises:
+        ValueError: no kind of copy is called so.
+    """
+    if kind not in BUFFERS_TOUCHED:
+        raise ValueError(f'copy "{kind}" is unknown; it may be {", ".join(BUFFERS_TOUCHED)}')
+    return BUFFERS_TOUCHED[kind] * size_bytes

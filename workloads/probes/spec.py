@@ -1,0 +1,420 @@
+"""The card of `all_reduce`: the all-reduce algorithms of the textbook beside the library's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from workloads.cost_models.collective_sizes import (
+    CHECK_BYTES,
+    COLLECTIVES,
+    Counts,
+    counts,
+    held_elements,
+    least_bytes,
+    sweep,
+)
+from workloads.cost_models.terms import Collective
+from workloads.probes.cost_model import ALGORITHMS, BUFFERS_TOUCHED, Algorithm, CopyKind, refusal
+from workloads.spec import ELEMENT_BYTES, Backend, Card, Device, Needs, Option, OptionValue, Parity, Setup
+
+LARGEST_ALL_REDUCE_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
+FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
+"""By default. One algorithm wants room for the vectors of all other ranks, which 1 GiB would not leave on many."""
+
+
+def chosen_algorithms(setup: Setup) -> list[Algorithm]:
+    """The textbook's algorithms that the case asks for, each once and in the textbook's order.
+
+    "all" are those that can run on the case's ranks.
+    """
+    names = _all_reduce_names(setup)
+    if names == ["all"]:
+        return [algorithm for algorithm in ALGORITHMS if refusal(algorithm, setup.ranks) is None]
+    return [algorithm for algorithm in ALGORITHMS if algorithm in names]
+
+
+def vector_sizes(setup: Setup) -> tuple[int, ...]:
+    """Bytes of the vectors that are summed, ascending."""
+    return sweep(int(setup.options["min_bytes"]), _all_reduce_largest(setup), _factor(setup))
+
+
+def scratch_elements(algorithm: Algorithm, ranks: int, element_count: int) -> int:
+    """Elements that a rank must have room for beside its vector, which has `element_count`."""
+    match algorithm:
+        case "sequential" | "recursive_doubling":
+            return element_count
+        case "ring":
+            return -(-element_count // ranks)
+        case "recursive_halving":
+            return -(-element_count // 2)
+        case "all_to_all" | "parameter_server":
+            return (ranks - 1) * element_count
+
+
+def scratch_elements_of_all(setup: Setup) -> int:
+    """The most that any algorithm of the case needs for any of its vectors."""
+    largest = vector_sizes(setup)[-1] // ELEMENT_BYTES[setup.precision]
+    return max(scratch_elements(algorithm, setup.ranks, largest) for algorithm in chosen_algorithms(setup))
+
+
+def _all_reduce_largest(setup: Setup) -> int:
+    return int(setup.options["max_bytes"]) or LARGEST_ALL_REDUCE_BYTES[setup.backend]
+
+
+def _factor(setup: Setup) -> int:
+    return int(setup.options["factor"]) or FACTORS[setup.backend]
+
+
+def _all_reduce_settled(setup: Setup) -> Mapping[str, OptionValue]:
+    return {**setup.options, "max_bytes": _all_reduce_largest(setup), "factor": _factor(setup)}
+
+
+def _all_reduce_names(setup: Setup) -> list[str]:
+    return [name.strip() for name in str(setup.options["algorithms"]).split(",")]
+
+
+def _mesh(setup: Setup) -> dict[str, int]:
+    return {"data": setup.ranks}
+
+
+def _all_reduce_refusals(setup: Setup) -> list[str]:
+    return [*_all_reduce_size_refusals(setup), *_algorithm_refusals(setup)]
+
+
+def _all_reduce_sends_messages(setup: Setup) -> bool:
+    return True
+
+
+def _all_reduce_size_refusals(setup: Setup) -> list[str]:
+    least, most = int(setup.options["min_bytes"]), _all_reduce_largest(setup)
+    element_bytes = ELEMENT_BYTES[setup.precision]
+    reasons = []
+    if _factor(setup) == 1:
+        return ["option factor is 1, by which no size grows; it may be 0 or at least 2"]
+    if least > most:
+        reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
+    if odd := least % element_bytes:
+        lower, upper = least - odd, least - odd + element_bytes
+        fitting = f"{lower} or {upper}" if lower else str(upper)
+        reasons.append(
+            f"option min_bytes is {least}; an element in {setup.precision} has {element_bytes} bytes, so that"
+            f" {fitting} would fit"
+        )
+    return reasons
+
+
+def _algorithm_refusals(setup: Setup) -> list[str]:
+    names = _all_reduce_names(setup)
+    if names == ["all"]:
+        return []
+    reasons = []
+    for name in names:
+        if name not in ALGORITHMS:
+            near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.5)
+            offer = f'did you mean "{near[0]}"? ' if near else ""
+            allowed = f"all, or some of {', '.join(ALGORITHMS)}"
+            reasons.append(f'option algorithms is "{setup.options["algorithms"]}"; {offer}it may be {allowed}')
+        elif (reason := refusal(ALGORITHMS[ALGORITHMS.index(name)], setup.ranks)) is not None:
+            reasons.append(reason)
+    return reasons
+
+
+def _all_reduce_measurements(setup: Setup) -> int:
+    return len(vector_sizes(setup)) * (1 + len(chosen_algorithms(setup)))
+
+
+def _all_reduce_working_bytes(setup: Setup, rank: int) -> int:
+    """The largest vector, what is received beside it, and the check; not what the library keeps for itself."""
+    return vector_sizes(setup)[-1] + scratch_elements_of_all(setup) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
+
+
+ALL_REDUCE_CARD = Card(
+    name="all_reduce",
+    entry="workloads.probes.all_reduce:probe",
+    kind="probe",
+    summary="all-reduce as the textbook has it, algorithm by algorithm, beside the library's own",
+    version=1,
+    cuda_version=2,
+    options=(
+        Option(
+            name="algorithms",
+            default="all",
+            help=f"beside the library's: {', '.join(ALGORITHMS)}, with commas between; all: those that the ranks allow"
+            " (recursive ones want a power of two)",
+        ),
+        Option(name="min_bytes", default=1024, minimum=1, help="bytes of the smallest vector"),
+        Option(
+            name="max_bytes",
+            default=0,
+            minimum=0,
+            help="bytes that no vector exceeds; 0: 4 MiB on gloo, 256 MiB on NCCL",
+        ),
+        Option(
+            name="factor",
+            default=0,
+            minimum=0,
+            help="from one vector's size to the next, 2 or more; 0: 16 on gloo, 4 on NCCL",
+        ),
+    ),
+    needs=Needs(minimum_ranks=2),
+    parity=Parity(kind="none", reason="a probe trains nothing"),
+    mesh=_mesh,
+    settled=_all_reduce_settled,
+    refusals=_all_reduce_refusals,
+    sends_messages=_all_reduce_sends_messages,
+    measurements=_all_reduce_measurements,
+    working_bytes=_all_reduce_working_bytes,
+)
+
+
+# The card of `collectives`: how fast the library's collectives are, size by size, as nccl-tests measures them.
+
+LARGEST_COLLECTIVES_BYTES: Mapping[Backend, int] = {"gloo": 16 * 2**20, "nccl": 2**30}
+"""By default. Where the link's bandwidth is reached: a socket's at some MiB, NVLink's beyond 256 MiB on 8 GPUs."""
+
+
+def chosen_collectives(setup: Setup) -> list[Collective]:
+    """Those that the case asks for, each once; "all" are those that can run on the case's ranks."""
+    names = _collectives_names(setup)
+    if names == ["all"]:
+        return [collective for collective in COLLECTIVES if setup.ranks >= _least_ranks(collective)]
+    return [collective for collective in COLLECTIVES if collective in names]
+
+
+def counted_sizes(setup: Setup, collective: Collective) -> list[Counts]:
+    """What each call of the sweep moves, ascending."""
+    sizes = sweep(int(setup.options["min_bytes"]), _collectives_largest(setup), int(setup.options["factor"]))
+    return [counts(collective, size_bytes, setup.ranks, ELEMENT_BYTES[setup.precision]) for size_bytes in sizes]
+
+
+def _collectives_largest(setup: Setup) -> int:
+    return int(setup.options["max_bytes"]) or LARGEST_COLLECTIVES_BYTES[setup.backend]
+
+
+def _collectives_settled(setup: Setup) -> Mapping[str, OptionValue]:
+    return {**setup.options, "max_bytes": _collectives_largest(setup)}
+
+
+def _least_ranks(collective: Collective) -> int:
+    return 2 if collective == "send" else 1
+
+
+def _collectives_names(setup: Setup) -> list[str]:
+    return [name.strip() for name in str(setup.options["collectives"]).split(",")]
+
+
+def _collectives_refusals(setup: Setup) -> list[str]:
+    return [*_name_refusals(setup), *_collectives_size_refusals(setup)]
+
+
+def _collectives_sends_messages(setup: Setup) -> bool:
+    return "send" in chosen_collectives(setup)
+
+
+def _name_refusals(setup: Setup) -> list[str]:
+    names = _collectives_names(setup)
+    if names == ["all"]:
+        return []
+    reasons = []
+    for name in names:
+        if name not in COLLECTIVES:
+            near = difflib.get_close_matches(name, COLLECTIVES, n=1, cutoff=0.5)
+            offer = f'did you mean "{near[0]}"? ' if near else ""
+            reasons.append(
+                f'collective "{name}" is unknown; {offer}it may be of {", ".join(COLLECTIVES)}, or "all" alone'
+            )
+    reasons += [
+        f"{collective} goes to another rank and ranks is {setup.ranks}; take {_least_ranks(collective)} or leave it out"
+        for collective in chosen_collectives(setup)
+        if setup.ranks < _least_ranks(collective)
+    ]
+    return reasons
+
+
+def _collectives_size_refusals(setup: Setup) -> list[str]:
+    least, most = int(setup.options["min_bytes"]), _collectives_largest(setup)
+    reasons = []
+    if least > most:
+        reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
+    needed = {
+        collective: least_bytes(collective, setup.ranks, ELEMENT_BYTES[setup.precision])
+        for collective in chosen_collectives(setup)
+    }
+    hungriest = max(needed, key=lambda collective: needed[collective], default=None)
+    if hungriest is not None and least < needed[hungriest]:
+        reasons.append(
+            f"option min_bytes is {least}; {hungriest} in {setup.precision} on {setup.ranks} ranks moves nothing below"
+            f" {needed[hungriest]}, which would do"
+        )
+    return reasons
+
+
+def _collectives_measurements(setup: Setup) -> int:
+    return sum(len(counted_sizes(setup, collective)) for collective in chosen_collectives(setup))
+
+
+def _collectives_working_bytes(setup: Setup, rank: int) -> int:
+    """Both buffers of the collective that needs most, and the check; not what the library keeps for itself."""
+    held = [
+        held_elements(collective, counts, rank)
+        for collective in chosen_collectives(setup)
+        for counts in counted_sizes(setup, collective)
+    ]
+    return max(held, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
+
+
+COLLECTIVES_CARD = Card(
+    name="collectives",
+    entry="workloads.probes.collectives:probe",
+    kind="probe",
+    summary="the library's collectives, size by size, as nccl-tests measures them",
+    version=1,
+    cuda_version=2,
+    options=(
+        Option(
+            name="collectives",
+            default="all",
+            help=f"{', '.join(COLLECTIVES)}, with commas between; all: on one rank all but send",
+        ),
+        Option(name="min_bytes", default=1024, minimum=1, help="size of the first, as nccl-tests' -b"),
+        Option(
+            name="max_bytes",
+            default=0,
+            minimum=0,
+            help="size that none exceeds, as nccl-tests' -e; 0: 16 MiB on gloo, 1 GiB on NCCL",
+        ),
+        Option(name="factor", default=4, minimum=2, help="from one size to the next, as nccl-tests' -f"),
+    ),
+    needs=Needs(),
+    parity=Parity(kind="none", reason="a probe trains nothing"),
+    mesh=_mesh,
+    settled=_collectives_settled,
+    refusals=_collectives_refusals,
+    sends_messages=_collectives_sends_messages,
+    measurements=_collectives_measurements,
+    working_bytes=_collectives_working_bytes,
+)
+
+
+# The card of `copies`: how many bytes a second memory and bus move.
+
+KINDS: Mapping[Device, tuple[CopyKind, ...]] = {
+    "cpu": ("memory_copy", "memory_triad"),
+    "cuda": ("device_copy", "host_to_device", "device_to_host", "host_to_device_pageable"),
+}
+
+SIZE_BYTES: Mapping[Device, int] = {"cpu": 256 << 20, "cuda": 1 << 30}
+"""STREAM asks for buffers of at least four times the last cache: up to 64 MiB of it on a CPU, 256 MiB on a GPU."""
+
+
+def size_bytes(setup: Setup) -> int:
+    """Bytes of one buffer."""
+    return int(setup.options["size_bytes"]) or SIZE_BYTES[setup.device]
+
+
+def _copies_refusals(setup: Setup) -> list[str]:
+    size, element = size_bytes(setup), ELEMENT_BYTES[setup.precision]
+    if size % element == 0:
+        return []
+    whole = size + element - size % element
+    return [
+        f"option size_bytes is {size}, and {setup.precision} has {element} bytes an element; {whole} would hold"
+        " whole elements"
+    ]
+
+
+def _copies_measurements(setup: Setup) -> int:
+    return len(KINDS[setup.device])
+
+
+def _copies_working_bytes(setup: Setup, rank: int) -> int:
+    """The buffers of one kind, since those of the one before are given back: three of a triad, two of all others."""
+    return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
+
+
+COPIES_CARD = Card(
+    name="copies",
+    entry="workloads.probes.device:probe_copies",
+    kind="probe",
+    summary="bytes a second within memory (copy, triad; on CUDA the GPU's own) and between host and GPU",
+    version=1,
+    cuda_version=2,
+    options=(
+        Option(
+            name="size_bytes",
+            default=0,
+            minimum=0,
+            help="of one buffer, at least 4 times the last cache; 0: 256 MiB on the CPU, 1 GiB on CUDA",
+        ),
+    ),
+    needs=Needs(),
+    parity=Parity(kind="none", reason="a probe trains nothing"),
+    mesh=_mesh,
+    refusals=_copies_refusals,
+    measurements=_copies_measurements,
+    working_bytes=_copies_working_bytes,
+)
+
+
+# The card of `matmul`: how many operations a second a device reaches on matrix products, by size.
+
+LARGEST: Mapping[Device, int] = {"cpu": 1024, "cuda": 16384}
+"""Large enough for the best rate of one CPU core, and for dozens of tiles for each unit of a GPU."""
+
+
+def sizes(setup: Setup) -> tuple[int, ...]:
+    """Rows and columns of the square matrices that are multiplied, ascending."""
+    found = []
+    size, largest = int(setup.options["min_size"]), _matmul_largest(setup)
+    while size <= largest:
+        found.append(size)
+        size *= int(setup.options["factor"])
+    return tuple(found)
+
+
+def _matmul_largest(setup: Setup) -> int:
+    return int(setup.options["max_size"]) or LARGEST[setup.device]
+
+
+def _matmul_refusals(setup: Setup) -> list[str]:
+    least, largest = setup.options["min_size"], _matmul_largest(setup)
+    if sizes(setup):
+        return []
+    origin = "" if setup.options["max_size"] else f", its default on {setup.device}"
+    return [f"option min_size is {least} and max_size {largest}{origin}; max_size={least} would measure one size"]
+
+
+def _matmul_measurements(setup: Setup) -> int:
+    return len(sizes(setup))
+
+
+def _matmul_working_bytes(setup: Setup, rank: int) -> int:
+    """Two factors and their product, of the largest size; a library's own workspace is not counted."""
+    return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]
+
+
+MATMUL_CARD = Card(
+    name="matmul",
+    entry="workloads.probes.device:probe_matmul",
+    kind="probe",
+    summary="FLOP/s that a device reaches on square matrix products, by size, at the given precision",
+    version=1,
+    cuda_version=2,
+    options=(
+        Option(name="min_size", default=256, minimum=1, help="rows and columns of the smallest matrices"),
+        Option(
+            name="max_size",
+            default=0,
+            minimum=0,
+            help=f"largest that is measured; 0: {LARGEST['cpu']} on the CPU, {LARGEST['cuda']} on CUDA",
+        ),
+        Option(name="factor", default=2, minimum=2, help="from one size to the next"),
+    ),
+    needs=Needs(),
+    parity=Parity(kind="none", reason="a probe trains nothing"),
+    mesh=_mesh,
+    refusals=_matmul_refusals,
+    measurements=_matmul_measurements,
+    working_bytes=_matmul_working_bytes,
+)

@@ -1,0 +1,47 @@
+"""Every strategy there is, one line each: its card. Imports no torch; a rank loads the module of the card's name."""
+
+from __future__ import annotations
+
+from workloads.context_parallel import spec as context_parallel
+from workloads.data_parallel import spec as data_parallel
+from workloads.deepspeed import spec as deepspeed
+from workloads.fsdp import spec as fsdp
+from workloads.parameter_server import spec as parameter_server
+from workloads.pipeline_parallel import spec as pipeline_parallel
+from workloads.probes import spec as probes
+from workloads.spec import Card
+from workloads.tensor_parallel import spec as tensor_parallel
+from workloads.three_d import spec as three_d
+
+CARDS: tuple[Card, ...] = (
+    data_parallel.SINGLE_CARD,
+    data_parallel.DDP_CARD,
+    data_parallel.ZERO1_CARD,
+    fsdp.ZERO2_CARD,
+    fsdp.FSDP_CARD,
+    fsdp.HSDP_CARD,
+    deepspeed.DEEPSPEED_CARD,
+    parameter_server.PARAMETER_SERVER_CARD,
+    tensor_parallel.TENSOR_PARALLEL_CARD,
+    pipeline_parallel.PIPELINE_NAIVE_CARD,
+    pipeline_parallel.GPIPE_CARD,
+    pipeline_parallel.ONE_F_ONE_B_CARD,
+    pipeline_parallel.INTERLEAVED_CARD,
+    pipeline_parallel.ZERO_BUBBLE_CARD,
+    context_parallel.RING_ATTENTION_CARD,
+    context_parallel.ULYSSES_CARD,
+    three_d.THREE_D_CARD,
+    probes.COLLECTIVES_CARD,
+    probes.ALL_REDUCE_CARD,
+    probes.MATMUL_CARD,
+    probes.COPIES_CARD,
+)
+
+
+def card_of(name: str) -> Card:
+    """The card of that name.
+
+    Raises:
+        KeyError: no strategy is called so.
+    """
+    return {card.name: card for card in CARDS}[name]

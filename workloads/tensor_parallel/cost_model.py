@@ -1,0 +1,270 @@
+"""What a rank holds and sends where matrix products are divided among ranks, as in Megatron, to the byte.
+
+All ranks take the same sequences through the model. Products are divided evenly: by heads, by the MLP's inner width and
+by the vocabulary; the embedding by the residual stream's width. Norms are whole on each rank. See
+`workloads.tensor_parallel.strategy`.
+Source: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, Reducing Activation Recomputation in Large
+Transformer Models, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, Checkpoint, Microbatch
+from workloads.cost_models.peak_memory import Backward, Prediction, Step, step_peak
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import Collective, States, Transfer, elements, model_weights
+
+# What one forward leaves behind for its backward on a rank that has a part of each matrix product, tensor by tensor.
+#
+# As `workloads.cost_models.memory` has it for a whole model; for the ranks of `workloads.tensor_parallel.cost_model`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedMicrobatch(Microbatch):
+    """The tensors of one microbatch on one rank, in bytes.
+
+    shape: of the model, but with the rank's part of vocabulary and mlp_width; `divided` makes it so.
+    What products read is whole on each rank, also where the stream is divided: torch keeps what it has gathered.
+    """
+
+    ranks: int
+    is_stream_divided: bool
+    is_loss_divided: bool
+
+    @property
+    def stream_bytes(self) -> int:
+        """See `Microbatch`."""
+        return FULL_BYTES * self._own_positions * self.shape.width
+
+    @property
+    def logits_bytes(self) -> int:
+        """See `Microbatch`."""
+        return self._product_bytes(self._own_vocabulary)
+
+    @property
+    def probabilities_bytes(self) -> int:
+        """See `Microbatch`."""
+        return FULL_BYTES * self._positions * self._own_vocabulary
+
+    @property
+    def block_casts_bytes(self) -> int:
+        """See `Microbatch`."""
+        if not self.is_autocast:
+            return 0
+        mlp = 3 * self.shape.width * self.shape.mlp_width
+        return HALF_BYTES * ((self.shape.block_parameters() - mlp) // self.ranks + mlp)
+
+    @property
+    def block_bytes(self) -> int:
+        """See `Microbatch`."""
+        own_width_bytes = self.width_bytes // self.ranks
+        copy_bytes = own_width_bytes if min(self.shape.heads // self.ranks, self.shape.sequence) > 1 else 0
+        attention = own_width_bytes + self._own_heads_bytes + copy_bytes
+        norms = self.norm_bytes(readers=3) + self.norm_bytes(readers=2)
+        return 2 * self.stream_bytes + norms + attention + 4 * self.inner_bytes + self.block_casts_bytes
+
+    @property
+    def stored_block_bytes(self) -> int:
+        """See `Microbatch`; of products by rows what each rank adds is stored."""
+        if self.checkpoint == "none":
+            return self.block_bytes
+        if self.checkpoint == "full":
+            return self.stream_bytes
+        products = self.width_bytes // self.ranks + 2 * self.width_bytes + 2 * self.inner_bytes
+        return self.stream_bytes + products + self._own_heads_bytes
+
+    def norm_bytes(self, readers: int) -> int:
+        """See `Microbatch`; all readers share one copy, which is made whole for them."""
+        is_same = not self.is_autocast and not self.is_stream_divided
+        read = self.stream_bytes if is_same else min(readers, 1) * self.width_bytes
+        return FULL_BYTES * self._own_positions + self.stream_bytes + read
+
+    @property
+    def _own_positions(self) -> int:
+        return self._positions // (self.ranks if self.is_stream_divided else 1)
+
+    @property
+    def _own_vocabulary(self) -> int:
+        return self.shape.vocabulary * (1 if self.is_loss_divided else self.ranks)
+
+    @property
+    def _own_heads_bytes(self) -> int:
+        """Keys, values, attention's output and log-sum-exp of the rank's heads."""
+        return (2 * self._kv_bytes + self._attended_bytes) // self.ranks
+
+
+def divided(microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_loss_divided: bool) -> DividedMicrobatch:
+    """One rank's part of a microbatch."""
+    shape = microbatch.shape
+    return DividedMicrobatch(
+        shape=replace(shape, vocabulary=shape.vocabulary // ranks, mlp_width=shape.mlp_width // ranks),
+        sequences=microbatch.sequences,
+        precision=microbatch.precision,
+        checkpoint=microbatch.checkpoint,
+        ranks=ranks,
+        is_stream_divided=is_stream_divided,
+        is_loss_divided=is_loss_divided,
+    )
+
+
+# The peak of live tensors in one step of a rank that has a part of each matrix product.
+#
+# Products by rows hand on a sum, and what is gathered is handed on whole, so that the moments are those of a whole
+# model.
+
+
+def divided_step_peak(microbatch: DividedMicrobatch, *, states: States, backwards: Sequence[Backward]) -> Prediction:
+    """What lives at the peak of a step; see `workloads.cost_models.peak_memory.step_peak`.
+
+    Right within 4 % where the MLP is at least twice as wide as the residual stream. Left out are buffers that
+    collectives fill while what they were handed still lives, and a few numbers of each token.
+    """
+    whole = step_peak(microbatch, states=states, backwards=backwards)
+    if not microbatch.is_loss_divided:
+        return whole
+    step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
+    # Of a loss that is divided torch makes the gradient in one: ones at targets, probabilities, and their product.
+    loss = replace(
+        whole,
+        gradients_bytes=max(backward.before_bytes for backward in backwards),
+        activations_bytes=step.stored_bytes + microbatch.head_bytes,
+        temporary_bytes=3 * microbatch.probabilities_bytes,
+    )
+    return max(whole, loss, key=lambda prediction: prediction.total_bytes)
+
+
+AXIS = "tensor"
+NUMBER_BYTES = 4
+"""Of a single number in fp32: a count of steps, a norm, a flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTraffic:
+    """What one step of a rank hands to collectives.
+
+    sequences: of one microbatch.
+    product_bytes: of an element that a product reads or gives.
+    is_stream_divided: the residual stream is divided by positions. is_loss_divided: the logits stay divided.
+    is_recomputed: backward runs the blocks' forward again, all but their last collective, which nothing needs.
+    numbers: single numbers that the ranks agree on in an update: the norm that clipping needs, fp16's overflow.
+    has_all_to_all: the embedding's columns are exchanged for positions by all_to_all; torch 2.11 to 2.13 has none for
+    it on the CPU, where each rank gathers all columns and keeps its positions.
+    """
+
+    shape: Shape
+    ranks: int
+    sequences: int
+    microbatches: int
+    product_bytes: int
+    is_stream_divided: bool
+    is_loss_divided: bool
+    is_recomputed: bool
+    numbers: int
+    has_all_to_all: bool
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The collectives of one step; a rank waits for each of them but the compiler's."""
+        if self.ranks == 1:
+            return ()
+        return (*self.embedding(), *self.blocks(self.shape.layers), *self.head(), *self.update())
+
+    def embedding(self) -> Iterator[Transfer]:
+        """The stream's columns come together; where it is divided, they are exchanged for positions, and back."""
+        stream_bytes = FULL_BYTES * self._stream_elements
+        if not self.is_stream_divided:
+            yield self._transfer("all_gather", stream_bytes)
+        elif self.has_all_to_all:
+            yield self._transfer("all_to_all", stream_bytes // self.ranks, calls=2)
+        else:
+            yield self._transfer("all_gather", stream_bytes, calls=2)
+
+    def blocks(self, layers: int) -> Iterator[Transfer]:
+        """Two of each kind a block forward, one for attention and one for the MLP, and two backward."""
+        halves = 2 * layers
+        again = layers if self.is_recomputed else 0
+        if self.is_stream_divided:
+            yield self._transfer("all_gather", self._product_stream_bytes, calls=2 * halves + 2 * again)
+            yield self._transfer("reduce_scatter", self._product_stream_bytes, calls=2 * halves + again)
+        else:
+            yield self._transfer("all_reduce", self._product_stream_bytes, calls=2 * halves + again)
+
+    def head(self) -> Iterator[Transfer]:
+        """What the head reads, its gradient, and the logits; or, of a loss that is divided, three numbers a token."""
+        if self.is_stream_divided:
+            yield self._transfer("all_gather", self._product_stream_bytes)
+            yield self._transfer("reduce_scatter", self._product_stream_bytes)
+        else:
+            yield self._transfer("all_reduce", self._product_stream_bytes)
+        if self.is_loss_divided:
+            # The largest logit, the sum of exponentials, the target's logarithm.
+            yield self._transfer("all_reduce", FULL_BYTES * self._positions, calls=3)
+        else:
+            yield self._transfer("all_gather", self.product_bytes * self._positions * self.shape.vocabulary)
+
+    def update(self) -> Iterator[Transfer]:
+        """Once a step: gradients of norms that have seen a rank's positions only, and single numbers."""
+        if self.is_stream_divided:
+            norms_bytes = FULL_BYTES * (2 * self.shape.layers + 1) * self.shape.width
+            yield Transfer(collective="all_reduce", axis=AXIS, payload_bytes=norms_bytes)
+        if self.numbers:
+            yield Transfer(
+                collective="all_reduce", axis=AXIS, payload_bytes=self.numbers * NUMBER_BYTES, calls=self.numbers
+            )
+
+    def _transfer(self, collective: Collective, payload_bytes: int, *, calls: int = 1) -> Transfer:
+        """Equal calls in each microbatch. payload_bytes: of one."""
+        calls *= self.microbatches
+        return Transfer(collective=collective, axis=AXIS, payload_bytes=calls * payload_bytes, calls=calls)
+
+    @property
+    def _positions(self) -> int:
+        return self.sequences * self.shape.sequence
+
+    @property
+    def _stream_elements(self) -> int:
+        return self._positions * self.shape.width
+
+    @property
+    def _product_stream_bytes(self) -> int:
+        return self.product_bytes * self._stream_elements
+
+
+def divided_elements(shape: Shape, ranks: int) -> int:
+    """Elements of one rank's weights: norms whole, all others an equal part."""
+    weights = model_weights(shape)
+    norms = elements(weight for weight in weights if len(weight) == 1)
+    return norms + sum(math.prod(weight) // ranks for weight in weights if len(weight) > 1)
+
+
+def divided_states(shape: Shape, ranks: int) -> States:
+    """What each rank holds between steps, all in fp32; AdamW counts the steps of each tensor by itself."""
+    weights_bytes = FULL_BYTES * divided_elements(shape, ranks)
+    return States(
+        parameters_bytes=weights_bytes,
+        gradients_bytes=weights_bytes,
+        optimizer_bytes=2 * weights_bytes + NUMBER_BYTES * shape.parameter_tensors(),
+    )
+
+
+def paper_activation_bytes(
+    shape: Shape, sequences: int, checkpoint: Checkpoint, *, ranks: int, is_stream_divided: bool
+) -> int:
+    """The paper's account of one microbatch: bytes kept of the blocks of a GPT in fp16 with dropout, on one rank.
+
+    As `workloads.cost_models.memory.paper_activation_bytes` with one rank. Of a stream that is divided the paper
+    gathers what products read a second time in backward, so that all is divided; torch keeps it gathered.
+    Source: Korthikanti et al. 2022, table 2.
+    """
+    stream = shape.sequence * sequences * shape.width
+    scores = Fraction(shape.heads * shape.sequence**2 * sequences, ranks)
+    whole, divided = (0, 34) if is_stream_divided else (10, 24)
+    if checkpoint == "full":
+        whole, divided = (0, 2) if is_stream_divided else (2, 0)
+    per_layer = whole * stream + Fraction(divided * stream, ranks) + (5 * scores if checkpoint == "none" else 0)
+    return math.ceil(shape.layers * per_layer)

@@ -1,0 +1,104 @@
+"""Norm, overflow and sums of gradients of which the ranks of some groups hold some in parts, and others whole.
+
+A part is a DTensor, what is whole a plain tensor; torch takes no list that has both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from workloads.fsdp.strategy import NORM_EPSILON
+
+
+def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """The weights as an optimizer takes them: those together that lie on one mesh, and those on none."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for weight in weights:
+        groups[weight.device_mesh if isinstance(weight, DTensor) else None].append(weight)
+    return [{"params": group} for group in groups.values()]
+
+
+@torch.no_grad()
+def clip_gradients(
+    weights: Iterable[nn.Parameter], largest_norm: float, *, groups: Sequence[dist.ProcessGroup], tensor_ranks: int = 1
+) -> Tensor:
+    """Scale gradients down to a norm, and give what it was; for each group one all_reduce of a number.
+
+    groups: of the axes whose ranks hold different gradients, or parts of one.
+    tensor_ranks: of the axis `tensor`, which all hold what is not divided over it.
+    """
+    divided: list[Tensor] = []
+    whole: list[Tensor] = []
+    for weight in weights:
+        if weight.grad is not None:
+            (divided if _is_tensor_divided(weight) else whole).append(_local(weight.grad))
+    # What is whole on each tensor rank is there so often, and counts once.
+    square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
+    for group in groups:
+        dist.all_reduce(square, group=group)
+    norm = square.sqrt()
+    scale = (largest_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
+    torch._foreach_mul_([*divided, *whole], scale)
+    return norm
+
+
+@torch.no_grad()
+def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Replace each gradient by its sum over the group's ranks, all of them laid end to end; one all_reduce.
+
+    Raises:
+        RuntimeError: a weight has no gradient.
+    """
+    gradients = [_local(_gradient(weight)) for weight in weights]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    sums = torch.split(flat, [gradient.numel() for gradient in gradients])
+    torch._foreach_copy_(gradients, [total.view_as(own) for total, own in zip(sums, gradients, strict=True)])
+
+
+class AgreeingScaler(torch.amp.GradScaler):
+    """A GradScaler whose ranks all skip an update in which one of them sees an overflow.
+
+    For each group one all_reduce of a number. Its hook is that of torch's ShardedGradScaler, which takes no list of
+    parts and wholes.
+    """
+
+    def __init__(self, device: str, *, groups: Sequence[dist.ProcessGroup], enabled: bool) -> None:
+        """groups: along each axis, the ranks that agree."""
+        super().__init__(device, enabled=enabled)
+        self._groups = groups
+
+    @torch.no_grad()
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        for group in self._groups:
+            dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=group)
+        return {found_inf.device: found_inf}
+
+
+def _is_tensor_divided(weight: nn.Parameter) -> bool:
+    names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
+    return names is not None and "tensor" in names
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _gradient(weight: nn.Parameter) -> Tensor:
+    if weight.grad is None:
+        raise RuntimeError(f"a weight of {tuple(weight.shape)} has no gradient; the last backward did not reach it")
+    return weight.grad

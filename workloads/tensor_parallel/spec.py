@@ -1,0 +1,208 @@
+"""The card of `tensor_parallel`: every matrix product divided among ranks, which all train on the same sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from workloads.cost_models.memory import Checkpoint, paper_states
+from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
+from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.options import (
+    COLLECTIVES_IN_GRAPHS,
+    TRAINING_OPTIONS,
+    graph_refusals,
+    local_batch,
+    microbatch,
+    parts,
+    peak_not_covered,
+    training_refusals,
+)
+from workloads.spec import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.tensor_parallel.cost_model import (
+    TensorTraffic,
+    divided,
+    divided_states,
+    divided_step_peak,
+    paper_activation_bytes,
+)
+
+# What strategies that divide products by tensors share: the option that divides the stream too, and their refusals.
+
+SEQUENCE_PARALLEL = Option(
+    name="sequence_parallel",
+    default=False,
+    help="divide the residual stream and its norms by positions: all_gather and reduce_scatter in place of all_reduce",
+)
+
+
+def division_refusals(setup: Setup, *, ranks: int, option: str | None = None) -> Iterator[str]:
+    """Why these ranks cannot divide the model's products equally, with the numbers that could.
+
+    option: that says how many they are, where it is not all.
+    """
+    shape = setup.shape
+    divided = {
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "mlp_width": shape.mlp_width,
+        "vocabulary": shape.vocabulary,
+    }
+    if setup.options[SEQUENCE_PARALLEL.name]:
+        divided["sequence"] = shape.sequence
+    uneven = [f"{name} {size}" for name, size in divided.items() if size % ranks]
+    if uneven:
+        most = gcd(*divided.values())
+        fitting = [str(count) for count in range(1, most + 1) if most % count == 0]
+        sharing, fit = (f"{ranks} ranks", "ranks would fit") if option is None else (f"{option} {ranks}", "would fit")
+        yield (
+            f"{' and '.join(uneven)} cannot be shared equally by {sharing}; {' or '.join(fitting)} {fit}"
+            f" {', '.join(divided)}"
+        )
+
+
+def compile_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
+    """Why divided blocks cannot be compiled."""
+    options = setup.options
+    if ranks > 1:
+        yield from graph_refusals(setup, COLLECTIVES_IN_GRAPHS)
+    if ranks > 1 and options["compile"] != "none" and options["checkpoint"] == "full":
+        yield (
+            f"option compile is {options['compile']} with checkpoint=full, and torch 2.13 cannot compile blocks that"
+            " are divided and run again whole; take checkpoint=selective or none"
+        )
+
+
+LOSS_PARALLEL = Option(
+    name="loss_parallel", default=False, help="leave the logits divided, and compute the loss from the ranks' parts"
+)
+ASYNC_TP = Option(
+    name="async_tp", default=False, help="hide collectives behind the products beside them; CUDA, compiled blocks only"
+)
+
+
+def _mesh(setup: Setup) -> dict[str, int]:
+    return {"tensor": setup.ranks}
+
+
+def _refusals(setup: Setup) -> list[str]:
+    return [
+        *training_refusals(setup, data_ranks=1),
+        *division_refusals(setup, ranks=setup.ranks),
+        *compile_refusals(setup, ranks=setup.ranks),
+        *async_refusals(setup, ranks=setup.ranks),
+    ]
+
+
+def async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
+    """Why torch cannot hide collectives behind products here."""
+    if not setup.options[ASYNC_TP.name]:
+        return
+    if setup.device != "cuda":
+        yield (
+            f"option async_tp is true on {setup.device}; its ranks read each other's memory, which torch's symmetric"
+            " memory lets GPUs do alone: leave it out, or take --device cuda"
+        )
+        return
+    if setup.options["compile"] == "none":
+        yield (
+            "option async_tp is true with compile=none, but it is the compiler that cuts products into pieces; take"
+            " compile=default"
+        )
+    if not setup.options[SEQUENCE_PARALLEL.name]:
+        yield (
+            "option async_tp is true with sequence_parallel=false, but only all_gather and reduce_scatter are hidden,"
+            " and no all_reduce; take sequence_parallel=true"
+        )
+    if ranks == 1:
+        yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+
+
+def _transfers(setup: Setup) -> tuple[Transfer, ...]:
+    options = setup.options
+    return TensorTraffic(
+        shape=setup.shape,
+        ranks=setup.ranks,
+        sequences=local_batch(setup, data_ranks=1),
+        microbatches=parts(setup),
+        product_bytes=ELEMENT_BYTES[setup.precision],
+        is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
+        is_loss_divided=bool(options[LOSS_PARALLEL.name]),
+        is_recomputed=options["checkpoint"] != "none",
+        numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
+        has_all_to_all=setup.device == "cuda",
+    ).transfers
+
+
+def _states(setup: Setup, rank: int) -> States:
+    return divided_states(setup.shape, setup.ranks)
+
+
+def _paper_states(setup: Setup) -> States:
+    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
+
+
+def _paper_activations(setup: Setup) -> int:
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    return paper_activation_bytes(
+        setup.shape,
+        local_batch(setup, data_ranks=1),
+        checkpoint,
+        ranks=setup.ranks,
+        is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+    )
+
+
+def _peak(setup: Setup) -> Prediction | NotCovered:
+    if (reason := peak_not_covered(setup)) is not None:
+        return reason
+    states = divided_states(setup.shape, setup.ranks)
+    backwards = fresh_gradients(states.gradients_bytes, parts(setup))
+    whole = microbatch(setup, data_ranks=1)
+    if setup.ranks == 1:
+        return step_peak(whole, states=states, backwards=backwards)
+    own = divided(
+        whole,
+        ranks=setup.ranks,
+        is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+        is_loss_divided=bool(setup.options[LOSS_PARALLEL.name]),
+    )
+    return divided_step_peak(own, states=states, backwards=backwards)
+
+
+def _notes(setup: Setup) -> list[str]:
+    if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:
+        return []
+    return [
+        "torch exchanges the embedding's columns for positions on cpu by an all_gather of the whole, where cuda's"
+        " all_to_all sends each rank its own"
+    ]
+
+
+TENSOR_PARALLEL_CARD = Card(
+    name="tensor_parallel",
+    entry="workloads.tensor_parallel.strategy:build",
+    kind="training",
+    summary="each matrix product divided among ranks, by columns and then by rows (Megatron-LM, on DTensor)",
+    version=1,
+    options=(*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP),
+    needs=Needs(),
+    parity=Parity(
+        kind="exact",
+        variants=(
+            {},
+            {"sequence_parallel": True},
+            {"loss_parallel": True, "accumulate": 2},
+            {"sequence_parallel": True, "loss_parallel": True, "checkpoint": "full", "accumulate": 2},
+            {"sequence_parallel": True, "checkpoint": "selective"},
+        ),
+    ),
+    mesh=_mesh,
+    refusals=_refusals,
+    transfers=_transfers,
+    states=_states,
+    paper_states=_paper_states,
+    notes=_notes,
+    peak=_peak,
+    paper_activations=_paper_activations,
+)

@@ -1,0 +1,161 @@
+"""What a rank holds and sends where stages of a pipeline are divided by tensors and have replicas, to the byte.
+
+A rank's number is (data x stages + stage) x tensors + tensor: see `workloads.three_d.strategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from workloads.cost_models.schedules import Pipeline
+from workloads.cost_models.shape import Shape
+from workloads.cost_models.terms import Collective, Dimensions, States, Transfer, block_weights, elements, outer_weights
+from workloads.fsdp.cost_model import ELEMENT_BYTES, NUMBER_BYTES, own_elements, padded_elements
+from workloads.pipeline_parallel.memory import boundary_transfers, stage_states
+from workloads.tensor_parallel.cost_model import TensorTraffic
+
+# Which gradients travel together, where they are laid end to end in buckets.
+
+
+def fill_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[range]:
+    """The places of each bucket's tensors: as many, one after another, as it holds; one that is larger goes alone.
+
+    sizes: bytes of each tensor.
+
+    Raises:
+        ValueError: a bucket has no byte.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be 1 or more")
+    buckets: list[range] = []
+    begin, filled_bytes = 0, 0
+    for place, size_bytes in enumerate(sizes):
+        if place > begin and filled_bytes + size_bytes > bucket_bytes:
+            buckets.append(range(begin, place))
+            begin, filled_bytes = place, 0
+        filled_bytes += size_bytes
+    return [*buckets, range(begin, len(sizes))] if sizes else []
+
+
+_BLOCK_DIMS = (None, 0, 0, 0, 1, None, 0, 0, 1)
+"""Of each weight of a block the dim that tensor ranks divide: columns of what reads the stream, rows of what writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshStages:
+    """A model on a mesh of three axes.
+
+    counts: blocks of each stage.
+    traffic: that of the whole model over the axis of tensors; its ranks are those of the axis.
+    bucket_bytes: of gradients that replicas average together; None where FSDP2 divides what a stage holds.
+    numbers: single numbers that ranks of an axis agree on in an update, where they hold different gradients.
+    """
+
+    shape: Shape
+    pipeline: Pipeline
+    counts: Sequence[int]
+    data_ranks: int
+    traffic: TensorTraffic
+    bucket_bytes: int | None
+    numbers: int
+
+    def units(self, stage: int) -> tuple[tuple[Dimensions, ...], ...]:
+        """The weights of a stage as one tensor rank has them: block by block, and then those in no block."""
+        embedding, norm, head = outer_weights(self.shape)
+        block = tuple(
+            _divided(weight, dim, self.traffic.ranks)
+            for weight, dim in zip(block_weights(self.shape), _BLOCK_DIMS, strict=True)
+        )
+        first = (_divided(embedding, 1, self.traffic.ranks),) if stage == 0 else ()
+        last = (norm, _divided(head, 0, self.traffic.ranks)) if stage == len(self.counts) - 1 else ()
+        return *(block,) * self.counts[stage], (*first, *last)
+
+    def weights(self, pipeline_rank: int) -> tuple[Dimensions, ...]:
+        """All weights of a rank's stages."""
+        held = (self.units(stage) for stage in self.pipeline.stages_of(pipeline_rank))
+        return tuple(weight for units in held for unit in units for weight in unit)
+
+    def states(self, rank: int) -> States:
+        """What a rank holds between steps."""
+        data, pipeline_rank = divmod(rank // self.traffic.ranks, self.pipeline.ranks)
+        weights = self.weights(pipeline_rank)
+        if self.bucket_bytes is not None:
+            return stage_states(weights)
+        padded_bytes = ELEMENT_BYTES * padded_elements(weights, self.data_ranks)
+        own_bytes = ELEMENT_BYTES * own_elements(weights, rank=data, ranks=self.data_ranks)
+        return States(
+            parameters_bytes=padded_bytes,
+            gradients_bytes=padded_bytes,
+            optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
+        )
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Of each axis and collective those of the rank that hands most to it."""
+        ranks = range(self.pipeline.ranks)
+        return (
+            *boundary_transfers(self.pipeline, numbers=self.numbers),
+            *_most([list(self._over_tensor(rank)) for rank in ranks]),
+            *_most([list(self._over_data(rank)) for rank in ranks]),
+        )
+
+    def _over_tensor(self, pipeline_rank: int) -> Iterator[Transfer]:
+        if self.traffic.ranks == 1:
+            return
+        for stage in self.pipeline.stages_of(pipeline_rank):
+            if stage == 0:
+                yield from self.traffic.embedding()
+            yield from self.traffic.blocks(self.counts[stage])
+            if stage == self.pipeline.stages - 1:
+                yield from self.traffic.head()
+        if self.traffic.is_stream_divided:
+            norms = [weight for weight in self.weights(pipeline_rank) if len(weight) == 1]
+            held = own_elements(norms, rank=0, ranks=1 if self.bucket_bytes is not None else self.data_ranks)
+            yield Transfer(collective="all_reduce", axis="tensor", payload_bytes=ELEMENT_BYTES * held)
+        yield from self._agreed("tensor")
+
+    def _over_data(self, pipeline_rank: int) -> Iterator[Transfer]:
+        if self.data_ranks == 1:
+            return
+        if self.bucket_bytes is not None:
+            sizes = [ELEMENT_BYTES * elements([weight]) for weight in self.weights(pipeline_rank)]
+            yield Transfer(
+                collective="all_reduce",
+                axis="data",
+                payload_bytes=sum(sizes),
+                calls=len(fill_buckets(sizes, self.bucket_bytes)),
+            )
+            return
+        units = [unit for stage in self.pipeline.stages_of(pipeline_rank) for unit in self.units(stage) if unit]
+        whole_bytes = sum(ELEMENT_BYTES * self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
+        for collective in _GATHERED_AND_REDUCED:
+            yield Transfer(collective=collective, axis="data", payload_bytes=whole_bytes, calls=len(units))
+        yield from self._agreed("data")
+
+    def _agreed(self, axis: str) -> Iterator[Transfer]:
+        if self.numbers:
+            size_bytes = NUMBER_BYTES * self.numbers
+            yield Transfer(collective="all_reduce", axis=axis, payload_bytes=size_bytes, calls=self.numbers)
+
+
+_GATHERED_AND_REDUCED: tuple[Collective, ...] = ("all_gather", "reduce_scatter")
+
+
+def _divided(weight: Dimensions, dim: int | None, ranks: int) -> Dimensions:
+    return tuple(size // ranks if place == dim else size for place, size in enumerate(weight))
+
+
+def _most(by_rank: Iterable[Sequence[Transfer]]) -> Iterator[Transfer]:
+    """Of each collective all that the rank with the most bytes of it takes part in."""
+    most: dict[Collective, list[Transfer]] = {}
+    for transfers in by_rank:
+        for collective in dict.fromkeys(transfer.collective for transfer in transfers):
+            own = [transfer for transfer in transfers if transfer.collective == collective]
+            if _bytes(own) > _bytes(most.get(collective, ())):
+                most[collective] = own
+    for transfers in most.values():
+        yield from transfers
+
+
+def _bytes(transfers: Iterable[Transfer]) -> int:
+    return sum(transfer.payload_bytes for transfer in transfers)

@@ -1,0 +1,148 @@
+"""Stages of a pipeline that other axes of the device mesh divide and replicate, and their trainer.
+
+Each stage's products are divided over the axis `tensor`. Over the axis `data` its replicas average their gradients when
+the schedule is through, or FSDP2 divides what the stage holds: weights are gathered in the first forward of a step and
+kept to its last backward, since each microbatch would gather them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from workloads.cost_models.shape import Shape
+from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel
+from workloads.pipeline_parallel.strategy import make_trainer as make_pipeline_trainer
+from workloads.protocols import Phase, Workload
+from workloads.spec import Backend, Device, OptionValue, Precision, Setup
+from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients
+from workloads.tensor_parallel.strategy import norm_weights, parallelize
+from workloads.three_d.cost_model import fill_buckets
+
+# Gradients averaged over replicas when backward is through, many laid end to end in each collective.
+
+
+@torch.no_grad()
+def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int) -> None:
+    """Replace each gradient by its mean over the group's ranks; of a part that a rank holds, the mean of that part.
+
+    While one bucket is on its way the next is filled.
+
+    Raises:
+        RuntimeError: a weight has no gradient.
+    """
+    gradients = [_own(weight) for weight in weights]
+    sizes = [gradient.numel() * gradient.element_size() for gradient in gradients]
+    sent = []
+    for bucket in fill_buckets(sizes, bucket_bytes):
+        parts = [gradients[place] for place in bucket]
+        flat = torch.cat([part.flatten() for part in parts])
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        assert work is not None, "this rank is of the group"
+        sent.append((parts, flat, work))
+    for parts, flat, work in sent:
+        work.wait()
+        flat /= group.size()
+        means = torch.split(flat, [part.numel() for part in parts])
+        torch._foreach_copy_(parts, [mean.view_as(part) for mean, part in zip(means, parts, strict=True)])
+
+
+def _own(weight: nn.Parameter) -> Tensor:
+    if weight.grad is None:
+        raise RuntimeError(f"a weight of {tuple(weight.shape)} has no gradient; the last backward did not reach it")
+    return weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
+
+
+def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTrainer:
+    """This rank's stages, divided over `tensor` and, where FSDP2 is to do so, over `data`; and their trainer."""
+    tensor_ranks, is_stream_divided = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
+    is_sharded = setup.options["data_axis"] == "fsdp" and mesh["data"].size() > 1
+    holders = [mesh.get_group(axis) for axis in _axes_of_parts(mesh, is_sharded=is_sharded)]
+
+    def prepare(stage: StageModel) -> None:
+        parallelize(_as_tensor_parallel(setup), stage, mesh)
+        if is_sharded:
+            shard(stage, mesh["data"])
+
+    def complete(stages: list[StageModel]) -> None:
+        if is_stream_divided and tensor_ranks > 1:
+            # Each rank has seen its own positions only.
+            add_up([weight for stage in stages for weight in norm_weights(stage)], mesh.get_group("tensor"))
+        if not is_sharded and mesh["data"].size() > 1:
+            weights = (weight for stage in stages for weight in stage.parameters())
+            bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
+            average_gradients(weights, mesh.get_group("data"), bucket_bytes=bucket_bytes)
+
+    return make_pipeline_trainer(
+        setup,
+        mesh,
+        phase,
+        prepare=prepare,
+        positions=setup.shape.sequence // (tensor_ranks if is_stream_divided else 1),
+        after_backward=complete,
+        clip=partial(clip_gradients, groups=holders, tensor_ranks=tensor_ranks),
+        scaler=AgreeingScaler(setup.device, groups=holders, enabled=setup.precision == "fp16"),
+    )
+
+
+def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True) -> None:
+    """Divide what a stage holds, block by block, over a mesh of one axis; torch's schedules gather and reduce it.
+
+    is_kept_gathered: from the first forward of a step to its last backward.
+    """
+    for block in stage.blocks.values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=not is_kept_gathered)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=not is_kept_gathered)
+
+
+def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
+    """The axes whose ranks hold different gradients when the step is through."""
+    yield "stage"
+    if mesh["tensor"].size() > 1:
+        yield "tensor"
+    if is_sharded:
+        yield "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TensorSetup:
+    """A setup as `parts.tensor_parallel` reads it."""
+
+    strategy: str
+    ranks: int
+    shape: Shape
+    device: Device
+    backend: Backend
+    precision: Precision
+    seed: int
+    options: Mapping[str, OptionValue]
+
+
+def _as_tensor_parallel(setup: Setup) -> Setup:
+    """The setup with the options that stages do not offer: a loss that is divided, and products in pieces."""
+    return _TensorSetup(
+        strategy=setup.strategy,
+        ranks=setup.ranks,
+        shape=setup.shape,
+        device=setup.device,
+        backend=setup.backend,
+        precision=setup.precision,
+        seed=setup.seed,
+        options={**setup.options, "loss_parallel": False, "async_tp": False},
+    )
+
+
+# The strategy `three_d`: replicas of a pipeline, each of whose stages is divided by tensors.
+
+
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """This rank's stages, its part of each of their products, and torch's schedule over the axis `stage`."""
+    return make_trainer(setup, mesh, phase)
