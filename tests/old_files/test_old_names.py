@@ -1,0 +1,71 @@
+"""No name that people and their programs use is lost: options, exit codes, strategies, case keys and metrics."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import pytest
+
+from tests.old_files import forms
+from tests.old_files.command import observatory
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No history of the user's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+
+
+def test_every_command_has_every_option_and_choice_that_it_had() -> None:
+    now = forms.commands()
+    for command, options in forms.expected("commands").items():
+        for option, choices in options.items():
+            assert option in now[command], command
+            assert set(choices) <= set(now[command][option]), f"{command} {option}"
+
+
+def test_every_strategy_has_its_versions_and_options_with_their_defaults() -> None:
+    now = forms.strategies()
+    for name, old in forms.expected("strategies").items():
+        assert old.pop("options").items() <= now[name].pop("options").items(), name
+        assert old == now[name]
+
+
+def test_a_case_of_each_strategy_has_the_key_that_it_had() -> None:
+    old = forms.expected("case_keys")
+    assert {words.split()[0] for words in old} == set(forms.expected("strategies"))
+    assert forms.case_keys() == old
+
+
+def test_no_metric_is_lost() -> None:
+    assert set(forms.expected("metric_names")) <= set(forms.metric_names())
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (click.UsageError("wrong"), 2),
+        (OSError(errno.ENAMETOOLONG, "too long", "name"), 2),
+        (OSError(errno.ENOSPC, "full", "name"), 4),
+        (OSError(errno.EACCES, "denied", "name"), 4),
+        (MemoryError(), 4),
+        (RuntimeError("our own mistake"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_what_ends_a_command_has_the_exit_code_that_it_had(
+    ends: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> NoReturn:
+        raise ends
+
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # A full disk has it throw standard output away, which is pytest's.
+    monkeypatch.setattr(click.Group, "invoke", end)
+    said = observatory("list")
+    assert said.code == code
+    assert said.err.strip().startswith("observatory: ")
+    assert "\n" not in said.err.strip()
