@@ -1,7 +1,7 @@
-"""Which events communicate, and which collective they belong to: the rules, by the event's name.
+"""Rules on event names: which events communicate, and which collective a name means.
 
-Names come last, since they change and mislead: what an event, or the host where it was launched, says of itself is in
-`collectives_said`.
+A name is asked last, since names change and mislead: `collectors.traces.reading.collective_args` first reads what an
+event says of itself, then what the host's event around its launch says.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import re
 from dataclasses import dataclass
 
 STEP = "observatory step"
-"""The annotation that surrounds one traced step of ours."""
+"""The annotation around each step that the observatory itself traces."""
 
 STEPS = re.compile(r"observatory step$|ProfilerStep\*?#\d+$")
-"""The annotations that surround a step; the second is what torch's profiler makes of a call of its step()."""
+"""Annotations around a step: the observatory's, and the one that torch's profiler writes at each call of step()."""
 
 DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)")
-"""What torch calls the host's span in which the training loop waits for its next batch."""
+"""The host span in which the training loop waits for its next batch, as torch names it."""
 
 OTHER = "other"
-"""The collective of an event that communicates, where no rule knows it."""
+"""The collective of a communication event whose name no rule knows."""
 
 GLOO = "gloo:"
-"""What gloo's threads, and the caller of its send and receive, call their events."""
+"""The prefix of gloo's events, on its own threads and, for send and receive, on the caller's."""
 
 ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):")
-"""What torch's process groups call the annotation around a collective begins with the backend's name."""
+"""The annotation that torch's process groups put around a collective; it begins with the backend's name."""
 
 RECORD = "record_param_comms"
-"""The operator in which torch's process groups say all of a collective."""
+"""The operator whose arguments hold all that torch's process groups tell of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Events of the device that communicate. pattern: found anywhere in the name. since: what brought these names."""
+    """Device events that communicate. pattern: searched for anywhere in the name. since: versions that use the name."""
 
     pattern: str
     library: str
@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     Rule(pattern=r"cross_device_reduce", library="vLLM, custom all-reduce", since="0.3"),
     Rule(pattern=r"quickreduce::", library="vLLM, quick all-reduce", since="0.9.2"),
     Rule(pattern=r"nvshmem", library="NVSHMEM", since="its first release"),
-    # What its layout does is to count tokens.
+    # The kernels of `layout` only count tokens.
     Rule(pattern=r"^(?:void )?deep_ep::(?!layout::)", library="DeepEP", since="its first release"),
     Rule(pattern=r"(?:oneShot|twoShot|hybridCubeMesh)AllReduceKernel", library="torch, IntraNodeComm", since="2.3"),
     Rule(
@@ -77,27 +77,27 @@ _COLLECTIVES: tuple[tuple[str, str], ...] = (
     ("all_?gather", "all_gather"),
     ("all_?to_?all", "all_to_all"),
     ("broadcast", "broadcast"),
-    ("gather", "gather"),  # After those whose names hold it.
+    ("gather", "gather"),  # After the collectives whose names contain it.
     ("scatter", "scatter"),
     ("reduce", "reduce"),
     ("deep_ep::.*(?:dispatch|combine)", "all_to_all"),
-    # Both ends of a message are a send, and so are those of a signal; NCCL's SendRecv may be anything that is made of
-    # messages.
+    # Both ends of a message count as send, and so do both ends of a signal. NCCL's SendRecv may also be any collective
+    # that is made of messages.
     (r"send|recv|(?:put|wait)_signal|P(?:to|2)P", "send"),
 )
-"""In names of kernels, annotations and collectives, without regard to capitals: the first that is found."""
+"""Pattern and collective; the first pattern found in a name of a kernel, annotation or collective wins, in any case."""
 
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), collective) for pattern, collective in _COLLECTIVES)
 
-# What computes on the host: operators, and regions that torch.compile made, whose kernels have no events of their own.
+# Host events that compute: operators, and regions made by torch.compile, whose kernels have no events of their own.
 HOST_COMPUTE = re.compile(r"^aten::|^mkldnn|^## Call CompiledFxGraph|^graph_\d+_cpp_fused|^cpp_fused")
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel or a copy of the device communicates, as far as its name tells."""
+    """Return whether the name is that of a kernel or copy that communicates."""
     return _COMMUNICATES.search(name) is not None
 
 
 def collective_of(name: str) -> str:
-    """The collective that a name of a kernel, an annotation or a collective speaks of; `OTHER` where none is known."""
+    """Return the collective that a name of a kernel, annotation or collective means; `OTHER` if no rule knows it."""
     return next((collective for pattern, collective in _PATTERNS if pattern.search(name)), OTHER)

@@ -1,4 +1,8 @@
-"""Which operator of the host stands behind a moment, and which one put a kernel on the device."""
+"""Host operators of a Timeline: the one that runs at a moment, the one that launched a kernel, and the phase of a step.
+
+Where spans overlap, a moment belongs to the one that started last. On one thread that is the innermost operator; on a
+device it is the kernel that joined the others. So the time that spans cover is divided without rest or double counting.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,15 @@ from collectors.traces.intervals import Times
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Timeline
 
-# Which of the spans that overlap a moment belongs to: the one that started last.
-#
-# On one thread that is the innermost operator; on a device it is the kernel that came to the others. So a set of spans
-# divides the time that it covers, without a rest and without counting twice.
-
 NOBODY = -1
-"""The owner of a moment at which nothing ran."""
+"""The owner of a moment at which no span runs."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """Disjoint stretches of time, in order, each with the number of the span that it belongs to."""
+    """Disjoint stretches of time, in order. owner: the index of the span that each belongs to."""
 
     start_ns: Times
     end_ns: Times
@@ -34,18 +33,19 @@ class Pieces:
 
 
 class Foreground:
-    """The owner of each moment. Spans are sorted by start, and of those that start together the longer is first."""
+    """The owner of each moment. Spans must be sorted by start; of those that start together the longer comes first."""
 
     def __init__(self, start_ns: Times, end_ns: Times) -> None:
         self._start_ns, self._end_ns = start_ns, end_ns
         self._outlived_by = _outlived_by(end_ns)
 
     def at(self, moments_ns: Times) -> Numbers:
-        """The number of the span that each moment belongs to, or `NOBODY`."""
+        """Return the index of the span that owns each moment, or `NOBODY`."""
         if not self._start_ns.size:
             return np.full(moments_ns.size, NOBODY, dtype=np.int64)
+        # Guess: the last span that started. Where it is over, try the last earlier span that ends later than it, and
+        # so on: the spans between the two end no later than the one that is over.
         owner: Numbers = np.searchsorted(self._start_ns, moments_ns, side="right") - 1
-        # Between a span that is over and the one before that outlives it, none can last until the moment.
         over = self._is_over(owner, moments_ns)
         while over.size:
             owner[over] = self._outlived_by[owner[over]]
@@ -53,8 +53,8 @@ class Foreground:
         return owner
 
     def pieces(self) -> Pieces:
-        """The time that the spans cover, divided among them."""
-        # Sorted by hand: `np.unique` hashes, which takes a hundred times as long on a million moments.
+        """Return the time that the spans cover, divided among them."""
+        # Sorted with duplicates: `np.unique` hashes, which takes a hundred times as long on a million moments.
         edges_ns = np.sort(np.concatenate((self._start_ns, self._end_ns)))
         start_ns, end_ns = edges_ns[:-1], edges_ns[1:]
         owner = self.at(start_ns)
@@ -62,14 +62,17 @@ class Foreground:
         return Pieces(start_ns=start_ns[owned], end_ns=end_ns[owned], owner=owner[owned])
 
     def _is_over(self, owner: Numbers, moments_ns: Times) -> Numbers:
-        """The places at which the owner ended before the moment."""
+        """Return the indices of the moments at which the owner has ended already."""
         return np.flatnonzero((owner != NOBODY) & (self._end_ns[owner] <= moments_ns))
 
 
 def _outlived_by(end_ns: Times) -> Numbers:
-    """Per span the last one before it that ends later."""
+    """Return for each span the last one before it that ends later; `NOBODY` if none does.
+
+    Example: ends of 9, 4, 3, 6 give NOBODY, 0, 1, 0.
+    """
     outlived_by = [NOBODY] * end_ns.size
-    lasting: list[int] = []
+    lasting: list[int] = []  # A stack of spans whose ends decrease.
     ends = end_ns.tolist()
     for number, end in enumerate(ends):
         while lasting and ends[lasting[-1]] <= end:
@@ -81,16 +84,16 @@ def _outlived_by(end_ns: Times) -> Numbers:
 
 
 Rows = NDArray[np.int64]
-"""Numbers of spans in a Timeline, or `ABSENT`."""
+"""Row numbers of a Timeline, or `ABSENT`."""
 
 
 def operators_at(
     timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64], *, counts: Callable[[str], bool] = bool
 ) -> Rows:
-    """The row of the innermost operator that ran on the host at each moment.
+    """Return the row of the innermost operator that ran on the host at each moment.
 
-    threads: of each moment, where to look; `ABSENT` for whichever thread an operator came to last.
-    counts: whether an operator of this name may be the answer; one that may not is looked through.
+    threads: the thread to look at, one per moment; `ABSENT` for the thread whose operator started last.
+    counts: whether an operator of this name may be the answer; others are ignored.
     """
     chosen = _operators(timeline) & np.array([counts(name) for name in timeline.names], dtype=bool)[timeline.name]
     found = np.full(moments_ns.size, ABSENT, dtype=np.int64)
@@ -102,9 +105,9 @@ def operators_at(
 
 
 def launching_operators(timeline: Timeline) -> Rows:
-    """Per span of the device the row of the operator inside of which it was launched; of an operator, its own row.
+    """Return for each span of the device the row of the operator that launched it; for an operator its own row.
 
-    It is `ABSENT` where the trace holds no launch, or the launch was made by none.
+    `ABSENT` where the trace does not hold the launch, or no operator surrounds it.
     """
     operators = _operators(timeline)
     launch = launch_of(timeline)
@@ -119,7 +122,7 @@ def launching_operators(timeline: Timeline) -> Rows:
 
 
 def _operators(timeline: Timeline) -> NDArray[np.bool_]:
-    """The host's operators and annotations; without a device, computation is made of operators too."""
+    """Return the host's operators and annotations; without a device these include the spans of computation."""
     host = timeline.of_kind("host")
     return host if timeline.is_device else host | timeline.of_kind("compute")
 
@@ -129,10 +132,10 @@ def _innermost(timeline: Timeline, rows: Rows, moments_ns: Times) -> Rows:
     return np.append(rows, ABSENT)[owner]
 
 
-# When a step went forward, backward and updated its weights, as far as the names of the host's operators tell.
+# Phases of a step (forward, backward, optimizer), from the names of host operators.
 
 Phase = Literal["forward", "backward", "optimizer", "between"]
-"""between: what is none of them, such as clearing gradients, loading data, and the edge of a step."""
+"""between: none of the other three, such as clearing gradients, loading data, and the edge of a step."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -142,30 +145,30 @@ _OPENED_BY: tuple[tuple[str, Phase], ...] = (
     ("Optimizer.zero_grad#", "between"),
     ("enumerate(DataLoader)", "between"),
 )
-"""How names begin that torch gives on its own, whoever wrote the loop."""
+"""Prefixes of names that torch itself gives, whoever wrote the training loop."""
 
 _OPERATOR = "aten::"
-"""How names begin of operators that go forward where nothing around them says otherwise."""
+"""The prefix of operators that count as forward unless a span around them says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Stretches of time in order, each from its start to that of the next. phase: the index in `PHASES`."""
+    """Stretches of time in order, each lasting until the next starts. phase: an index in `PHASES`."""
 
     start_ns: Times
     phase: NDArray[np.int8]
 
     def at(self, moments_ns: Times) -> NDArray[np.int64]:
-        """The number of the stretch that each moment lies in; `NOBODY` before the first."""
+        """Return the index of the stretch that each moment lies in; `NOBODY` before the first."""
         number: NDArray[np.int64] = np.searchsorted(self.start_ns, moments_ns, side="right") - 1
         return number
 
 
 def phases(timeline: Timeline) -> Phases | None:
-    """The phases of all steps; None where no name speaks of a backward or of an optimizer.
+    """Return the phases of all steps; None if no name tells of a backward or an optimizer.
 
-    A stretch begins with a name of another phase than the one before. Operators outside of the spans that such names
-    have go forward, on the thread that runs the steps; those of other threads say nothing.
+    A stretch begins with a span whose phase differs from the one before. Operators outside of the spans that
+    `_OPENED_BY` names are forward on the thread that runs the steps; those of other threads are ignored.
     """
     opened = {number: phase for number, name in enumerate(timeline.names) if (phase := _opened_by(name)) is not None}
     if not {"backward", "optimizer"} & set(opened.values()):
@@ -173,7 +176,7 @@ def phases(timeline: Timeline) -> Phases | None:
     code_of_name = np.full(len(timeline.names), NOBODY, dtype=np.int8)
     for number, phase in opened.items():
         code_of_name[number] = PHASES.index(phase)
-    code = code_of_name[timeline.name]
+    code = code_of_name[timeline.name]  # Per span the index of its phase, or NOBODY.
     steps = timeline.of_kind("step")
     marks = np.flatnonzero(code != NOBODY)
     around = Foreground(timeline.start_ns[marks], timeline.end_ns[marks])
@@ -184,6 +187,7 @@ def phases(timeline: Timeline) -> Phases | None:
     forward = operators[around.at(timeline.start_ns[operators]) == NOBODY]
     code[forward] = PHASES.index("forward")
     code[steps] = PHASES.index("between")
+    # Keep the first of each run of spans with one phase.
     rows = np.flatnonzero(code != NOBODY)
     begins = np.append(True, code[rows[1:]] != code[rows[:-1]])
     return Phases(start_ns=timeline.start_ns[rows[begins]], phase=code[rows[begins]])

@@ -1,7 +1,7 @@
-"""Spans and arrows between them as a trace file that Perfetto and Chrome's own viewer open.
+"""Writes spans, and arrows between them, as a trace file that Perfetto and Chrome's own viewer open.
 
-Times are any nanoseconds of one clock; the file counts from the earliest span, which it names, since viewers read
-microseconds as floating point and would round Unix time.
+Times are nanoseconds of any one clock. The file counts them from its earliest span and names that moment, since viewers
+read microseconds as floating point and would round Unix time.
 Source: Trace Event Format, Google (the JSON that ui.perfetto.dev reads).
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """One row of the drawing; rows of one group stand together."""
+    """One row of the drawing; rows of a group are drawn together."""
 
     group: str
     name: str
@@ -24,7 +24,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpan:
-    """One box on a row. arguments: what is shown of it when it is chosen."""
+    """One box on a row. arguments: shown when the box is selected."""
 
     track: Track
     name: str
@@ -38,7 +38,7 @@ class TraceSpan:
 class Flow:
     """An arrow from one span to another.
 
-    left_ns, arrived_ns: within the spans; None: from the end of the one to the start of the other.
+    left_ns, arrived_ns: moments within the spans; None for the end of the source and the start of the target.
     """
 
     name: str
@@ -55,11 +55,11 @@ def encode(
     begins_ns: int | None = None,
     about: Mapping[str, object] | None = None,
 ) -> bytes:
-    """The trace as JSON; groups and rows are in the order in which spans name them first.
+    """Return the trace as JSON; groups and rows are in the order in which spans first name them.
 
-    flows: between spans of rows that spans named. begins_ns: the moment that times are counted from, so that spans can
-    be taken one by one; without it the earliest, for which all are kept.
-    about: what else the file says of itself beside that moment, in its `otherData`.
+    flows: between spans of rows that `spans` names. begins_ns: the moment that times are counted from, so that spans
+    can be consumed one by one; None for the earliest start, for which all spans are kept in memory.
+    about: further entries of the file's `otherData`, beside that moment.
     """
     if begins_ns is None:
         spans = list(spans)
@@ -73,7 +73,7 @@ def encode(
 
 
 class _File:
-    """A trace file that grows event by event, so that no more than its text is held."""
+    """A trace file that grows event by event, so that only its text is held in memory."""
 
     def __init__(self, begins_ns: int, about: Mapping[str, object]) -> None:
         self._begins_ns = begins_ns
@@ -86,7 +86,7 @@ class _File:
         self._is_empty = True
 
     def add(self, span: TraceSpan) -> None:
-        """Write the span, after the names of its row and group where they are new."""
+        """Write the span, and before it the names of its row and group if they are new."""
         place = self._tracks.get(span.track) or self._new(span.track)
         self._write(
             {
@@ -104,7 +104,7 @@ class _File:
         """Write the arrow."""
         arrow = {"name": flow.name, "cat": "flow", "id": number}
         source, target = flow.source, flow.target
-        # An arrow's end belongs to the span that it lies in, and at its end a span is over.
+        # A viewer attaches an arrow to the span that contains its moment; a span does not contain its own end.
         left_ns = max(source.start_ns, source.end_ns - 1) if flow.left_ns is None else flow.left_ns
         arrived_ns = target.start_ns if flow.arrived_ns is None else flow.arrived_ns
         left_us, arrived_us = (left_ns - self._begins_ns) / 1e3, (arrived_ns - self._begins_ns) / 1e3
@@ -112,7 +112,7 @@ class _File:
         self._write({"ph": "f", "bp": "e", **arrow, "ts": arrived_us, **self._tracks[target.track]})
 
     def end(self) -> bytes:
-        """The whole file."""
+        """Return the whole file."""
         self._text.write(b"]}")
         return self._text.getvalue()
 

@@ -1,9 +1,10 @@
-"""The stretches of a trace that figures are given for: all of it, each of its steps, and what no step holds.
+"""Steps of a trace, and the launches that tell which step the device's work belongs to.
 
-A step is marked on the host, and the device runs behind the host. So a step begins and ends on the device at the
-moment when all that the host had launched before its own beginning and end is done, but no earlier than on the host.
-Where the host waits for the device at the end of a step, and where there is no device, both are the same. Steps that
-follow each other on the host follow each other on the device: no moment is in two, and none between them is lost.
+Figures are given for stretches: the whole trace, each of its steps, and the time outside of steps. A step is marked on
+the host, and the device runs behind the host. On the device, a step begins (and ends) when the device has finished all
+that the host launched before the step began (or ended) on the host, but no earlier than on the host. Both agree where
+the host waits for the device at the end of a step, and where there is no device. Steps that follow each other on the
+host do so on the device: no moment is in two steps, and none between them is lost.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from collectors.traces.event_names import GLOO
 from collectors.traces.intervals import Times, clip, gaps, union
 from collectors.traces.timeline import ABSENT, Timeline
 
-# Which call of the driver put each span on the device, and when.
+# Launches: the driver call that put each span on the device.
 
 LONG_AGO = -(2**62)
-"""Before every trace, and far enough from the limits of 64 bits that its distance from any moment is a number."""
+"""Before every trace, and so far inside the limits of 64 bits that its distance to any moment does not overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """Per span of a Timeline.
+    """The launch of each span of a Timeline; one entry per span.
 
-    row: that of its launch; `ABSENT` where the trace does not hold it, and of what is not at work.
-    is_known: whether it is known when the launch was. start_ns, end_ns: of the launch; `LONG_AGO` where it was before
-    the trace began, and where it is not known.
+    row: the row of the launch; `ABSENT` where the trace does not hold it, and for spans that are not at work.
+    is_known: whether the time of the launch is known. start_ns, end_ns: of the launch; `LONG_AGO` where it was before
+    the trace began, or is not known.
     """
 
     row: NDArray[np.int64]
@@ -42,34 +43,35 @@ class Launches:
 
     @property
     def calls(self) -> NDArray[np.int64]:
-        """The rows of all launches whose work the trace holds, in order."""
+        """The rows, in order, of all launches whose work the trace holds."""
         is_launch = np.zeros(self.row.size, dtype=np.bool_)
         is_launch[self.row[self.row != ABSENT]] = True
         return np.flatnonzero(is_launch)
 
 
 def is_at_work(timeline: Timeline) -> NDArray[np.bool_]:
-    """Per span whether it computes, communicates or copies."""
+    """Return for each span whether it is at work: it computes, communicates or copies."""
     return timeline.of_kind("compute") | timeline.of_kind("communication") | timeline.of_kind("copy")
 
 
 def is_of_gloo(timeline: Timeline) -> NDArray[np.bool_]:
-    """Per span whether gloo runs it: on the host, also beside a device, so that it has no launch."""
+    """Return for each span whether gloo runs it, which is on the host even beside a device: it has no launch."""
     is_named = np.array([name.startswith(GLOO) for name in timeline.names], dtype=np.bool_)
     chosen: NDArray[np.bool_] = timeline.of_kind("communication") & is_named[timeline.name]
     return chosen
 
 
 def launch_of(timeline: Timeline) -> NDArray[np.int64]:
-    """Per span at work the row of its launch; `ABSENT` of other spans, and where the trace does not hold the launch.
+    """Return for each span at work the row of its launch; `ABSENT` for others, or if the trace lacks the launch.
 
-    A launch of a graph is that of many spans. Of several calls with one correlation the first is the launch.
+    The launch of a graph is shared by many spans. Of several calls with one correlation the first is the launch.
     """
     found = np.full(timeline.name.size, ABSENT, dtype=np.int64)
     calls = np.flatnonzero(timeline.of_kind("launch") & (timeline.correlation != ABSENT))
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.correlation != ABSENT))
     if not calls.size or not rows.size:
         return found
+    # Look up each span's correlation in the sorted ones of the calls; a stable sort puts the earliest call first.
     calls = calls[np.argsort(timeline.correlation[calls], kind="stable")]
     correlations, wanted = timeline.correlation[calls], timeline.correlation[rows]
     place = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
@@ -79,10 +81,10 @@ def launch_of(timeline: Timeline) -> NDArray[np.int64]:
 
 
 def launches(timeline: Timeline) -> Launches:
-    """When each span at work was launched.
+    """Return when each span at work was launched.
 
-    A stream runs in the order of launches. So what it ran before its first span with a launch in the trace was
-    launched before the trace began. Of other spans without a launch nothing is known, nor of what gloo runs.
+    A stream runs in the order of launches, so all that it ran before its first span with a launch in the trace was
+    launched before the trace began. For other spans without a launch, and for gloo's, the time is not known.
     """
     row = launch_of(timeline)
     is_known = row != ABSENT
@@ -98,50 +100,51 @@ def launches(timeline: Timeline) -> Launches:
     return Launches(row=row, is_known=is_known, start_ns=start_ns, end_ns=end_ns)
 
 
-# Of each span of time, how many launches in it should have put work on the device, and how many of them lack it.
+# Lost work: launches whose work on the device is missing from the trace.
 #
-# A trace writes the work of its device in no order of time. So one that ends early, or whose profiler lost events, may
-# lack work anywhere, and its first and last launch say nothing of those between. Launches lost with their work are not
-# found.
+# A trace does not write device work in order of time. So a trace that ends early, or whose profiler lost events, may
+# lack work anywhere between its first and last launch. A launch that is lost together with its work is not found.
 
 LAUNCHES_OF_KERNELS = re.compile(r"Launch(?!HostFunc)")
-"""Calls of the driver after which a kernel is to be expected, as CUDA and HIP name them."""
+"""Driver calls of CUDA and HIP after which a kernel is expected."""
 
 CAPTURE_BEGINS = re.compile(r"StreamBeginCapture")
 CAPTURE_ENDS = re.compile(r"StreamEndCapture")
-"""Calls of the driver between which launches go into a graph, and run when that is launched."""
+"""Driver calls between which launches are captured into a graph; they run when the graph is launched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWork:
-    """Per stretch. expected: launches in it that should have work on the device. lost: those of them without any."""
+    """Counts per stretch. expected: launches that should have work on the device. lost: those of them without any."""
 
     expected: NDArray[np.int64]
     lost: NDArray[np.int64]
 
 
 def lost_work(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times) -> LostWork:
-    """Of the host's time from each start to its end; a launch belongs to the moment at which its call began.
+    """Count expected and lost launches in each stretch of the host's time; a launch counts when its call begins.
 
     Several calls with one correlation are one launch, at the first of them.
     """
     calls = np.flatnonzero(
         timeline.of_kind("launch") & (timeline.correlation != ABSENT) & _named(timeline, LAUNCHES_OF_KERNELS)
     )
+    # The first call of each correlation, in order of time.
     calls = calls[np.sort(np.unique(timeline.correlation[calls], return_index=True)[1])]
     has_work = np.isin(timeline.correlation[calls], timeline.correlation[launched.row != ABSENT])
     is_expected = has_work | ~_is_captured(timeline, timeline.start_ns[calls])
     calls, has_work = calls[is_expected], has_work[is_expected]
     first = np.searchsorted(timeline.start_ns[calls], start_ns, side="left")
     behind = np.maximum(first, np.searchsorted(timeline.start_ns[calls], end_ns, side="left"))
+    # Prefix sums: lost_before[i] counts the lost among the first i calls.
     lost_before = np.append(0, np.cumsum(~has_work))
     return LostWork(expected=behind - first, lost=lost_before[behind] - lost_before[first])
 
 
 def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
-    """Per moment whether any thread captured then.
+    """Return for each moment whether any thread was capturing a graph.
 
-    A capture holds streams and not threads: what the thread of a backward launches meanwhile goes into it too.
+    A capture covers streams, not threads: what the backward's thread launches meanwhile is captured too.
     """
     begins, ends = (
         np.flatnonzero(timeline.of_kind("launch") & _named(timeline, rule)) for rule in (CAPTURE_BEGINS, CAPTURE_ENDS)
@@ -150,19 +153,19 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
     for thread in np.unique(timeline.stream[begins]):
         begins_ns = timeline.start_ns[begins[timeline.stream[begins] == thread]]
         ends_ns = timeline.end_ns[ends[timeline.stream[ends] == thread]]
+        # Pair each begin with the next end. A capture whose end the trace lacks is ignored.
         place = np.searchsorted(ends_ns, begins_ns, side="right")
-        # One whose end the trace lacks excuses nothing.
         is_told = place < ends_ns.size
         captures.append(np.stack((begins_ns[is_told], ends_ns[place[is_told]]), axis=1))
     joined = np.concatenate(captures)
     held = union(joined[:, 0], joined[:, 1])
-    # An odd number of edges has passed within a capture, and an even one outside.
+    # Inside a capture, the number of edges passed is odd; outside it is even.
     inside: NDArray[np.bool_] = np.searchsorted(held.ravel(), moments_ns, side="right") % 2 == 1
     return inside
 
 
 def _named(timeline: Timeline, rule: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Per span whether the rule knows its name; each name is asked once."""
+    """Return for each span whether the rule matches its name; each distinct name is searched once."""
     is_known = np.array([rule.search(name) is not None for name in timeline.names], dtype=np.bool_)
     chosen: NDArray[np.bool_] = is_known[timeline.name]
     return chosen
@@ -171,19 +174,19 @@ def _named(timeline: Timeline, rule: re.Pattern[str]) -> NDArray[np.bool_]:
 Part = Literal["trace", "step", "partial"]
 
 CUT = "the trace's file is cut: any of the step's work may be missing"
-"""Why no step of a trace whose file is cut is whole: a launch and its work are written together, and lost together."""
+"""Why no step is whole in a trace whose file is cut: a launch and its work are written, and so lost, together."""
 
 NOTHING = "nothing ran in it"
-"""Why a step is not whole where nothing is at work. A loop that ends before its profiler's schedule leaves such a step
-behind: each call of step() opens the next."""
+"""Why a step in which nothing is at work is not whole. A loop that ends before its profiler's schedule leaves such a
+step, since each call of step() opens the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """One stretch of a rank's trace, in Unix time.
 
-    part: all of the trace, a whole step, or time that is no whole step; why: for the last, what it is.
-    name: of a step, as in `step_names`; of time that no step holds, where it lies.
+    part: the whole trace, a whole step, or time that is not a whole step. why: the reason for the last.
+    name: of a step, as in `step_names`; of time outside of steps, where it lies.
     """
 
     part: Part
@@ -194,9 +197,9 @@ class Stretch:
 
 
 def stretches(timeline: Timeline) -> tuple[Stretch, ...]:
-    """All of the trace, from the first span at work to the end of the last; then its steps and what lies outside.
+    """Return the whole trace, from the first start to the last end of work, then its steps and the time outside.
 
-    Empty where nothing is at work. Time outside of steps counts where something is at work in it.
+    Empty if nothing is at work. Time outside of steps is listed only where something is at work.
     """
     chosen = is_at_work(timeline)
     busy = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
@@ -209,7 +212,7 @@ def stretches(timeline: Timeline) -> tuple[Stretch, ...]:
 
 
 def steps(timeline: Timeline) -> tuple[Stretch, ...]:
-    """Each step that is marked, in order; `partial` where it has no work, or the trace does not hold all of it."""
+    """Return each marked step, in order; it is `partial` if it has no work or the trace lacks some of it."""
     names = step_names(timeline)
     rows = timeline.of_kind("step")
     start_ns, end_ns = timeline.start_ns[rows], timeline.end_ns[rows]
@@ -236,24 +239,25 @@ def steps(timeline: Timeline) -> tuple[Stretch, ...]:
 
 
 def step_names(timeline: Timeline) -> list[str]:
-    """What tells each marked step from the others: its annotation, with its place from 0 where that has no number."""
+    """Return a distinct name for each marked step: its annotation, with its index from 0 if that has no number."""
     names = [timeline.names[number] for number in timeline.name[timeline.of_kind("step")].tolist()]
     return [name if "#" in name else f"{name} {place}" for place, name in enumerate(names)]
 
 
 def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Times:
-    """When the device has done what was launched before each moment; the moment itself where that was earlier."""
+    """Return when the device has finished all that was launched before each moment, but no earlier than the moment."""
     rows = np.flatnonzero(launched.is_known)
     if not rows.size:
         return moments_ns
     rows = rows[np.argsort(launched.start_ns[rows], kind="stable")]
+    # done_ns[i]: when the first i + 1 launches have all finished.
     done_ns = np.maximum.accumulate(timeline.end_ns[rows])
     before = np.searchsorted(launched.start_ns[rows], moments_ns, side="left")
     return np.maximum(moments_ns, np.where(before > 0, done_ns[before - 1], moments_ns))
 
 
 def _lost(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times) -> list[str | None]:
-    """Per step what the trace lacks of it, told by its launches of kernels."""
+    """Return for each step what the trace lacks of it, by its launches of kernels; None if nothing."""
     found = lost_work(timeline, launched, start_ns, end_ns)
     return [
         f"the trace lacks the work of {lost} of {expected} launches" if lost else None
@@ -262,13 +266,13 @@ def _lost(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times
 
 
 def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
-    """Per window whether one of the moments, which are in order, lies in it."""
+    """Return for each window whether one of the moments, which are sorted, lies in it."""
     found: NDArray[np.bool_] = np.searchsorted(moments_ns, end_ns) > np.searchsorted(moments_ns, start_ns)
     return found
 
 
 def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
-    """Per window whether something is at work in it, be it for no time."""
+    """Return for each window whether something is at work in it, even a span of no length."""
     chosen = is_at_work(timeline)
     begun = np.searchsorted(timeline.start_ns[chosen], start_ns)
     until_ns = np.append(LONG_AGO, np.maximum.accumulate(timeline.end_ns[chosen]))[begun]
@@ -277,7 +281,7 @@ def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> ND
 
 
 def _outside(marked: tuple[Stretch, ...], busy: Times) -> list[Stretch]:
-    """The time in no step in which something is at work, from each step to the next, though one lasts no time."""
+    """Return the time outside of steps in which something is at work, split at each step, even one of no length."""
     held = union(
         np.array([step.start_ns for step in marked], dtype=np.int64),
         np.array([step.end_ns for step in marked], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""What an analysis shows: tables of cells with units, which a terminal, JSON and CSV write alike."""
+"""Tables that an analysis returns: cells with units, to be written alike to a terminal, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 Cell: TypeAlias = str | int | float | None
 Unit = Literal["", "ns", "ratio", "bytes", "bytes/s"]
-"""Times are kept in whole nanoseconds; "" is a name, a number of things or a number of a thing."""
+"""Times are whole nanoseconds; "" is a name, a count, or a number such as that of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells, one per column; None is what is not known, and a note says why.
+    """Rows of cells, one cell per column; None is an unknown value, and a note says why.
 
-    name: in snake_case, one of its kind among an analysis's tables. title: a sentence for people.
+    name: in snake_case, unique among the tables of an analysis. title: a sentence for people.
     """
 
     name: str

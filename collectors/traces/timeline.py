@@ -1,4 +1,7 @@
-"""What ran when on one rank, as columns: a Timeline, which is kept and read without its trace."""
+"""Timeline: what ran when on one rank, as numpy columns that can be saved and read without the trace.
+
+Times are integer nanoseconds of Unix time.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,15 @@ from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times, intersection, length_ns, union
 
-# What a rank allocated and freed while it was traced, as columns.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocations:
-    """One row each time a block of memory was taken or given back, by time.
+    """Allocations and frees of memory while the rank was traced: one row each, by time.
 
-    time_ns: Unix time. address: of the block. change_bytes: above 0 taken, below 0 given back.
-    allocated_bytes: all that the allocator had handed out after it; -1 where the trace does not say.
+    time_ns: Unix time. address: of the block. change_bytes: positive if allocated, negative if freed.
+    allocated_bytes: the allocator's total after the change; -1 where the trace does not say.
     device: the GPU's index; -1 for the host's memory.
-    thread: of the host that took it or gave it back, as the streams of a Timeline number it; -1 where it is not told.
+    thread: the host thread that made the change, numbered like a Timeline's streams; -1 where the trace does not say.
     """
 
     time_ns: NDArray[np.int64]
@@ -44,18 +45,16 @@ NO_ALLOCATIONS = Allocations(
 )
 
 
-# What the trace of a collective says of it: which one, over which ranks, and how much.
-
-
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of calling a collective; calls alike are one Call.
+    """What a trace tells of a collective; equal calls are one Call.
 
-    collective: as the catalogue calls it, such as all_reduce; of unlike names for one collective the same.
-    group: the name of the process group, alike on its ranks. ranks: those in it. group_size: how many they are, which
-    a trace may tell where it does not tell which.
+    None or empty: the trace does not say.
+    collective: one name for each collective, whatever the trace calls it, such as all_reduce.
+    group: the name of the process group, equal on all of its ranks. ranks: its ranks. group_size: their number, which
+    a trace may tell without the ranks.
     dtype: of the elements, in torch's short names, such as bfloat16.
-    given_elements, filled_elements: of this rank's input and output.
-    peer: of a message, the other rank. None or empty: the trace does not say.
+    given_elements, filled_elements: elements of this rank's input and output.
+    peer: the other rank of a message.
     """
 
     collective: str
@@ -70,16 +69,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 Kind = Literal["compute", "communication", "copy", "host", "step", "launch", "wait"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""host: operators and annotations. launch: calls of the driver. wait: a stream, or the host, that waits for another."""
+"""host: operators and annotations. launch: driver calls. wait: a stream, or the host, waits for another stream."""
 
 ABSENT = -1
-"""In a column, what a span does not have; no span has it of its own."""
+"""The value in a column where a span has none; it is never a real value."""
 
 STREAM_BITS = 32
-"""Of a stream's number; where a trace has several devices, the device's stands above them."""
+"""Bits of a stream's number; where a trace has several devices, the device's number stands above them."""
 
 MOST_DEVICES = 1 << 10
-"""A number that tells of a device beyond these is a thread's: some systems number threads by addresses."""
+"""A number whose upper bits give no device below this limit is a thread's: some systems number threads by addresses."""
 
 T = TypeVar("T", bound=Hashable)
 
@@ -89,9 +88,9 @@ class Span:
     """One event.
 
     stream: a stream of the device, or a thread of the host.
-    correlation: shared by the launch and what it put on the device; None where there is none.
-    call, sequence: of communication, what it says of itself, and its number in its process group.
-    shape: of an operator, the sizes of its inputs as its trace writes them; "" where it says none.
+    correlation: shared by a launch and what it put on the device; None where there is none.
+    call, sequence: of communication only: what the trace tells of it, and its number in its process group.
+    shape: of an operator only: the sizes of its inputs as the trace writes them; "" where it writes none.
     """
 
     name: str
@@ -107,11 +106,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a trace says of its rank; None and empty where it does not.
+    """What a trace tells of its rank; None or empty where it tells nothing.
 
     groups: the ranks of each process group, by its name.
-    left_out: what of the trace could not be used, one line each.
-    is_cut: its file ends before its events do, where they stand in no order of time: any of them may be missing.
+    left_out: parts of the trace that could not be used, one line each.
+    is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
     """
 
     world_size: int | None = None
@@ -124,12 +123,12 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All spans of one rank, by start; of those that start together the longer is first.
+    """All spans of one rank, sorted by start; of those that start together the longer comes first.
 
-    names, calls, shapes: each once. name, call, shape: per span its index there; kind: its index in `KINDS`.
+    names, calls, shapes: the distinct ones. name, call, shape: of each span, an index into these; kind: into `KINDS`.
     start_ns, end_ns: Unix time. stream, correlation, sequence: see `Span`; `ABSENT` where it has none. Where a trace
     has several devices, the device's number stands above a stream's 32 bits.
-    is_device: the spans of computation, communication and copies are a device's, not the host's.
+    is_device: whether the spans of computation, communication and copies are a device's, not the host's.
     """
 
     rank: int
@@ -150,30 +149,30 @@ class Timeline:
     about: About = field(default_factory=About)
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        """Per span whether it is of the kind."""
+        """Return for each span whether it is of the kind."""
         chosen: NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
 
     def intervals(self, kind: Kind) -> Times:
-        """When at least one span of the kind ran."""
+        """Return the time in which at least one span of the kind ran."""
         chosen = self.of_kind(kind)
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
     def busy_ns(self, kind: Kind) -> int:
-        """How long at least one span of the kind ran; overlapping spans count once."""
+        """Return how long at least one span of the kind ran; overlapping spans count once."""
         return length_ns(self.intervals(kind))
 
     def overlap_ns(self, one: Kind, other: Kind) -> int:
-        """How long spans of both kinds ran."""
+        """Return how long spans of both kinds ran at once."""
         return length_ns(intersection(self.intervals(one), self.intervals(other)))
 
     def steps(self) -> list[tuple[int, int]]:
-        """Start and end of each whole step, in order."""
+        """Return the start and end of each marked step, in order."""
         chosen = self.of_kind("step")
         return [(int(start), int(end)) for start, end in zip(self.start_ns[chosen], self.end_ns[chosen], strict=True)]
 
     def moved(self, offset_ns: int) -> Timeline:
-        """The same, on a clock that shows this much more."""
+        """Return the Timeline with all times later by the offset."""
         return replace(
             self,
             start_ns=self.start_ns + offset_ns,
@@ -190,7 +189,7 @@ def timeline_of(
     allocations: Allocations = NO_ALLOCATIONS,
     about: About | None = None,
 ) -> Timeline:
-    """The spans as columns."""
+    """Return the spans as a Timeline."""
     rows = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
     names = _numbered(span.name for span in rows)
     calls = _numbered(span.call for span in rows if span.call is not None)
@@ -217,7 +216,7 @@ def timeline_of(
 
 
 def stream_name(stream: int) -> int | str:
-    """A stream as people call it: its number, and its device where the trace has several: "7 of GPU 3"."""
+    """Return a stream's number, with its device if the trace has several: "7 of GPU 3"."""
     device, number = divmod(stream, 1 << STREAM_BITS)
     return f"{number} of GPU {device}" if 0 < device < MOST_DEVICES else stream
 
@@ -230,11 +229,11 @@ def _column(values: Iterable[int | None]) -> NDArray[np.int64]:
     return np.array([ABSENT if value is None else value for value in values], dtype=np.int64)
 
 
-# Each distinct thing once, and the things as numbers of these.
+# Numbering: a column of repeated values becomes the distinct values and indices into them.
 
 
 class _Numbers(dict[T, int]):
-    """A number for each distinct key, in the order in which they are first asked for."""
+    """Numbers the distinct keys in the order in which they are first looked up."""
 
     def __missing__(self, key: T) -> int:
         self[key] = number = len(self)
@@ -242,14 +241,14 @@ class _Numbers(dict[T, int]):
 
 
 def numbered(things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
-    """The distinct ones in the order in which they first are, and the number of each."""
+    """Return the distinct things in order of first appearance, and for each thing its index in these."""
     numbers = _Numbers[T]()
     number = np.fromiter(map(numbers.__getitem__, things), dtype=np.int32, count=len(things))
     return tuple(numbers), number
 
 
 def numbered_but(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
-    """The same, without those that equal `nothing`: they have the number `ABSENT`."""
+    """Do as `numbered`, but leave out things equal to `nothing`, which get the number `ABSENT`."""
     distinct, number = numbered(things)
     if nothing not in distinct:
         return distinct, number
@@ -260,7 +259,7 @@ def numbered_but(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArra
     return tuple(thing for thing in distinct if thing != nothing), moved[number]
 
 
-# A Timeline as a file of compressed columns, written and read.
+# The file of a Timeline: compressed columns, with a schema version.
 
 Field = TypeVar("Field")
 
@@ -289,12 +288,12 @@ def save(timeline: Timeline, path: Path) -> None:
 
 
 def load(path: Path) -> Timeline:
-    """The Timeline of a file that `save` wrote.
+    """Return the Timeline from a file that `save` wrote; older versions are read too.
 
     Raises:
         ValueError: a newer version wrote it.
     """
-    # numpy leaves a file open that is no archive.
+    # Opened here, since numpy leaves a file open that is not an archive.
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         version = int(file["schema_version"])
         if version > SCHEMA_VERSION:
@@ -332,7 +331,7 @@ def load(path: Path) -> Timeline:
 
 def _allocations(file: Mapping[str, NDArray[Any]]) -> Allocations:
     columns = {name: file[key] for name in ALLOCATIONS if (key := f"allocations_{name}") in file}
-    # Older files do not tell threads.
+    # Older files have no threads.
     return Allocations(**{"thread": np.full(columns["time_ns"].size, ABSENT, dtype=np.int64), **columns})
 
 
