@@ -1,4 +1,8 @@
-"""What is known of each collective of a trace: from its own words, from the host's at its launch, from its name."""
+"""Arguments of each collective of a trace: what it is, its process group, sequence number, dtype and sizes.
+
+They come from the event itself, else from the host's event around its launch, else from its name. For gloo, whose
+events hold no arguments, they come from the rank's Flight Recorder.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +37,22 @@ DTYPES = {
     "BFloat16": "bfloat16",
     "Bool": "bool",
 }
-"""torch's short names of what the traces call dtypes; others, such as Float8_e4m3fn, are in small letters the same."""
+"""From a trace's names of dtypes to torch's short ones; others, such as Float8_e4m3fn, only need lower case."""
 
 NESTED_AT_MOST = 16
-"""So many annotations of collectives, or fewer, begin within one before its launch."""
+"""At most this many annotations of collectives begin between the start of one and the launch inside it."""
 
 
 NO_SEQUENCE = 1 << 63
-"""From here on a number of a collective is none: columns hold 64 bits with a sign, and no group counts so far."""
+"""Sequence numbers from here on are ignored: columns hold signed 64 bits, and no group counts so far."""
 
 LARGEST_WORLD = 2**31
-"""torch counts ranks in 32 bits."""
+"""No world has this many ranks: torch counts ranks in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """A collective: the event's row, what it is, and its number in its process group where that is said."""
+    """What is known of a collective. row: of its event. sequence: its number in its process group, if known."""
 
     row: int
     call: Call
@@ -56,9 +60,9 @@ class Spoken:
 
 
 def collectives(raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]) -> Iterator[Spoken]:
-    """All events of communication. kind: of each event, an index in `KINDS`. groups: the ranks of process groups."""
+    """Yield all events of communication. kind: for each event an index in `KINDS`. groups: ranks by process group."""
     said = dict(raw.said)
-    by_id: dict[int, Said] = {}
+    by_id: dict[int, Said] = {}  # By the external id that a kernel shares with the host's operator.
     for each in said.values():
         if each.external_id is not None:
             by_id[each.external_id] = _merged(each, by_id.get(each.external_id))
@@ -80,7 +84,10 @@ def collectives(raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tup
 
 
 def elements_of(shape: str) -> int | None:
-    """How many elements the tensors have whose sizes these are, all together; None where it tells of none."""
+    """Return the number of elements in all tensors of a JSON list of sizes; None if it holds no sizes.
+
+    Example: "[[2, 3], [4]]" gives 10.
+    """
     try:
         counts = list(_counts(msgspec.json.decode(shape)))
     except UNDECODABLE:
@@ -99,7 +106,7 @@ def _counts(sizes: object) -> Iterator[int]:
 
 
 def _merged(one: Said, other: Said | None) -> Said:
-    """The first, with the other's words where it has none."""
+    """Return the first, with its missing values taken from the other."""
     if other is None:
         return one
     fields = one.__struct_fields__
@@ -133,26 +140,28 @@ def _spoken(row: int, said: Said, name: str, groups: Mapping[str, tuple[int, ...
 
 
 def _peer(said: Said) -> int | None:
-    """The other rank of a message; None where both ends are told, of which the rank itself is one."""
+    """Return the other rank of a message; None if both ends are given, since the rank itself is one of them."""
     told = [rank for rank in (said.source, said.destination) if rank is not None and rank >= 0]
     return told[0] if len(told) == 1 else None
 
 
 def _group_size(said: Said) -> int | None:
-    """How many ranks the process group has; None where the trace does not say, or says what no world has."""
+    """Return the number of ranks in the process group; None if the trace gives none or an impossible one."""
     size = said.group_size
     return size if size is not None and 0 < size < LARGEST_WORLD else None
 
 
 class _Callers:
-    """The host's events that stand around the launch of a collective and tell which one it is."""
+    """Finds the host's event that surrounds the launch of a collective and tells which one it is."""
 
     def __init__(self, raw: RawEvents, kind: NDArray[np.int8], said: Mapping[int, Said]) -> None:
         self._raw = raw
+        # Launches of communication, by correlation.
         is_launch = (kind == KINDS.index("launch")) & (raw.correlation != ABSENT)
         is_wanted = (kind == KINDS.index("communication")) & (raw.correlation != ABSENT)
         rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_wanted])).tolist()
         self._launches: dict[int, int] = dict(zip(raw.correlation[rows].tolist(), rows, strict=True))
+        # Host events that describe a collective, by thread and start; a RECORD counts only if it has arguments.
         tells = [name == RECORD or ANNOTATION.match(name) is not None for name in raw.names]
         is_host = kind == KINDS.index("host")
         rows = np.flatnonzero(is_host & np.array([*tells, False], dtype=np.bool_)[raw.name]).tolist()
@@ -164,7 +173,7 @@ class _Callers:
         self._starts = {thread: raw.start_ns[rows].tolist() for thread, rows in by_thread.items()}
 
     def of(self, row: int) -> int | None:
-        """The row of the event around this one's launch that says most; None where there is none."""
+        """Return the row of the innermost event around this one's launch, preferably a RECORD; None if none is."""
         launch = self._launches.get(int(self._raw.correlation[row]))
         if launch is None:
             return None
@@ -173,7 +182,7 @@ class _Callers:
         return max(around, key=lambda each: self._raw.names[self._raw.name[each]] == RECORD, default=None)
 
     def _around(self, rows: Sequence[int], starts_ns: Sequence[int], time_ns: int) -> Iterator[int]:
-        """Those that last at the time, the innermost first."""
+        """Yield the rows whose events are running at the time, the innermost first."""
         last = bisect_right(starts_ns, time_ns)
         for row in reversed(rows[max(0, last - NESTED_AT_MOST) : last]):
             if time_ns < int(self._raw.start_ns[row]) + int(self._raw.duration_ns[row]):
@@ -183,14 +192,14 @@ class _Callers:
         return int(self._raw.process[row]), int(self._raw.thread[row])
 
 
-# What gloo's events are: a trace says neither their process group nor their number, which the rank's own record does.
+# gloo: a trace gives neither the process group nor the sequence number of its events; the Flight Recorder does.
 #
 # gloo gives each process group two threads of its own, which take up its collectives in the order of their issue. So
-# the events of a group are those of one or two threads, there are as many of each name as were issued, and none
-# begins before its issue; where one way only of giving threads to groups fits, that is how it was.
+# the events of a group are those of one or two threads, there are as many of each name as were issued, and none begins
+# before its issue. If only one assignment of threads to groups meets all this, it is the true one.
 
 CLOCKS_APART_NS = 100_000
-"""The profiler reads another clock than the record, and brings its times to Unix time by a factor of its own."""
+"""Allowed difference of clocks: the profiler reads another one than the record, and scales it to Unix time itself."""
 
 _Threads: TypeAlias = frozenset[int]
 _Group: TypeAlias = tuple[str | None, tuple[int, ...]]
@@ -198,10 +207,10 @@ _Group: TypeAlias = tuple[str | None, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A collective, or messages that were issued as one, as the rank's record has it.
+    """A collective, or a batch of messages issued as one, as the rank's record (its Flight Recorder) has it.
 
-    event: what the profiler calls it. created_ns: Unix time of its issue. sequence: its number in its process group;
-    None where the record does not say, and of messages.
+    event: its name in the profiler. created_ns: Unix time of its issue. sequence: its number in its process group; None
+    if the record does not say, and for messages.
     """
 
     event: str
@@ -219,10 +228,10 @@ class _Event:
 
 
 def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, tuple[str, ...]]:
-    """The Timeline whose events of gloo say which collective they are, and why others do not.
+    """Return the Timeline with the arguments of gloo's events filled in, and why others are absent.
 
-    issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Of two alike in
-    name that both threads of a group take up within microseconds of each other, each may be told to be the other.
+    issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Two of one name
+    that both threads of a group take up within microseconds of each other may be swapped.
     """
     recorded = {one.event for one in issued}
     events = [event for event in _events(timeline) if event.name in recorded]
@@ -246,7 +255,7 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
 
 
 def _events(timeline: Timeline) -> Iterator[_Event]:
-    """gloo's, by start."""
+    """Yield gloo's events, by start."""
     for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
         name = timeline.names[timeline.name[row]]
         if name.startswith(GLOO):
@@ -254,6 +263,7 @@ def _events(timeline: Timeline) -> Iterator[_Event]:
 
 
 def _unlike(events: Iterable[_Event], issued: Iterable[Issued]) -> Iterator[str]:
+    """Yield a line for each name that is not as often in the trace as in the record."""
     seen, counted = Counter(event.name for event in events), Counter(one.event for one in issued)
     for name, count in sorted(counted.items()):
         if seen[name] != count:
@@ -266,8 +276,9 @@ def _unlike(events: Iterable[_Event], issued: Iterable[Issued]) -> Iterator[str]
 def _only_way(
     by_group: Mapping[_Group, Sequence[Issued]], events: Sequence[_Event]
 ) -> list[list[tuple[int, Issued]]] | None:
-    """The events of each group beside what was issued, where no other way of giving threads to groups fits."""
+    """Return (row, record) pairs of each group if exactly one assignment of threads to groups fits; else None."""
     threads = sorted({event.thread for event in events})
+    # Per group: each set of one or two threads whose events fit it, with the pairs that it gives.
     fitting = []
     for issued in by_group.values():
         pairs = {}
@@ -276,6 +287,7 @@ def _only_way(
                 pairs[chosen] = found
         fitting.append(pairs)
     fitting.sort(key=len)
+    # Stop at the second way: then it is not known which is true.
     ways = _ways(fitting, frozenset(threads))
     way = next(ways, None)
     if way is None or next(ways, None) is not None:
@@ -284,7 +296,10 @@ def _only_way(
 
 
 def _ways(fitting: Sequence[Mapping[_Threads, object]], free: _Threads) -> Iterator[list[_Threads]]:
-    """Threads of each group, each thread given once and none left over."""
+    """Yield each assignment of threads to the groups that uses every thread exactly once.
+
+    Example: fitting sets [{1}], [{1}, {2, 3}] and threads {1, 2, 3} give the one way [{1}, {2, 3}].
+    """
     if not fitting:
         if not free:
             yield []
@@ -296,7 +311,7 @@ def _ways(fitting: Sequence[Mapping[_Threads, object]], free: _Threads) -> Itera
 
 
 def _paired(issued: Iterable[Issued], events: Iterable[_Event]) -> list[tuple[int, Issued]] | None:
-    """Each event's row beside what it is, in order for each name; None where they cannot be these."""
+    """Pair events with records, in order for each name; None if counts differ or an event begins before its issue."""
     by_name: dict[str, list[Issued]] = defaultdict(list)
     for one in issued:
         by_name[one.event].append(one)
@@ -312,7 +327,7 @@ def _paired(issued: Iterable[Issued], events: Iterable[_Event]) -> list[tuple[in
 
 
 def spoken(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
-    """The Timeline with these rows' calls and numbers."""
+    """Return the Timeline with the calls and sequence numbers of these rows replaced."""
     numbers: dict[Call, int] = {}
     call = np.full(timeline.call.size, ABSENT, dtype=np.int32)
     sequence = timeline.sequence.copy()

@@ -1,4 +1,7 @@
-"""Where the events of a text begin and end, exactly, also where the text is broken: slow, for what is not as usual."""
+"""Splits a trace's text into events, exactly, even where the text is broken.
+
+`split` is slow and used only for chunks that no decoder takes; `likely_boundary` guesses where a chunk may end.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from collectors.traces.reading.decoders import PROBLEMS, UNDECODABLE, Args, Writ
 from collectors.traces.reading.json_chunks import Window
 from collectors.traces.reading.raw_events import RawEvents
 
-# One event of a trace, read with what of it is good: kineto writes what is no JSON, and others what is no kineto's.
+# Lenient decoding of one event: kineto writes some invalid JSON, other writers values of other types.
 
-# Bandwidths of copies that took no time, and the like; or a whole string, in which a name may hold the same letters.
+# inf or nan as a value, such as the bandwidth of a copy that took no time; or a whole string, which may hold the same
+# letters and is kept.
 _STRING_OR_NO_NUMBER = re.compile(
     rb'("[^"\\]*(?:\\.[^"\\]*)*")|:\s*[+-]?(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL
 )
@@ -36,9 +40,9 @@ _of_args = msgspec.json.Decoder(_OfArgs)
 
 
 def lenient(text: bytes) -> Written | None:
-    """The event of this text; None where it is none.
+    """Return the event of this text; None if it is not one.
 
-    What is no number, letters that are none, and a value of another type than kineto's harm only what they stand in.
+    inf and nan become null and invalid UTF-8 is replaced; a value of args that is not of kineto's type is left out.
     """
     try:
         return _event.decode(text)
@@ -57,7 +61,7 @@ def lenient(text: bytes) -> Written | None:
 
 
 def _args(values: Mapping[str, msgspec.Raw]) -> Args:
-    """Those that are of their type; the others say nothing."""
+    """Return the args whose values have the right type; leave out the others."""
     fit: dict[str, Any] = {}
     for field in msgspec.structs.fields(Args):
         if field.encode_name in values:
@@ -75,15 +79,15 @@ _FIRST_KEYS = rb'\{\s*"(?:ph|name|cat|pid|tid|ts|args)"\s*:'
 _BETWEEN_EVENTS = re.compile(rb"\}\s*(,)\s*(?=" + _FIRST_KEYS + rb")")
 _EVENT = re.compile(_FIRST_KEYS)
 
-# A string has no line break in it, or it is none: so a quotation mark too many does no harm beyond its line.
+# A string ends before its line does, so a stray quotation mark does no harm beyond its line.
 _TOKEN = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|["\[\]{}]')
 _SPACE = re.compile(rb"[\s,]*")
 
 
 def likely_boundary(window: Window) -> int | None:
-    """The index of a comma that seems to stand between two events, far back in the window.
+    """Return the index of a comma, late in the window, that seems to stand between two events; None if none does.
 
-    Whether it does is told by reading what is before it: cut elsewhere it is no JSON.
+    Decoding the text before it tells whether the guess was right: cut anywhere else, that text is not valid JSON.
     """
     for begin in (max(window.start, window.end - SEARCHED_BYTES), window.start):
         index = None
@@ -96,11 +100,11 @@ def likely_boundary(window: Window) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What was found in a window.
+    """What was found in a window. Places are bytes of the whole text.
 
-    raw: the events that are whole and good. broken_at: where in the text such begin as are not.
-    is_end: nothing of the events is left behind the window's start. is_closed: the bracket behind them was seen.
-    is_whole: none is left that begins and does not end. left_at: where in the text the first begins that is left.
+    raw: the good events. broken_at: the places where broken events begin.
+    is_end: no events are left after the window's start. is_closed: the closing bracket of the list was seen.
+    is_whole: the window ends right behind an event, without a bracket. left_at: the place where the unread rest begins.
     """
 
     raw: RawEvents
@@ -112,7 +116,7 @@ class Split:
 
 
 def split(window: Window) -> Split:
-    """The events of the window, from its start on; the window's start moves behind them."""
+    """Read the events of the window from its start on, and move the window's start behind them."""
     events: list[tuple[int, Written]] = []
     broken_at: list[int] = []
     while True:
@@ -147,14 +151,14 @@ def split(window: Window) -> Split:
 
 
 def _pass(window: Window) -> None:
-    """Go behind the spaces and commas that are next."""
+    """Skip spaces and commas."""
     match = _SPACE.match(window.text, window.start, window.end)
     assert match is not None
     window.start = match.end()
 
 
 def _end_of_event(window: Window) -> int | None:
-    """Behind the brace that closes what opens here; 0 where it is broken, None where the window ends before it."""
+    """Return the index behind the brace that ends the event here; 0 if it is broken, None if the window ends first."""
     if window.text[window.start : window.start + 1] != b"{":
         return 0
     depth = 0
@@ -165,7 +169,7 @@ def _end_of_event(window: Window) -> int | None:
             depth += 1
         elif mark in (b"}", b"]"):
             depth -= 1
-        elif mark == b'"':
+        elif mark == b'"':  # A quotation mark without an end on its line: broken, or cut by the window's end.
             is_last_line = window.text.find(b"\n", token.start(), window.end) < 0
             return None if is_last_line and not is_too_large else 0
         if depth == 0:
@@ -174,7 +178,7 @@ def _end_of_event(window: Window) -> int | None:
 
 
 def _go_to_next(window: Window) -> bool:
-    """Go to what looks like the beginning of another event; false where there is none, and then nothing is left."""
+    """Move to what looks like the beginning of the next event; return False if the text holds no more."""
     window.start += 1
     while (match := _EVENT.search(window.text, window.start, window.end)) is None:
         if window.is_last:
@@ -186,7 +190,7 @@ def _go_to_next(window: Window) -> bool:
 
 
 def _columns(events: Sequence[tuple[int, Written]]) -> tuple[RawEvents, list[int]]:
-    """The events that have what they need, and the places of the others."""
+    """Return the events that have all that they need as columns, and the places of the others."""
     try:
         return columns([event for _, event in events]), []
     except PROBLEMS:

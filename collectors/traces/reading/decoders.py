@@ -1,4 +1,8 @@
-"""The last of the decoders: a chunk of a trace by msgspec's typed structs, of whatever kineto wrote since 2021."""
+"""The two decoders of a trace's chunks: the scanner in C, and msgspec's typed structs in Python.
+
+The scanner is asked first and refuses what it is not sure of; the one in Python is the last, and reads whatever kineto
+has written since 2021. Neither knows what an event means. See `raw_events` for what a decoder must give.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +18,26 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading.raw_events import CATEGORIES, KNOWN_PHASES, NOT_KEPT, OF_2021, RawEvents, Said, said_of
 from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
 
-# Nanoseconds of what a trace writes as decimal microseconds, without a floating point that rounds them.
+# Times: decimal microseconds of a trace become exact nanoseconds, unrounded by floating point.
 
 EXACT_BELOW_US = 2.0**43
-"""Below it neighbouring doubles are less than a nanosecond apart, so that the nearest one tells the nanosecond."""
+"""Below this, neighbouring doubles are less than a nanosecond apart, so the nearest double gives the nanosecond."""
 
 NANOSECONDS_FROM_US = 10**17
-"""What is not less cannot be microseconds since 1970: it counts nanoseconds."""
+"""A time from here on cannot be microseconds since 1970: it is in nanoseconds."""
 
 LARGEST_US = (2**63 - 1) // 1000
 
 
 class Inexact(ValueError):
-    """A number is too large for a double to tell its nanoseconds, or has part of one; its digits tell."""
+    """A double does not give the exact nanosecond (too large, or more than three decimals); its digits do."""
 
 
 def of_numbers(values: Sequence[object]) -> Times:
-    """Nanoseconds of microseconds that were read as integers and doubles.
+    """Return the nanoseconds of microseconds that were read as integers and doubles.
 
     Raises:
-        Inexact: these numbers do not tell them.
+        Inexact: these numbers do not give them exactly.
     """
     if not values:
         return np.empty(0, dtype=np.int64)
@@ -44,18 +48,20 @@ def of_numbers(values: Sequence[object]) -> Times:
     if numbers.dtype != np.float64 or not np.abs(numbers).max() < EXACT_BELOW_US:
         raise Inexact
     whole = np.floor(numbers)
-    # Both differences are exact, so that only the double's own distance from the digits is rounded away.
+    # `numbers - whole` is exact, so rint removes only the distance between the double and the digits it was read from.
     nearest_ns: Times = whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64)
-    if not np.array_equal(nearest_ns / 1000, numbers):  # More than three decimals, which digits alone round.
+    if not np.array_equal(nearest_ns / 1000, numbers):  # More than three decimals: only the digits round well.
         raise Inexact
     return nearest_ns
 
 
 def of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
-    """Nanoseconds of starts, and of durations or none, as they are written; each event's start tells its own unit.
+    """Return the nanoseconds of starts and durations as they are written; each event's start tells the unit of both.
+
+    durations: one per start, or none at all.
 
     Raises:
-        ValueError: one is no number.
+        ValueError: one is not a number.
         OverflowError: one is beyond 64 bits.
     """
     starts_ns, durations_ns = ([exact_ns(digits) for digits in column] for column in (starts, durations))
@@ -69,10 +75,10 @@ def of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Time
 
 
 def exact_ns(digits: bytes) -> int:
-    """Nanoseconds of the digits of microseconds; what is less than one is rounded.
+    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones.
 
     Raises:
-        ValueError: it is no number, or one of more than 30 letters.
+        ValueError: it is not a number, or has more than 30 characters.
         OverflowError: it is beyond 64 bits.
     """
     whole, _, decimals = digits.partition(b".")
@@ -86,16 +92,16 @@ def exact_ns(digits: bytes) -> int:
     return round(number * 1000)
 
 
-# Decodes a chunk of a trace by the scanner in C, where that was built. Knows no rule of what an event means.
+# The scanner in C, where it was built.
 
 try:
     from collectors.traces.reading import _scanner
-except ImportError:  # There was no compiler when this was built, or the source tree was not built at all.
+except ImportError:  # Built without a compiler, or a source tree that was not built.
     _scanner = None  # type: ignore[assignment]
 
 IS_BUILT = _scanner is not None
 
-# As the scanner's structures lie in memory.
+# The memory layout of the scanner's structures.
 ROW = np.dtype(
     [
         ("start_ns", np.int64),
@@ -125,7 +131,7 @@ _NOT_KEPT = tuple(sorted(NOT_KEPT))
 
 
 def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
-    """The rows of the chunk; None where the scanner is not sure of them, or is not there."""
+    """Decode the chunk; None if the scanner is not sure of it, or was not built."""
     if _scanner is None:
         return None
     found = _scanner.scan(chunk, CATEGORIES, _NOT_KEPT, KNOWN_PHASES)
@@ -167,18 +173,18 @@ def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None
     )
 
 
-# An event as kineto writes it, as far as it is read: typed structs, so that all else is passed over unread.
+# The decoder in Python. Typed structs name the fields that are read, so that msgspec skips all others.
 
 NOTHING = msgspec.Raw(b"")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises of a text that is no JSON of the wanted type."""
+"""What msgspec raises for a text that is not JSON of the wanted type."""
 
 MEMORY = "[memory]"
 
 
 class Args(Said, frozen=True, gc=False):
-    """What is read of the args of any event; None where they do not say."""
+    """The fields that are read from the args of any event; None, or the default, where they are missing."""
 
     correlation: int = ABSENT
     shape: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
@@ -190,9 +196,9 @@ class Args(Said, frozen=True, gc=False):
     shape_of_2021: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
 
 
-# In both the fields stand in the order in which kineto writes them: msgspec reads that fastest.
+# Both structs have their fields in the order in which kineto writes them: msgspec reads that fastest.
 class Plain(msgspec.Struct, gc=False):
-    """An event; None where it does not say."""
+    """An event; None where a field is missing."""
 
     ph: str
     cat: str = ""
@@ -205,7 +211,7 @@ class Plain(msgspec.Struct, gc=False):
 
 
 class Written(msgspec.Struct, gc=False):
-    """An event with the digits of its times, as they are written."""
+    """An event with its times as the digits that are written."""
 
     ph: str
     cat: str = ""
@@ -226,14 +232,14 @@ KNOWN = NOT_KEPT | NUMBERS.keys()
 PHASES = frozenset(KNOWN_PHASES)
 
 PROBLEMS = (*UNDECODABLE, ValueError, TypeError, OverflowError)
-"""What reading a chunk raises where an event in it is none, or misses what it needs."""
+"""What decoding a chunk raises if an event in it is malformed or lacks what it needs."""
 
 _plain = msgspec.json.Decoder(list[Plain])
 _written = msgspec.json.Decoder(list[Written])
 
 
 def decode_in_python(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
-    """The events of the chunk; None where one of them is none, or misses what it needs."""
+    """Decode the chunk; None if an event in it is malformed or lacks what it needs."""
     try:
         try:
             return columns(_plain.decode(chunk))
@@ -244,11 +250,11 @@ def decode_in_python(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
 
 
 def columns(events: Sequence[Event]) -> RawEvents:
-    """The events as columns.
+    """Return the events as columns.
 
     Raises:
-        Inexact: times need their digits.
-        ValueError, TypeError, OverflowError: an event misses what it needs, or a number of it is beyond 64 bits.
+        Inexact: times are exact only from their digits.
+        ValueError, TypeError, OverflowError: an event lacks what it needs, or has a number beyond 64 bits.
     """
     complete = [event for event in events if event.ph == "X"]
     categories = [event.cat for event in complete]
@@ -283,7 +289,7 @@ def columns(events: Sequence[Event]) -> RawEvents:
 
 def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     raws = [NOTHING if event.args is None else event.args.shape for event in complete]
-    # Joining and splitting is twice as fast as a call of bytes() for each; JSON has no zero byte.
+    # Joining and splitting is twice as fast as calling bytes() on each; JSON has no zero byte.
     texts = b"\0".join(raws).split(b"\0") if raws else []
     if not any(texts):
         texts = [b"" if event.args is None else bytes(event.args.shape_of_2021) for event in complete]
@@ -292,14 +298,14 @@ def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int3
 
 
 def _times(events: Sequence[Event]) -> tuple[Times, Times]:
-    """Starts and durations in nanoseconds."""
+    """Return starts and durations in nanoseconds."""
     if written := [event for event in events if isinstance(event, Written)]:
         return of_digits([bytes(event.ts) for event in written], [bytes(event.dur) for event in written])
     return of_numbers([event.ts for event in events]), of_numbers([event.dur for event in events])
 
 
 def _places(values: Sequence[int | str | None]) -> NDArray[np.int64]:
-    """Processes and threads; in 2021 they were texts such as "stream 7"."""
+    """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
     if any(isinstance(value, str) for value in set(values)):
         return _column([value if isinstance(value, int) else int(str(value).rpartition(" ")[2]) for value in values])
     return _column(values)
@@ -313,7 +319,7 @@ def _said(events: Sequence[Event]) -> Iterator[tuple[int, Said]]:
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:
-    """Of changes that have an address."""
+    """Return the changes of memory, all of which have an address, as columns."""
     if not events:
         return NO_ALLOCATIONS
     args = [event.args for event in events if event.args is not None]

@@ -1,4 +1,7 @@
-"""What is wrong with the events of a trace, in words: what of them is left out, and what is kept with a remark."""
+"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on events that cannot be trusted.
+
+`kinds` goes by category, name and place; `sound` leaves out events with impossible times; `remarks` is on the rest.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading.raw_events import ALLOCATION_COLUMNS, CATEGORIES, PLAIN_COLUMNS, RawEvents
 from collectors.traces.timeline import KINDS, Kind, stream_name
 
-# What kind each event is of, by its category, its name and its place.
-
 Chosen = NDArray[np.bool_]
 
 _KIND_OF_CATEGORY: dict[str, Kind] = {
@@ -25,25 +26,25 @@ _KIND_OF_CATEGORY: dict[str, Kind] = {
     "gpu_memset": "copy",
     "cuda_sync": "wait",
 }
-"""The others are calls of a runtime or a driver."""
+"""All other categories are calls of a runtime or a driver."""
 
 _OF_A_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
 
 
 def devices(raw: RawEvents) -> NDArray[np.int64]:
-    """The numbers of the devices that do work in the trace.
+    """Return the numbers of the devices that do work in the trace.
 
-    A wait tells of none: kineto gives it device 0 where it has seen no kernel of the wait's context yet.
+    Waits do not count: kineto gives a wait device 0 if it has seen no kernel of the wait's context yet.
     """
     return np.unique(raw.process[np.isin(raw.category, _OF_A_DEVICE)])
 
 
 def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
-    """The kind of each event, as its index in `KINDS`; and whether the device has events of its own.
+    """Return the kind of each event, as its index in `KINDS`; and whether the device has events of its own.
 
-    Where it has, be they copies alone, its kernels compute and communicate and the host's operators only issue them.
-    Without it, operators compute, except on gloo's own threads, where they serve communication. gloo's events
-    communicate wherever no kernel does: ranks that share a GPU meet over gloo.
+    If it has, even copies alone, its kernels compute and communicate, and the host's operators only issue them. If not,
+    operators compute, except on gloo's own threads, where they serve communication. gloo's events count as
+    communication wherever no kernel communicates: ranks that share a GPU communicate over gloo.
     """
     is_device = bool(devices(raw).size)
     kind = np.array([_number(_KIND_OF_CATEGORY.get(name, "launch")) for name in CATEGORIES], dtype=np.int8)[
@@ -56,7 +57,7 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
 
     is_gloo = is_host & _named(raw, lambda name: name.startswith(GLOO))
     if not is_device:
-        # send and receive run on the caller's thread, which computes too.
+        # gloo's own threads; send and receive run on the caller's thread, which also computes.
         is_apart = is_gloo & ~_named(raw, lambda name: name.startswith((f"{GLOO}send", f"{GLOO}recv")))
         of_gloo = np.isin(raw.thread, np.unique(raw.thread[is_apart]))
         kind[is_host & ~of_gloo & _named(raw, lambda name: HOST_COMPUTE.match(name) is not None)] = _number("compute")
@@ -76,21 +77,22 @@ def _is_of(raw: RawEvents, category: str) -> Chosen:
 
 
 def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Chosen:
-    """Per event whether the rule holds of its name; each name is asked once."""
+    """Return for each event whether the rule holds for its name; each distinct name is tested once."""
     chosen: Chosen = np.array([*map(rule, raw.names), False], dtype=np.bool_)[raw.name]
     return chosen
 
 
 EARLIEST_UNIX_NS = 10**18
-"""The year 2001; clocks that show less do not show Unix's time."""
+"""The year 2001; earlier times are taken not to be Unix time."""
 
 LATEST_NS = int(np.iinfo(np.int64).max)
 
 ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communication", "copy"))
+"""Kinds that a stream of a device runs one at a time."""
 
 
 def sound(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
-    """The events that end after they begin, moved to a clock that shows base_ns more; and lines on the others."""
+    """Return the events whose times are possible, moved later by base_ns; and lines on those that are left out."""
     latest_ns = LATEST_NS - max(base_ns, 0)
     is_backward = raw.duration_ns < 0
     is_sound = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
@@ -98,7 +100,7 @@ def sound(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
     backward = int(is_backward.sum())
     too_late = int((~is_sound).sum()) - backward + int((~kept).sum())
     if backward or too_late:
-        rows = np.cumsum(is_sound) - 1
+        rows = np.cumsum(is_sound) - 1  # The new row of each event that is kept.
         columns = {name: getattr(raw, name)[is_sound] for name in (*PLAIN_COLUMNS, "name", "shape")}
         raw = replace(
             raw,
@@ -122,7 +124,7 @@ def sound(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
 
 
 def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool) -> tuple[str, ...]:
-    """What whoever reads the figures of these events should know."""
+    """Return what a reader of figures from these events should know, one line each."""
     lines = []
     if raw.unknown:
         names = ", ".join(f'"{name}"' for name in sorted(raw.unknown))
@@ -157,7 +159,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
 def _overlapping(
     start_ns: Times, end_ns: Times, kind: NDArray[np.int8], stream: NDArray[np.int64]
 ) -> list[tuple[int, int]]:
-    """Streams on which events of the device overlap, each with how many begin before an earlier one has ended."""
+    """Return each stream whose device events overlap, with how many begin before an earlier one has ended."""
     found = []
     rows = np.flatnonzero(np.isin(kind, ONE_AFTER_THE_OTHER))
     for number in np.unique(stream[rows]).tolist():

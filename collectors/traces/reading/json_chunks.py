@@ -1,6 +1,7 @@
-"""The text of a compressed file, as far as it can be unpacked: all that stands before a cut or a break is given first.
+"""Reads the text of a trace file, plain or gzip, through a window that moves over it.
 
-Readers such as `gzip.open` throw away what they unpacked when they come upon a cut.
+If a file is cut or broken, all text before that is still given; readers such as `gzip.open` throw away what they
+unpacked when they meet a cut.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-# What kineto writes where a number should be and none is, such as the bandwidth of a copy that took no time.
-#
-# C++ prints it as `inf` or `nan`, which is no JSON: one of them would spoil all that stands around it.
+# inf and nan: kineto writes them where a number is undefined, such as the bandwidth of a copy that took no time.
+# They are not JSON, so a single one would make a whole chunk unreadable.
 
 _NO_NUMBER = re.compile(rb'":([ \t]*[+-]?(?:[Ii]nf(?:inity)?|nan|NaN))(?=[\s,}])')
 _NULL = b"null"
 
 
 def write_null(text: bytearray, start: int, end: int) -> bool:
-    """Write null, and spaces, over each of them in `text[start:end]`; false where none was, or not all could be.
+    """Overwrite each inf and nan in `text[start:end]` with null; return False if there was none, or one is left.
 
-    The text keeps its length and its strings. start: outside a string. Not all can be where there is no room, as for
-    three letters without a space before them, or where a string ends with a backslash, which hides where it ends.
+    The text keeps its length, by spaces, and its strings stay as they are. start: outside of a string.
+    Not possible where null does not fit, as for three letters without a space before them, or where two backslashes
+    stand together, since a string may then end behind them.
     """
     if text.find(b"\\\\", start, end) >= 0:
         return False
     counted_to, is_inside, is_changed = start, False, False
+    # A match lies inside a string if an odd number of unescaped quotation marks precedes its value.
     for match in list(_NO_NUMBER.finditer(text, start, end)):
         begin, behind = match.span(1)
         quotes = text.count(b'"', counted_to, begin) - text.count(b'\\"', counted_to, begin)
@@ -49,20 +51,21 @@ def write_null(text: bytearray, start: int, end: int) -> bool:
 
 
 PIECE_BYTES = 1 << 12
-"""So much of the file is unpacked at once; of a piece in which it breaks, nothing is given."""
+"""This much of the file is unpacked at once; from a piece in which the file breaks nothing is given."""
 
 GZIP_ALONE = 16 + zlib.MAX_WBITS
+"""zlib's wbits for a gzip header."""
 
 
 class Damaged(ValueError):
-    """The file is cut or broken, and all that stands before that was given."""
+    """The file is cut or broken here; all text before was given."""
 
 
 class Unpacked(io.RawIOBase):
-    """A text to be read once, of a file with one member of gzip or several, between which zeros may stand."""
+    """The text of a gzip file, to be read once; its members may have zeros between them."""
 
     def __init__(self, file: BinaryIO, library: Any) -> None:
-        """library: zlib, or what is like it."""
+        """library: zlib, or a module with its interface."""
         self._file = file
         self._library = library
         self._member = library.decompressobj(GZIP_ALONE)
@@ -70,14 +73,14 @@ class Unpacked(io.RawIOBase):
         self._is_over = False
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, room: WriteableBuffer) -> int:
-        """How many bytes of the text were put into the room; 0 at its end.
+        """Fill the room with text and return the number of bytes; 0 at the end.
 
         Raises:
-            Damaged: it goes on where it cannot be unpacked.
+            Damaged: the file goes on but cannot be unpacked.
         """
         with memoryview(room) as view:
             text = self._some(view.nbytes)
@@ -109,14 +112,12 @@ class Unpacked(io.RawIOBase):
 
 
 def fastest_library() -> Any:
-    """What is like zlib and three times as fast, where it is installed; zlib elsewhere."""
+    """Return isal's zlib, which is three times as fast, if it is installed; else zlib."""
     try:
         return import_module("isal.isal_zlib")
     except ImportError:
         return zlib
 
-
-# The text of a trace's file, plain or compressed, through a window that moves over it.
 
 GZIP = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -124,7 +125,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
-    """The file's text, unpacked where its first bytes tell that it is compressed."""
+    """Open the file's text; unpack it if its first bytes are those of gzip."""
     with path.open("rb") as file:
         is_compressed = file.read(len(GZIP)) == GZIP
         file.seek(0)
@@ -132,10 +133,10 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
 
 
 class Window:
-    """What of the text is in memory: `text[start:end]`, of which the first byte is the text's byte `at`.
+    """The part of a file's text that is in memory: `text[start:end]`, which begins at byte `at` of the whole text.
 
-    The byte before `start` is free to be written to. is_last: the text ends where the window does.
-    damage: why the text could not be read to its end; None where it could.
+    The byte before `start` may be overwritten. is_last: the text ends where the window does.
+    damage: why the text could not be read to its end; None if it could.
     """
 
     def __init__(self, file: BinaryIO, *, size_bytes: int) -> None:
@@ -151,15 +152,15 @@ class Window:
 
     @property
     def at(self) -> int:
-        """The place of the window's first byte in the text."""
+        """The place of the window's first byte in the whole text."""
         return self.place(self.start)
 
     def place(self, index: int) -> int:
-        """The place in the text of a byte of the window."""
+        """Return the place in the whole text of a byte of the buffer."""
         return self._left_behind + index
 
     def fill(self) -> None:
-        """Move what is not used up to the front, and read as much as there is room for; grow where there is none."""
+        """Move the unread part to the front and fill the rest of the buffer; double the buffer if it is full."""
         rest = self.text[self.start : self.end]
         if len(rest) + 1 >= len(self.text):
             self.text = bytearray(2 * len(self.text))
@@ -180,16 +181,16 @@ class Window:
             return 0
 
 
-# Which trace files are drawings of ours, told by their first bytes.
+# Drawings: trace files that the observatory itself wrote for a viewer.
 
 _BEGINNINGS = tuple(
     b'{"displayTimeUnit":"ns","otherData":{"%b"' % first for first in (b"begins_ns", b"clock_offset_ns")
 )
-"""No profiler writes these keys; torch's puts blanks between its own."""
+"""How a drawing begins. No profiler writes these keys; torch's puts spaces between its own."""
 
 
 def is_own_drawing(path: Path) -> bool:
-    """Whether the file was drawn for a viewer by us: merged ranks, stages or memory, of which no rank has a trace.
+    """Return whether the file is a drawing of merged ranks, stages or memory, and not the trace of a rank.
 
     Raises:
         OSError: it cannot be opened.

@@ -1,4 +1,4 @@
-"""What stands in a trace around its events: its rank, its world, its base time."""
+"""Metadata of a trace, before and after its list of events: rank, world size, process groups, host, base time."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from collectors.traces.reading.json_chunks import Window
 V = TypeVar("V")
 
 LARGEST_HEAD_BYTES = 1 << 26
+"""How much text is searched for the list of events, and how much is read after it."""
 
 MOST_DIGITS = 10
-"""Of a rank, which has 31 bits."""
+"""Digits of a rank, which has 31 bits."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
 _INTEGERS = re.compile(r"\d+")
 _PLACE = re.compile(r"\(byte (\d+)\)")
-"""Where msgspec says that a text broke."""
+"""The place of an error in msgspec's message."""
 
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 BaseTime = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 Around = Mapping[str, msgspec.Raw]
-"""The other keys of the trace, each with the text of its value."""
+"""The keys of the trace other than its events, each with its value as text."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ProcessGroup(msgspec.Struct):
-    """An entry of distributedInfo's pg_config. ranks: a list, or one written as text."""
+    """An entry of distributedInfo's pg_config. ranks: a list, or a list written as text."""
 
     pg_name: str
     ranks: list[int] | str = msgspec.field(default_factory=list)
 
 
 class DistributedInfo(msgspec.Struct):
-    """What torch says of the world that the rank is in."""
+    """What torch writes of the rank and its world."""
 
     rank: Rank | None = None
     world_size: Rank | None = None
@@ -60,7 +61,7 @@ class Device(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a trace says of its rank; None and empty where it does not."""
+    """What a trace tells of its rank; None or empty where it tells nothing."""
 
     base_ns: int | None = None
     rank: int | None = None
@@ -71,7 +72,7 @@ class Surroundings:
 
 
 class NoEvents(ValueError):
-    """The text has no list of events. at: the byte where it stops being a trace."""
+    """The text has no list of events. at: the byte at which it stops being a trace."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(why)
@@ -79,9 +80,10 @@ class NoEvents(ValueError):
 
 
 def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES) -> tuple[Around | None, bool]:
-    """Move the window's start behind the bracket that opens the events, which is looked for that far at least.
+    """Move the window's start behind the bracket that opens the list of events.
 
-    Returns: the keys before it, None where they cannot be read; and whether the events are all that the text holds.
+    largest_head_bytes: how far to look for it at least.
+    Returns: the keys before it, None if they cannot be read; and whether the text is the list alone, without keys.
 
     Raises:
         NoEvents: there is no such bracket.
@@ -91,7 +93,7 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
         return {}, True
     while True:
         for match in _EVENTS.finditer(window.text, window.start, window.end):
-            # Within a string or another object, what is before it would not be whole.
+            # Closing the object here gives valid JSON, unless the match lies within a string or a nested object.
             around = _decoded(bytes(window.text[window.start : match.start()]) + b'"traceEvents":[]}')
             if around is not None:
                 window.start = match.end()
@@ -106,9 +108,9 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
 
 
 def tail(window: Window, *, is_bare: bool) -> Around | None:
-    """The keys behind the events, behind which the window's start is; None where they cannot be read.
+    """Return the keys after the list of events, where the window's start is; None if they cannot be read.
 
-    is_bare: there should be nothing.
+    is_bare: the text is the list alone, so that nothing should follow.
     """
     while not window.is_last and window.end - window.start <= LARGEST_HEAD_BYTES:
         window.fill()
@@ -119,7 +121,7 @@ def tail(window: Window, *, is_bare: bool) -> Around | None:
 
 
 def surroundings(around: Around) -> Surroundings:
-    """What the keys say; what is not as torch writes it says nothing."""
+    """Return what the keys tell; ignore values that are not as torch writes them."""
     distributed = _value(around, "distributedInfo", DistributedInfo) or DistributedInfo()
     groups = _value(around, "distributedInfo", _Groups) or _Groups()
     devices = _value(around, "deviceProperties", list[Device])
@@ -135,7 +137,7 @@ def surroundings(around: Around) -> Surroundings:
 
 
 def ranks_of(written: Iterable[int] | str) -> tuple[int, ...]:
-    """The ranks of a list, or of its text; none where the text leaves some out, or holds a number that is no rank."""
+    """Return the ranks of a list, or of its text; empty if the text abbreviates them or has too long a number."""
     if not isinstance(written, str):
         return tuple(written)
     found = _INTEGERS.findall(written)
@@ -173,9 +175,9 @@ def _no_events(window: Window) -> NoEvents:
 
 
 def _break(text: bytes, error: Exception) -> tuple[int, str]:
-    """The byte of the text where it broke, and why."""
+    """Return the byte at which decoding the text failed, and why."""
     if isinstance(error, UnicodeDecodeError):
-        # msgspec counts from the start of the string in which there is no letter.
+        # msgspec counts from the start of the string with the invalid byte, so decode again to count from the text's.
         try:
             text.decode()
         except UnicodeDecodeError as of_text:

@@ -1,9 +1,9 @@
-"""What NCCL's kernels are where their trace does not say it, by the order in which the rank's own record has them.
+"""Fills in what a trace does not tell of NCCL's kernels, from the rank's own record (the Flight Recorder).
 
-torch 2.11 writes no number of a collective into a trace, and none writes of messages that are issued together, for they
-are launched where no operator of torch's stands around them. A stream runs its kernels in the order of their launch,
-and the host launches in the order of the record; so the kernels of one kind, by launch, are the record's, in order,
-where they are as many, and none is launched before it was recorded or after the next was.
+torch 2.11 writes no sequence number of a collective into a trace, and no version describes messages that are issued
+together, since no operator of torch surrounds their launch. A stream runs its kernels in the order of their launch, and
+the host launches in the order of the record. So the kernels of one kind, sorted by launch, are those of the record in
+order, if there are as many, and none is launched before it was recorded or after the next was.
 Source: ProcessGroupNCCL.cpp, endCoalescing, which has no RECORD_PARAM_COMMS; ParamCommsUtils.hpp, kSeqNum (since 2.12).
 """
 
@@ -27,10 +27,10 @@ _OF_NCCL = re.compile(r"^(?:nccl|rccl)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernel:
-    """One of NCCL's.
+    """A kernel of NCCL.
 
-    launch_ns: None where the trace does not have its launch. is_replayed: a CUDA graph launched it.
-    call: None where it says nothing of itself. collective: by its name, where it says nothing.
+    launch_ns: None if the trace does not hold its launch. is_replayed: a CUDA graph launched it.
+    call: None if the trace does not describe it. collective: of the call, else by the kernel's name.
     """
 
     row: int
@@ -44,15 +44,15 @@ class _Kernel:
 
     @property
     def group(self) -> str | None:
-        """The process group, where it says so."""
+        """The process group, if the trace tells it."""
         return None if self.call is None else self.call.group
 
 
 def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, tuple[str, ...]]:
-    """The Timeline whose messages say whose they are, and whose collectives have numbers; and why others do not.
+    """Return the Timeline with the calls of messages and the numbers of collectives; and why some are absent.
 
     issued: all that the rank issued during the trace, in order, a batch of messages as one. Kernels that a CUDA graph
-    launched are in no record, and are left as they are; so is a window without events of the device.
+    launched are in no record and stay as they are; so does a window without events of the device.
     """
     if not timeline.is_device:
         return timeline, ()
@@ -66,15 +66,15 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
 
 
 def replayed(timeline: Timeline) -> int:
-    """How many of its collectives a CUDA graph launched, so that torch issued none of them."""
+    """Count the collectives that a CUDA graph launched, so that torch issued none of them."""
     return sum(kernel.is_replayed for kernel in _kernels(timeline))
 
 
 def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: bool) -> str | None:
-    """Why the Flight Recorder does not have all that the window communicated; None where it does.
+    """Return why the Flight Recorder lacks some of the window's communication; None if it has all.
 
-    has_graphs: whether the case asks for CUDA graphs. torch records nothing while it captures one, nor when it is
-    replayed. A trace says which launches are a graph's; where it has lost them, more kernels than works tell it.
+    has_graphs: whether the case asks for CUDA graphs. torch records nothing while it captures one or replays it. A
+    trace tells which launches are a graph's; if it has lost them, it shows more kernels than were recorded.
     Source: ProcessGroupNCCL.cpp, collective: initWork(record=enqueue), and enqueue is false during capture.
     """
     if count := replayed(timeline):
@@ -93,9 +93,9 @@ def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: b
 
 
 def _kernels(timeline: Timeline) -> list[_Kernel]:
-    """NCCL's, by start: those of its names, and those that say their process group, whatever they are called."""
+    """Return NCCL's kernels by start: those with its names, and those of any name whose process group is told."""
     if not timeline.is_device:
-        return []  # What communicates are gloo's events.
+        return []  # Without a device, only gloo communicates.
     launches = launch_of(timeline)
     kernels = []
     for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
@@ -120,7 +120,7 @@ def _kernels(timeline: Timeline) -> list[_Kernel]:
 
 
 def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dict[int, Issued], str | None]:
-    """The kernels of batches of messages, by row; and why there are none where there should be."""
+    """Return the records of kernels of message batches, by row; or why they are absent."""
     silent = [kernel for kernel in kernels if kernel.collective == "send" and kernel.group is None]
     batches = [one for one in issued if one.call.collective == "send" and _is_batch(one)]
     if not silent and not batches:
@@ -142,7 +142,7 @@ def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dic
 
 
 def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple[dict[int, Issued], str | None]]:
-    """Of each process group and collective the kernels without a number, by row, with what they are."""
+    """Return the records of unnumbered kernels by row, or why they are absent; per process group and collective."""
     ran: dict[tuple[str, str], list[_Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.group is not None and kernel.collective != "send":
@@ -171,12 +171,12 @@ def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple
 
 
 def _is_batch(one: Issued) -> bool:
-    """Whether these are messages that were issued together; one that was issued alone says itself what it is."""
+    """Return whether these messages were issued together; for one issued alone the trace has a description."""
     return one.event.endswith("coalesced")
 
 
 def _in_order(kernels: Sequence[_Kernel]) -> list[_Kernel] | None:
-    """By launch; by start where a launch is missing and they are of one stream; None where neither tells."""
+    """Sort by launch; by start if a launch is missing but all are on one stream; else None."""
     if all(kernel.launch_ns is not None for kernel in kernels):
         return sorted(kernels, key=lambda kernel: (kernel.launch_ns, kernel.start_ns))
     if len({kernel.stream for kernel in kernels}) == 1:
@@ -185,7 +185,7 @@ def _in_order(kernels: Sequence[_Kernel]) -> list[_Kernel] | None:
 
 
 def _fits(kernels: Sequence[_Kernel], ones: Sequence[Issued]) -> bool:
-    """Whether each was launched after it was recorded, and before the next was."""
+    """Return whether each was launched after it was recorded, and before the next was."""
     following = [*(one.created_ns for one in ones[1:]), None]
     for kernel, one, next_ns in zip(kernels, ones, following, strict=True):
         launch_ns = kernel.launch_ns

@@ -1,8 +1,8 @@
-"""From the events of a profiler in this process to the Timeline that its exported file would give, without the file.
+"""Reads the raw events of a profiler in this process into the Timeline that its exported file would give.
 
-`prof.events()` and `key_averages()` build a tree that takes twenty times as long; the raw events do. Names are as the
-program gave them; kineto writes such as hold a quotation mark, a backslash, a tab or a letter beyond ASCII otherwise,
-or not at all. Of a `record_function` that is still open when the profiler stops, the two may tell different ends.
+`prof.events()` and `key_averages()` build a tree and take twenty times as long. The result may differ from the file's
+in two ways: names here are as the program gave them, while kineto alters or drops those with a quotation mark, a
+backslash, a tab or a non-ASCII letter; and a `record_function` still open when the profiler stops may end elsewhere.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
 OF_HOST = (CATEGORIES.index("cpu_op"), CATEGORIES.index("user_annotation"))
 KERNEL = CATEGORIES.index("kernel")
 LONGEST_LIST = 30
-"""Of a list of more tensors kineto writes no sizes: TENSOR_LIST_DISPLAY_LENGTH_LIMIT of torch's profiler."""
+"""Kineto writes no sizes of a longer list of tensors: TENSOR_LIST_DISPLAY_LENGTH_LIMIT of torch's profiler."""
 
 
 class Event(Protocol):
-    """What is read of a kineto event; `torch.profiler` gives such."""
+    """The methods that are called on a kineto event of `torch.profiler`."""
 
     def name(self) -> str: ...
     def activity_type(self) -> str: ...
@@ -47,7 +47,7 @@ def read_events(
     allocations: Allocations = NO_ALLOCATIONS,
     about: About | None = None,
 ) -> Timeline:
-    """The Timeline of these events. allocations: see `tree_memory`; the events do not hold them."""
+    """Return the Timeline of these events. allocations: see `tree_memory`; the events do not hold them."""
     rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
     kept = [event for _, event in rows]
     names, name = numbered([event.name() for event in kept])
@@ -76,18 +76,18 @@ def read_events(
 
 
 def _shape(category: int, event: Event) -> str:
-    """The sizes of an operator's inputs as kineto writes them; "" where there are none."""
+    """Return the sizes of an operator's inputs as kineto writes them; "" if there are none."""
     sizes = event.structured_input_shapes() if category in OF_HOST else ()
     return str([[] if _is_long(each) else each for each in sizes]) if sizes else ""
 
 
 def _is_long(sizes: object) -> bool:
-    """Whether these are the sizes of the tensors of a list that is so long that kineto leaves them out."""
+    """Return whether these are the sizes of a list of tensors that is so long that kineto leaves them out."""
     return isinstance(sizes, list) and len(sizes) > LONGEST_LIST and isinstance(sizes[0], list)
 
 
 def _said(rows: Sequence[tuple[int, Event]]) -> dict[int, Said]:
-    """What operators say of their collectives, and after them the kernels that they launched, as kineto copies it."""
+    """Return what operators tell of their collectives, by row; their kernels get a copy, as kineto does it."""
     said: dict[int, Said] = {}
     by_operator: dict[int, Said] = {}
     for row, (category, event) in enumerate(rows):

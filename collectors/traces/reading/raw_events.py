@@ -1,19 +1,19 @@
-"""What a decoder makes of a chunk of a trace: its events as columns, before any rule says what they mean.
+"""Raw events of a trace as columns, before any rule says what they mean; and what every decoder must do.
 
-A decoder takes a chunk, which is one whole JSON array of events as bytes, and gives its `RawEvents`, or None where it
-is not sure of every event in it; then the next decoder is asked, and the last is written in Python. Decoders agree in
-every column of what they give. What they all do:
+A decoder takes a chunk, which is one whole JSON array of events as bytes, and returns its `RawEvents`, or None if it is
+not sure of every event in it; then the next decoder is asked. The last one is written in Python. Decoders agree in
+every column of what they return. The rules for all:
 
-- An event of phase "X" whose category is in `CATEGORIES` is a row; other categories are not kept, and those that are
+- An event of phase "X" whose category is in `CATEGORIES` is a row. Other categories are not kept, and those that are
   not in `NOT_KEPT` either are named in `unknown`. An event of phase "i" called "[memory]" is a row of `allocations`;
   without "Addr" it is only counted. Other events whose phase is in `KNOWN_PHASES` (flows, counters, names of threads)
-  are passed over, and the phases of those that then remain are named in `unread_phases`.
-- ts and dur are decimal microseconds of at most three decimals and become nanoseconds without a floating point between.
-- Of numbers written twice under one key of an object the last counts.
-- A decoder other than the last says None to: a string with a backslash or a byte above 127 in what it keeps, a number
-  that is written otherwise than as digits with a sign and a point, more than three decimals, a time or a number beyond
-  int64, an event that it keeps without name, ts, dur, pid or tid or with a string as pid or tid, a value of another
-  type than said here, the key "Input dims" (as "Input Dims" was written in 2021), and whatever is not JSON.
+  are skipped; all further phases are named in `unread_phases`.
+- ts and dur are decimal microseconds with at most three decimals and become nanoseconds without floating point.
+- If an object has a number twice under one key, the last counts.
+- A decoder other than the last returns None for: a string with a backslash or a byte above 127 in what it keeps, a
+  number written other than as digits with a sign and a point, more than three decimals, a time or a number beyond
+  int64, an event to keep without name, ts, dur, pid or tid or with a string as pid or tid, a value of another type than
+  said here, the key "Input dims" (how "Input Dims" was written in 2021), and whatever is not JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CATEGORIES: tuple[str, ...] = (
     "gpu_memcpy",
     "gpu_memset",
     "cuda_sync",
-    # ROCm's and others' calls of the runtime and the driver.
+    # Runtime and driver calls of ROCm and others.
     "hip_runtime",
     "hip_driver",
     "xpu_runtime",
@@ -45,10 +45,10 @@ CATEGORIES: tuple[str, ...] = (
     "privateuse1_runtime",
     "privateuse1_driver",
 )
-"""Those that are kept; `RawEvents.category` is an index here."""
+"""The categories that are kept; `RawEvents.category` is an index into these."""
 
 ON_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"))
-"""Those whose process is a device, and whose thread a stream of it."""
+"""The categories whose process is a device and whose thread is a stream of it."""
 
 OF_2021 = {
     "Operator": "cpu_op",
@@ -57,7 +57,7 @@ OF_2021 = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""What kineto called some of them at first; only the last decoder knows these, and to others they are unknown."""
+"""Kineto's names of some categories in 2021; only the last decoder knows them."""
 
 NOT_KEPT = frozenset(
     {
@@ -74,22 +74,22 @@ NOT_KEPT = frozenset(
         "Trace",
     }
 )
-"""Those that are known and hold nothing that is read."""
+"""The categories that are known but hold nothing that is read."""
 
 
 KNOWN_PHASES = "XiICMstfbnePSTpFNODVvRc()"
-"""The letters of phases that are read or hold nothing that is read.
+"""The letters of phases that are read, or known to hold nothing that is read.
 
-Those of what begins ("B") and what ends ("E") are not among them: such pairs are spans, and are not read.
+"B" (begin) and "E" (end) are missing: such pairs are spans, and are not read.
 Source: Trace Event Format, of Chrome's tracing.
 """
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What the args of an event say of its collective, with the values as they are written; None where they do not.
+    """What the args of an event tell of its collective, with values as written; None where they tell nothing.
 
-    source, destination: of a message, the rank that it comes from, or goes to; torch says only which the other one is.
-    external_id: joins a kernel with the operator of the host that called for it.
+    source, destination: the ranks that a message comes from and goes to; torch gives only the other rank.
+    external_id: shared by a kernel and the host's operator that asked for it.
     """
 
     collective: str | None = msgspec.field(default=None, name="Collective name")
@@ -106,10 +106,10 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 said_of = msgspec.json.Decoder(Said).decode
-"""What the text of an event's args says.
+"""Decode the text of an event's args.
 
 Raises:
-    msgspec.DecodeError: it is no JSON object, or a value is of another type.
+    msgspec.DecodeError: it is not a JSON object, or a value has another type.
 """
 
 
@@ -117,15 +117,15 @@ Raises:
 class RawEvents:
     """The rows of one chunk, in its order.
 
-    names, shapes: each once, in the order in which rows first bear them. name, shape: a row's index there; a shape is
-    the text of "Input Dims", as it is written, and -1 where there is none.
-    category: an index in `CATEGORIES`. start_ns, duration_ns: ts and dur; as in the file, so relative to its base time.
-    process, thread: pid and tid. correlation: of args, and -1 where it is not there.
-    said: of each row whose args have a "Collective name" that is not null: its number, and what its args say; by row.
+    names, shapes: the distinct ones, in order of first appearance. name, shape: a row's index into these; a shape is
+    the text of "Input Dims" as written, and the index is -1 if there is none.
+    category: an index into `CATEGORIES`. start_ns, duration_ns: ts and dur, relative to the file's base time.
+    process, thread: pid and tid. correlation: of args, -1 if absent.
+    said: (row, what its args tell) for each row whose args have a "Collective name" that is not null; by row.
     allocations: time_ns as start_ns; address "Addr" modulo 2**64; change_bytes "Bytes"; allocated_bytes
-    "Total Allocated", -1 where it is not there; device "Device Id" where "Device Type" is not 0, else -1; thread
-    tid, -1 where it is no number.
-    without_address: how many changes of memory have no "Addr". unknown: categories of phase "X" that no list knows.
+    "Total Allocated", -1 if absent; device "Device Id" if "Device Type" is not 0, else -1; thread tid, -1 if it is not
+    a number.
+    without_address: the number of memory changes without "Addr". unknown: categories of phase "X" in no list here.
     unread_phases: those that are not in `KNOWN_PHASES`.
     """
 
@@ -149,21 +149,21 @@ class RawEvents:
 Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]
 
 
-# The events of all chunks as one, with each text kept once.
+# Joining the chunks.
 
 PLAIN_COLUMNS = ("category", "start_ns", "duration_ns", "process", "thread", "correlation")
 ALLOCATION_COLUMNS = ("time_ns", "address", "change_bytes", "allocated_bytes", "device", "thread")
 
 
 class Rows:
-    """Chunks as they come; `whole` is all of them. count: of events that are kept, changes of memory among them."""
+    """Joins chunks as they come; `whole` returns all. count: of kept events, including changes of memory."""
 
     def __init__(self) -> None:
         self.count = 0
         self._rows = 0
         self._names: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
-        # One growing buffer a column: chunks that are kept until they are joined would be there twice.
+        # One growing buffer per column: chunks kept until they are joined would be in memory twice.
         self._columns = {name: bytearray() for name in (*PLAIN_COLUMNS, "name", "shape")}
         self._allocations: list[Allocations] = []
         self._said: list[tuple[int, Said]] = []
@@ -172,7 +172,7 @@ class Rows:
         self._unread_phases: set[str] = set()
 
     def add(self, raw: RawEvents) -> None:
-        """Put the events of a chunk behind those of earlier ones."""
+        """Append the events of a chunk."""
         for name in PLAIN_COLUMNS:
             self._put(name, getattr(raw, name))
         self._put("name", _renumbered(raw.name, raw.names, self._names))
@@ -186,7 +186,7 @@ class Rows:
         self.count += raw.name.size + raw.allocations.time_ns.size
 
     def whole(self) -> RawEvents:
-        """All events as one, in columns that may be written to; nothing can be added any more."""
+        """Return all events, in columns that may be written to; nothing can be added afterwards."""
         columns: dict[str, Any] = {
             name: np.frombuffer(buffer, dtype=_dtype(name)) for name, buffer in self._columns.items()
         }
@@ -213,7 +213,8 @@ def _dtype(name: str) -> type:
 
 
 def _renumbered(number: NDArray[np.int32], texts: Sequence[str], all_texts: dict[str, int]) -> NDArray[np.int32]:
-    """The numbers of a chunk's texts as those of all; what has none keeps having none."""
+    """Map a chunk's indices into its texts to indices into `all_texts`, which grows; `ABSENT` stays `ABSENT`."""
+    # The last entry is ABSENT, so that index -1 maps to itself.
     moved = np.array([*(all_texts.setdefault(text, len(all_texts)) for text in texts), ABSENT], dtype=np.int32)
     renumbered: NDArray[np.int32] = moved[number]
     return renumbered

@@ -1,6 +1,6 @@
-"""A trace's file, as kineto has written them since 2021, read into a Timeline in chunks of it.
+"""Reads a trace file, as kineto has written them since 2021, into a Timeline, chunk by chunk.
 
-Exact: nanoseconds come from the decimal digits. What of a trace cannot be used is named in its about.left_out.
+Times are exact: nanoseconds come from the decimal digits. The Timeline's `about.left_out` names what could not be used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectors.traces.reading.metadata import Around, NoEvents, Surroundings, g
 from collectors.traces.reading.raw_events import ON_DEVICE, Decoder, RawEvents, Rows
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Allocations, Call, Timeline
 
-# From the events of a whole trace to its Timeline: told apart, put in order, and their texts renumbered.
+# From raw events to a Timeline: find their kinds, sort them, and renumber their texts.
 
 Order = NDArray[np.intp]
 
@@ -32,9 +32,9 @@ T = TypeVar("T", bound=np.generic)
 
 
 def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Timeline:
-    """The Timeline of these events, whose times count from base_ns. What is wrong with them is added to left_out.
+    """Return the Timeline of these events, whose times count from base_ns; add what is wrong with them to left_out.
 
-    The events are given up: their columns are put in order where they are, so that they are never there twice.
+    The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
     raw, left_out = sound(raw, base_ns)
     kind, is_device = kinds(raw)
@@ -44,7 +44,7 @@ def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Ti
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)
     call = np.full(kind.size, ABSENT, dtype=np.int32)
-    sequence = raw.process  # Streams tell the device by now, so that this column is free for another.
+    sequence = raw.process  # Not needed any more, since streams now tell the device: its memory is reused.
     sequence[:] = ABSENT
     numbers: dict[Call, int] = {}
     for each in spoken:
@@ -74,9 +74,9 @@ def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Ti
 
 
 def _streams(raw: RawEvents) -> NDArray[np.int64]:
-    """Threads and streams; where a trace has several devices, a stream's number has the device's above its 32 bits.
+    """Return threads and streams; if a trace has several devices, a stream has the device's number above its 32 bits.
 
-    A wait of no stream, or of a device that does no work, keeps the number that it has.
+    A wait without a stream, or of a device that does no work, keeps its number.
     """
     found = devices(raw)
     if found.size <= 1:
@@ -86,7 +86,8 @@ def _streams(raw: RawEvents) -> NDArray[np.int64]:
 
 
 def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], end_ns: Times) -> Order:
-    """By start, then the longer first; beyond that by what an event is, since files and profilers order otherwise."""
+    """Sort by start, then the longer first, then by content, since files and profilers differ in their order."""
+    # Sort by start; only the events that share their start with another are sorted again, by all keys.
     order: Order = np.argsort(raw.start_ns, kind="stable")
     starts = raw.start_ns[order]
     is_tied = np.zeros(order.size, dtype=np.bool_)
@@ -107,9 +108,9 @@ def _ordered(column: NDArray[T], order: Order) -> NDArray[T]:
 
 
 def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tuple[Any, ...], NDArray[np.int32]]:
-    """Those that are there, in the order in which they first are, and the numbers that they then have."""
+    """Return the things that occur in `number`, in order of first appearance, and `number` as indices into these."""
     first = np.full(len(things) + 1, number.size, dtype=np.int64)
-    # Written from the last on, so that what stays is the first.
+    # Of writes to one index the last remains, so going backwards leaves the first appearance.
     first[number[::-1]] = np.arange(number.size - 1, -1, -1)
     first[ABSENT] = number.size
     kept = [each for each in np.argsort(first, kind="stable").tolist() if first[each] < number.size]
@@ -131,16 +132,16 @@ def _by_time(allocations: Allocations) -> Allocations:
 
 
 SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
-"""Of a chunk. What the decoder in Python makes of it has many times its size, and should stay in the caches."""
+"""Sizes of a chunk. The Python decoder's objects are many times larger than its chunk and should fit in the caches."""
 
 DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
-"""In the order in which they are asked."""
+"""Decoders in the order in which they are asked."""
 
 _RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 
 
 class Unreadable(ValueError):
-    """The file is no trace, or holds nothing that can be read. at: the byte of its text where it broke."""
+    """The file is not a trace, or nothing in it can be read. at: the byte of its text where reading failed."""
 
     def __init__(self, path: Path, at: int, why: str) -> None:
         super().__init__(f"{path}: byte {at}: {why}; a trace is JSON, or JSON.gz, as torch.profiler exports it")
@@ -154,7 +155,7 @@ class Unreadable(ValueError):
 class _Read:
     """What was read of a file's events.
 
-    broken_at: where such begin as could not be. is_cut: the text ends before its events do. ends_at: where that is.
+    broken_at: where unreadable events begin. is_cut: the text ends before its list of events does, at ends_at.
     """
 
     rows: Rows
@@ -170,10 +171,10 @@ def read_trace(
     decoders: Sequence[Decoder] = DECODERS,
     chunk_bytes: int | None = None,
 ) -> Timeline:
-    """The Timeline of the file. rank: in place of what the file says. chunk_bytes: None for what suits the decoders.
+    """Return the Timeline of a trace file. rank: overrides the file's. chunk_bytes: None for what suits the decoders.
 
     Raises:
-        Unreadable: it holds no event that can be read.
+        Unreadable: no event in it can be read.
         OSError: there is no such file, or it cannot be opened.
     """
     is_scanned = python_decoder.IS_BUILT and python_decoder.decode_by_scanner in decoders
@@ -202,10 +203,11 @@ def read_trace(
 
 
 def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Read:
-    """All events, of which the first is at the window's start. is_bare: they may end without a bracket."""
+    """Read all events; the first is at the window's start. is_bare: the list may end without a bracket."""
     found = _Read(rows=Rows(), broken_at=[], is_cut=False, ends_at=0)
     is_end = False
     while not is_end:
+        # Fast path: guess a comma between two events and decode all before it. Else split exactly.
         window.fill()
         comma = likely_boundary(window)
         raw = None if comma is None else _decoded(window, comma, decoders)
@@ -222,7 +224,8 @@ def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) 
 
 
 def _decoded(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents | None:
-    """The events before a comma; None where no decoder knows what they are, or where it stands between no two."""
+    """Decode the events before a comma; None if no decoder can, or the comma does not stand between two events."""
+    # The bytes around the events become brackets, so that the chunk is a JSON array without a copy.
     window.text[window.start - 1], window.text[comma] = b"[]"
     raw = _asked(window, comma, decoders)
     if raw is None and write_null(window.text, window.start, comma):
@@ -237,7 +240,7 @@ def _asked(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents
 
 
 def _rank(path: Path, rank: int | None, said: Surroundings) -> tuple[int, tuple[str, ...]]:
-    """The rank of the trace; and a line where nothing tells it."""
+    """Return the rank of the trace, and a line for left_out if nothing tells it."""
     if rank is not None:
         return rank, ()
     if said.rank is not None:

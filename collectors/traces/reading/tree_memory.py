@@ -1,4 +1,4 @@
-"""What the profiler in this process heard of memory, from the tree of its events, which alone tells addresses."""
+"""Reads allocations from the event tree of a profiler in this process, the only place that holds their addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALLOCATION = "Allocation"
 
 
 class Node(Protocol):
-    """What is read of an event of `kineto_results.experimental_event_tree()`."""
+    """The fields that are read of an event of `kineto_results.experimental_event_tree()`."""
 
     @property
     def tag(self) -> Any: ...
@@ -27,7 +27,7 @@ class Node(Protocol):
 
 
 class Change(Protocol):
-    """What is read of a kineto event of a change of memory, which alone tells its thread."""
+    """The methods that are called on a kineto event of a memory change; only it tells the thread."""
 
     def name(self) -> str: ...
     def start_ns(self) -> int: ...
@@ -36,7 +36,7 @@ class Change(Protocol):
 
 
 def allocations_of(roots: Iterable[Node], events: Iterable[Change] = ()) -> Allocations:
-    """All changes of memory in the tree, by time. events: of the same profile, for the threads."""
+    """Return all changes of memory in the tree, by time. events: of the same profile, for the threads."""
     changes = sorted(_changes(roots), key=lambda node: node.start_time_ns)
     if not changes:
         return NO_ALLOCATIONS
