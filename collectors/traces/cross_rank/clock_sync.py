@@ -1,9 +1,9 @@
-"""One clock for all ranks, from the ends of their collectives.
+"""Clock synchronisation: the offsets that put all ranks on one clock, from the ends of their collectives.
 
-Ranks of one host have one clock, so that what their ends lie apart is no error of clocks. Others' clocks are compared:
-a rank leaves a collective when all have come and its data is there, so that ranks leave within microseconds of each
-other, however long each waited, and the median difference of two ranks' ends is the difference of their clocks.
-A clock that runs faster than another is not looked for; over a trace of seconds that is microseconds.
+Ranks of one host share a clock, so a difference between their ends is no clock error. Clocks of different hosts are
+compared: a rank leaves a collective when all ranks have come and its data is there. So ranks leave within microseconds
+of each other, however long each waited, and the median difference of two ranks' ends is the difference of their clocks.
+Clock drift is not corrected; over a trace of seconds it is microseconds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from collectors.traces.intervals import Times
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import Timeline
 
-# The ends of each process group's collectives, and the clock offsets that bring them together.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """When the collectives of one group ended on each of the clocks that its ranks have.
+    """When the collectives of one group ended, on each clock of its ranks. A clock is named by its owner, a rank.
 
-    ranks: all of the group whose traces are here. clocks: the owner of each, ascending.
-    end_ns: one row a collective, one column a clock.
+    ranks: those of the group whose traces are given. clocks: owners, ascending.
+    end_ns: one row per collective, one column per clock.
     """
 
     group: str | None
@@ -38,9 +36,9 @@ class Ends:
     end_ns: Times
 
     def ahead_ns(self) -> NDArray[np.float64]:
-        """By how much each clock is ahead of the first: the median over the collectives.
+        """Return by how much each clock is ahead of the first: the median over the collectives.
 
-        The first guess is by the first clock's ends, the next by the median end of each collective, which is quieter.
+        Guess from the first clock's ends, then correct by the median end of each collective, which is less noisy.
         """
         apart_ns = (self.end_ns - self.end_ns[:, :1]).astype(np.float64)
         guess_ns = np.median(apart_ns, axis=0)
@@ -51,21 +49,21 @@ class Ends:
         return ahead_ns
 
     def moved(self, offset_ns: Mapping[int, int]) -> Ends:
-        """The same, with clocks that show this much more."""
+        """Return the ends with each clock moved by its offset."""
         end_ns = self.end_ns + np.array([offset_ns[clock] for clock in self.clocks], dtype=np.int64)
         return Ends(group=self.group, ranks=self.ranks, clocks=self.clocks, end_ns=end_ns)
 
     def spread_ns(self, offset_ns: Mapping[int, int]) -> Times:
-        """Of each collective, how long after its end on the first clock that on the last one is, with these offsets."""
+        """Return for each collective the time from its first to its last end over the clocks, with these offsets."""
         end_ns = self.moved(offset_ns).end_ns
         spread_ns: Times = end_ns.max(axis=1) - end_ns.min(axis=1)
         return spread_ns
 
 
 def ends_of(group: str | None, ranks: tuple[int, ...], end_ns: Times, clock_of: Mapping[int, int]) -> Ends:
-    """The ends by clock; of several ranks that have one clock, the median of theirs.
+    """Return the ends by clock; ranks that share a clock count with their median.
 
-    end_ns: one row a collective, one column a rank. clock_of: by rank, the owner of its clock.
+    end_ns: one row per collective, one column per rank. clock_of: by rank, the owner of its clock.
     """
     clocks = tuple(sorted({clock_of[rank] for rank in ranks}))
     columns = [[place for place, rank in enumerate(ranks) if clock_of[rank] == clock] for clock in clocks]
@@ -74,7 +72,7 @@ def ends_of(group: str | None, ranks: tuple[int, ...], end_ns: Times, clock_of: 
 
 
 def connected_sets(clock_of: Mapping[int, int], groups: Sequence[Ends]) -> list[tuple[int, ...]]:
-    """The sets of ranks that a clock or groups connect, directly or through others; by their lowest rank.
+    """Return the sets of ranks that a clock or groups connect, directly or through others; sorted by lowest rank.
 
     clock_of: by rank, the owner of its clock.
     """
@@ -86,14 +84,16 @@ def connected_sets(clock_of: Mapping[int, int], groups: Sequence[Ends]) -> list[
 
 
 def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
-    """What each clock must show more to agree with the first; clocks that the groups connect.
+    """Return what to add to each clock so that it agrees with the first. The groups must connect all clocks.
 
-    In each group, offset + ahead is one unknown moment for all clocks: those offsets for which these are nearest to
-    that, by least squares, a group counting as often as it has collectives.
+    In each group, offset + ahead should be the same for all clocks. The offsets are those that come closest to this by
+    least squares, with each group weighted by its number of collectives.
     """
-    # What is left of a difference of years fits into a float.
+    # Solve only for the difference to a guess: clocks may be years apart, which a float does not hold to the ns.
     guess_ns = _guessed(clocks[0], groups)
     column = {clock: number for number, clock in enumerate(clocks)}
+    # One equation for each group and clock: weight * (offset[clock] - moment[group]) = -weight * ahead.
+    # The unknowns are one offset per clock, then one moment per group.
     size = sum(len(ends.clocks) for ends in groups)
     terms, ahead_ns = np.zeros((size, len(clocks) + len(groups))), np.zeros(size)
     row = 0
@@ -105,11 +105,12 @@ def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
             ahead_ns[row] = -weight * ahead
             row += 1
     solution = np.linalg.lstsq(terms, ahead_ns, rcond=None)[0] if size else np.zeros(len(clocks))
+    # The equations fix offsets up to a constant; the first clock's becomes 0.
     return {clock: guess_ns[clock] + round(solution[column[clock]] - solution[column[clocks[0]]]) for clock in clocks}
 
 
 def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
-    """Offsets by one collective of a group, from group to group."""
+    """Return rough offsets from the first collective of each group, going from group to group."""
     guess_ns = {first: 0}
     left = list(groups)
     while left:
@@ -122,20 +123,20 @@ def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
     return guess_ns
 
 
-# Which ranks have one clock because they are on one host.
+# Ranks of one host, which share a clock.
 
 MOST_IMPOSSIBLE = 0.05
-"""Of the collectives within one host, the share that a rank may seem to leave before another comes.
+"""The largest share of collectives within one host that a rank may seem to leave before another comes.
 
-Clocks of one host agree within microseconds, so that none should; a few may be matched wrongly.
+Clocks of one host agree within microseconds, so there should be none; but a few may be matched wrongly.
 """
 
 
 def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[dict[int, int], tuple[str, ...]]:
-    """By rank the owner of its clock, which is the lowest rank of its host; and what was assumed.
+    """Return the owner of each rank's clock, which is the lowest rank of its host; and notes on what was assumed.
 
-    A rank whose trace names no host has a clock of its own; so have ranks of one name that cannot be one host's, as
-    machines may all be called localhost.
+    A rank whose trace names no host has a clock of its own. So have ranks whose host has one name but cannot be one
+    machine, as machines may all be called localhost.
     """
     owner = {timeline.rank: timeline.rank for timeline in timelines}
     hosts: dict[str, list[int]] = defaultdict(list)
@@ -160,13 +161,13 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
 
 
 def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching: Matching) -> set[str]:
-    """The hosts within which too many collectives would end on a rank before another comes."""
+    """Return the hosts where too many collectives would end on one rank before another comes, were they one machine."""
     by_rank = {timeline.rank: timeline for timeline in timelines}
     looked_at, impossible = Counter[str](), Counter[str]()
     for one in matching.matched:
         if one.collective in ROOTED or one.is_first:
             continue
-        rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        rows: dict[str, list[tuple[int, int]]] = defaultdict(list)  # By host, (start, end) on each of its ranks.
         for rank, row in zip(one.ranks, one.rows, strict=True):
             if rank in host_of:
                 rows[host_of[rank]].append((int(by_rank[rank].start_ns[row]), int(by_rank[rank].end_ns[row])))
@@ -180,10 +181,10 @@ def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching
 class Agreement:
     """How well the ends of one process group's collectives agree on the common clock.
 
-    group: its name; None where the traces do not tell groups. collectives: how many were looked at.
-    residual_ns: from the first to the last clock's end of one collective, in the median. widest_ns: at most. Ranks of
-    one host have one clock, so that both are 0 of a group within a host. Both None of a single collective of several
-    clocks, whose ends agree by whatever offsets.
+    group: its name; None if the traces do not tell groups. collectives: how many were compared.
+    residual_ns, widest_ns: the time from the first to the last clock's end of a collective: median and maximum. Both
+    are 0 for a group within one host, whose ranks share a clock; None for a single collective on several clocks, whose
+    ends some offsets always bring together.
     """
 
     group: str | None
@@ -195,12 +196,12 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What brings the clocks of these ranks together.
+    """The offsets that put the clocks of these ranks together.
 
-    timelines: as they were given. offset_ns: by rank, what its clock must show more; 0 for ranks left as they are.
+    timelines: as they were given. offset_ns: by rank, what to add to its clock; 0 for ranks left as they are.
     agreements: of each group whose ends were compared.
-    connected: sets of ranks that are on one host or whose ends were compared, directly or through others; clocks of
-    two sets stay apart.
+    connected: sets of ranks on one host, or whose ends were compared, directly or through others. Clocks of different
+    sets are not comparable.
     notes: what was assumed, and what could not be aligned.
     """
 
@@ -212,16 +213,16 @@ class Alignment:
 
     @property
     def residual_ns(self) -> int | None:
-        """How far times of different ranks may be off, by the worst group's median; None where none is known."""
+        """How far times of different ranks may be off: the largest median of a group; None if none is known."""
         known = [one.residual_ns for one in self.agreements if one.residual_ns is not None]
         return max(known, default=None)
 
     def applied(self) -> tuple[Timeline, ...]:
-        """The Timelines on the common clock, in the order in which they were given."""
+        """Return the Timelines on the common clock, in the order in which they were given."""
         return tuple(timeline.moved(self.offset_ns[timeline.rank]) for timeline in self.timelines)
 
     def tables(self) -> tuple[Table, ...]:
-        """The offset of each rank, and how well the ends of each group agree."""
+        """Return tables of each rank's offset and of how well the ends of each group agree."""
         columns = (Column(name="group"), Column(name="ranks"), Column(name="collectives"))
         return (
             Table(
@@ -244,14 +245,14 @@ class Alignment:
 
 
 def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Alignment:
-    """The offsets of these ranks' clocks, from the median difference of their collectives' ends.
+    """Find the offsets of these ranks' clocks, from the median difference of their collectives' ends.
 
-    Ranks of one host have one offset. Left out are rooted collectives and messages, whose ends need not
-    agree, and the first collective of each rank. Where several groups connect clocks, the offsets are those that fit
-    all groups best, by least squares. Of each set of connected ranks the lowest keeps its clock; where no two clocks
-    are further apart than the ends of a collective, they are one clock, and all keep theirs.
+    Ranks of one host have one offset. Rooted collectives and messages are left out, since their ends need not agree;
+    so is the first collective of each rank. If several groups connect clocks, the offsets fit all groups best, by least
+    squares. In each set of connected ranks the lowest keeps its clock. If no two clocks are further apart than the ends
+    of one collective, they count as one clock, and all ranks keep theirs.
 
-    matching: of these Timelines, where it is known already.
+    matching: of these Timelines, if it is known already.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -287,7 +288,7 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
 
 
 def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mapping[int, int]) -> list[Ends]:
-    """The ends of all collectives that are told to agree, by group."""
+    """Return the ends of all collectives whose ends should agree, by group."""
     end_ns = {timeline.rank: timeline.end_ns for timeline in timelines}
     rows: dict[tuple[str | None, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
     for one in matching.matched:
@@ -318,19 +319,18 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-# The ranks that a critical path can go through: those whose clocks are compared with each other.
-#
-# Between others a difference of times is one of clocks, and says nothing of what was waited for.
+# A critical path can only go through ranks whose clocks are compared with each other: between others, a difference of
+# times is one of clocks and tells nothing about waiting.
 
 
 def ranks_on_one_clock(alignment: Alignment, present: Collection[int]) -> frozenset[int]:
-    """Of the ranks that are present the most whose clocks are compared; of sets as large the one of the lowest."""
+    """Return the largest set of present ranks whose clocks are compared; of equals the one with the lowest."""
     sets = [frozenset(present) & frozenset(ranks) for ranks in alignment.connected]
     return max(sets, key=len)
 
 
 def of_ranks(alignment: Alignment, ranks: Set[int]) -> Alignment:
-    """The same of these ranks alone, which are one of its sets."""
+    """Return the alignment of these ranks alone, which are one of its connected sets."""
     return replace(
         alignment,
         timelines=tuple(timeline for timeline in alignment.timelines if timeline.rank in ranks),
@@ -340,7 +340,7 @@ def of_ranks(alignment: Alignment, ranks: Set[int]) -> Alignment:
 
 
 def matched_within(matching: Matching, ranks: Set[int]) -> Matching:
-    """The collectives of these ranks alone; what ranks of theirs and others have in common is unmatched."""
+    """Return the matching of these ranks alone; collectives that they share with other ranks become unmatched."""
     reason = "it is with ranks whose clocks are not compared"
     apart = [
         Unmatched(rank=rank, row=row, reason=reason)
@@ -357,7 +357,7 @@ def matched_within(matching: Matching, ranks: Set[int]) -> Matching:
 
 
 def left_out(ranks: Set[int], present: Collection[int]) -> list[str]:
-    """Which ranks the path does not go through, and why."""
+    """Return a note on the ranks that the path leaves out, and why; empty if there are none."""
     others = sorted(set(present) - ranks)
     if not others:
         return []

@@ -1,6 +1,7 @@
-"""One collective on several ranks: how long each waited for the last, and how long the transfer then took.
+"""Times of a collective on several ranks: how long each rank waited for the last, and how long the transfer took.
 
-wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end.
+wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end. Also here:
+the size and bandwidth of a collective, the step it belongs to, and checks for impossible times.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from collectors.traces.timeline import ABSENT, Call, Timeline
 from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.terms import Collective
 
-# How large the elements of a dtype are, and so the buffers of a collective.
-#
-# torch knows too, and is not asked: traces are read where there is no torch.
+# Bytes per element of each dtype. torch is not asked, since traces are also read where it is not installed.
 
 _BYTES = {
     "bool": 1,
@@ -49,7 +48,7 @@ _BYTES = {
 
 
 def buffer_bytes(call: Call) -> int | None:
-    """Bytes of the larger of the rank's two buffers, as nccl-tests counts a size; None where the trace does not say."""
+    """Return the bytes of the larger of the rank's two buffers, as nccl-tests counts; None if the trace lacks it."""
     known = [elements for elements in (call.given_elements, call.filled_elements) if elements is not None]
     if not known or call.dtype not in _BYTES:
         return None
@@ -61,11 +60,11 @@ _WITH_BANDWIDTH: tuple[Collective, ...] = get_args(Collective)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
-    """One collective on the common clock; per rank in the order of `matched.ranks`.
+    """One collective on the common clock; tuples are in the order of `matched.ranks`.
 
-    wait_ns, transfer_ns: together what it lasted on the rank. A rank that left before the last came (of a rooted
-    collective it may, else clocks are off) only waited.
-    size_bytes: of the larger of a rank's two buffers, where ranks differ the largest; None where traces do not say.
+    wait_ns, transfer_ns: add up to the collective's duration on the rank. A rank that left before the last one came
+    only waited; this may happen in a rooted collective, else the clocks are off.
+    size_bytes: of the larger of a rank's two buffers, the largest if ranks differ; None if a trace does not say.
     """
 
     matched: Matched
@@ -77,15 +76,15 @@ class CollectiveTime:
 
     @property
     def last_rank(self) -> int:
-        """The rank that came last; of several the lowest."""
+        """The rank that came last; the lowest if several did."""
         return self.matched.ranks[self.arrival_ns.index(max(self.arrival_ns))]
 
     @property
     def algorithm_bandwidth(self) -> float | None:
         """Bytes per second from the last arrival to the last end.
 
-        None where the size is not known, the traces show no such time, ranks are missing, one of which may be last, or
-        the collective is rooted, whose data moves before the last has come.
+        None if the size is unknown, no time passes between the two, ranks are missing (one of them may be last), or
+        the collective is rooted, so that data moves before the last rank has come.
         """
         elapsed_ns = max(self.end_ns) - max(self.arrival_ns)
         is_partial = self.matched.missing_count > 0 or self.matched.collective in ROOTED
@@ -95,7 +94,7 @@ class CollectiveTime:
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """The algorithm bandwidth times the collective's factor; None where the one is or there is no other."""
+        """The algorithm bandwidth times the collective's bus factor; None if either is unknown."""
         speed = self.algorithm_bandwidth
         factor = next(
             (
@@ -109,7 +108,7 @@ class CollectiveTime:
 
 
 def time_of(matched: Matched, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]) -> CollectiveTime:
-    """The times of one collective. timelines: by rank, on their own clocks. offset_ns: what these must show more."""
+    """Return the times of one collective. timelines: by rank, on their own clocks. offset_ns: to add to these."""
     places = list(zip(matched.ranks, matched.rows, strict=True))
     arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in places)
     end_ns = tuple(int(timelines[rank].end_ns[row]) + offset_ns[rank] for rank, row in places)
@@ -126,10 +125,10 @@ def time_of(matched: Matched, timelines: Mapping[int, Timeline], offset_ns: Mapp
     )
 
 
-# In which marked step each collective of several ranks was asked for.
+# The step of each collective.
 #
-# A host runs ahead of its device, so a collective belongs to the step in which its launch was, wherever the host's
-# marks stand when it runs. Where the launch is not told, it belongs to the step in whose time on the device it came.
+# A host runs ahead of its device, so a collective belongs to the step in which it was launched, whatever step the host
+# is in when it runs. If the launch is unknown, it belongs to the step that was at work on the device when it began.
 
 
 def steps_of(
@@ -138,12 +137,12 @@ def steps_of(
     steps: Mapping[int, Sequence[Stretch]],
     offset_ns: Mapping[int, int],
 ) -> dict[Matched, int]:
-    """The number of the step of each collective; what is before the first step is in one of its own.
+    """Return the number of each collective's step; collectives before the first step have the number before its.
 
-    By the number in the step's name where all traces that mark steps number them upwards, else by its place in the
-    trace of those ranks that marks most. Empty where no trace marks steps.
+    A step's number is the one in its name if all traces that mark steps number them in rising order, else its index in
+    its trace. Collectives on ranks without marks take the steps of the rank that marks most. Empty if no trace does.
 
-    timelines: on their own clocks. steps: by rank, its marked steps. offset_ns: by rank, what its clock must show more.
+    timelines: on their own clocks. steps: by rank, its marked steps. offset_ns: by rank, what to add to its clock.
     """
     marking = sorted((one for one in timelines if steps[one.rank]), key=lambda one: (-len(steps[one.rank]), one.rank))
     numbers = [numbers_of_marks(timeline) for timeline in marking]
@@ -169,32 +168,29 @@ def steps_of(
 
 
 class _Marked:
-    """The steps of one rank's trace. numbers: one a step."""
+    """The steps of one rank's trace. numbers: one per step."""
 
     def __init__(self, timeline: Timeline, steps: Sequence[Stretch], numbers: NDArray[np.int64]) -> None:
         self._start_ns, self._launch = timeline.start_ns, launch_of(timeline)
         self._on_host_ns = timeline.start_ns[timeline.of_kind("step")]
         self._at_work_ns = np.array([step.start_ns for step in steps], dtype=np.int64)
-        # What is before the first step has the number before its.
+        # One entry more than steps, in front: the number for what is before the first step.
         self._numbers = np.concatenate((numbers[:1] - 1, numbers))
 
     def step_of(self, row: int) -> int:
-        """That of a span at work."""
+        """Return the step number of a span at work."""
         launch = self._launch[row]
         if launch == ABSENT:
             return self.step_at(int(self._start_ns[row]))
         return int(self._numbers[np.searchsorted(self._on_host_ns, self._start_ns[launch], side="right")])
 
     def step_at(self, moment_ns: int) -> int:
-        """That which was at work at a moment of the rank's clock."""
+        """Return the number of the step at work at a moment of the rank's clock."""
         return int(self._numbers[np.searchsorted(self._at_work_ns, moment_ns, side="right")])
 
 
-# Collectives that a rank seems to leave before the last has come, which in truth none can.
-
-
 def is_impossible(time: CollectiveTime, residual_ns: int) -> bool:
-    """Whether a rank left a collective that nobody can leave before the last has come.
+    """Return whether a rank seems to leave before the last has come, though nobody can leave this collective so early.
 
     residual_ns: how far the times of different ranks may be off.
     """
@@ -202,5 +198,5 @@ def is_impossible(time: CollectiveTime, residual_ns: int) -> bool:
 
 
 def count_impossible(times: Iterable[CollectiveTime], residual_ns: int) -> int:
-    """How many of these."""
+    """Count the impossible ones."""
     return sum(is_impossible(time, residual_ns) for time in times)

@@ -1,7 +1,7 @@
-"""Which events of several ranks are one collective.
+"""Matching: finds which events of several ranks are one collective.
 
-By process group and number within it where every trace tells both, else by group and order.
-Knows no clock: ranks whose clocks differ match alike.
+Events match by process group and sequence number if every trace tells both, else by group and order. No clock is
+needed: ranks whose clocks differ match just as well.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collectors.traces.table import Column, Table
 from collectors.traces.timeline import Timeline
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-"""Those that some ranks may leave before the last has come, so that their ends need not agree."""
+"""Collectives that some ranks may leave before the last has come, so that their ends need not agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
     """One collective on its ranks.
 
-    group: the process group's name; None where the traces do not tell groups.
-    sequence: its number in the group; None where it was matched by order.
+    group: the process group's name; None if the traces do not tell groups.
+    sequence: its number in the group; None if it was matched by order.
     ranks: those whose traces hold it, ascending. rows: per rank, the index of its span in that rank's Timeline.
-    missing: ranks of the group whose traces were not given, where the traces tell its ranks.
-    group_size: how many ranks the group has; None where the traces do not tell.
-    is_first: the first that was matched on at least one of its ranks, which then had barely begun to trace.
+    missing: ranks of the group whose traces were not given, if the traces tell its ranks.
+    group_size: the number of ranks in the group; None if the traces do not tell.
+    is_first: whether it is the first match of at least one of its ranks, which had barely begun to trace then.
     """
 
     collective: str
@@ -44,7 +44,7 @@ class Matched:
 
     @property
     def missing_count(self) -> int:
-        """How many ranks of the group are known to have no trace here, by their numbers or by the group's size."""
+        """The number of ranks of the group without a trace here, as known from its ranks or its size."""
         return max(len(self.missing), (self.group_size or 0) - len(self.ranks))
 
 
@@ -59,7 +59,7 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """All collectives that were found on every traced rank of their groups: group by group, in order within each.
+    """All collectives that were found on every traced rank of their groups; by group, and in order within each.
 
     notes: what was assumed.
     """
@@ -69,7 +69,7 @@ class Matching:
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """How many of each kind matched, and why others did not."""
+        """Return tables of how many of each kind matched, and why others did not."""
         matched = Counter(
             (one.collective, one.group, len(one.ranks), len(one.ranks) + one.missing_count) for one in self.matched
         )
@@ -92,7 +92,7 @@ class Matching:
 
 
 def match(timelines: Sequence[Timeline]) -> Matching:
-    """The collectives of these ranks.
+    """Match the collectives of these ranks.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -121,10 +121,11 @@ def match(timelines: Sequence[Timeline]) -> Matching:
 
 
 def _matched(group: Group, order: Placed, timelines: Mapping[int, Timeline]) -> tuple[list[Matched], list[Stray]]:
-    """The collectives that all traced ranks of the group have, and what is left over."""
+    """Return the collectives that all traced ranks of the group have, and the events that are left over."""
     traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(sorted(order.places))
     if reason := _why_none(group, order, traced):
         return [], [Stray(rank=rank, rows=group.rows[rank], reason=reason) for rank in order.places]
+    # Places that every rank has; then `kinds` and `rows` have one row per rank and one column per common place.
     common = reduce(np.intersect1d, order.places.values())
     columns = [_at(order.places[rank], common) for rank in traced]
     kinds = np.stack([order.kinds[rank][column] for rank, column in zip(traced, columns, strict=True)])
@@ -136,6 +137,7 @@ def _matched(group: Group, order: Placed, timelines: Mapping[int, Timeline]) -> 
         strays.append(Stray(rank=rank, rows=of_rank[~is_alike], reason=unlike))
         outside = f"not in every rank's trace of {_title(group)}"
         strays.append(Stray(rank=rank, rows=np.setdiff1d(group.rows[rank], of_rank), reason=outside))
+    # Ranks agree on what they have in common, so the first describes each collective for all.
     one = timelines[traced[0]]
     missing = tuple(rank for rank in group.ranks if rank not in timelines)
     matched = [
@@ -154,7 +156,7 @@ def _matched(group: Group, order: Placed, timelines: Mapping[int, Timeline]) -> 
 
 
 def _why_none(group: Group, order: Placed, traced: Sequence[int]) -> str | None:
-    """Why no collective of this order can be matched."""
+    """Return why no collective of this order can be matched; None if they can be."""
     if absent := [rank for rank in traced if rank not in group.rows]:
         return f"rank {absent[0]}'s trace holds nothing of {_title(group)}"
     if not order.places.keys() >= set(traced) or (group.name is not None and len(order.places) < len(group.rows)):
@@ -169,7 +171,7 @@ def _why_none(group: Group, order: Placed, traced: Sequence[int]) -> str | None:
 
 
 def _at(places: Rows, common: Rows) -> Rows:
-    """The positions of these places."""
+    """Return the indices in `places` of the common ones, all of which it holds."""
     order = np.argsort(places, kind="stable")
     return order[np.searchsorted(places, common, sorter=order)]
 
@@ -181,7 +183,7 @@ def _title(group: Group) -> str:
 
 
 def _with_firsts(matched: Sequence[Matched]) -> Iterable[Matched]:
-    """The same, told which are the first of a rank."""
+    """Yield the same, with `is_first` set."""
     first: dict[int, int] = {}
     for one in matched:
         for rank, row in zip(one.ranks, one.rows, strict=True):

@@ -1,7 +1,11 @@
-"""Where one rank's collectives of a process group stand in another's, when their traces do not number them.
+"""Process groups of the traced ranks, and one common order for the collectives of each group.
 
-By the numbers of the steps they are in, where both traces tell these; else by what each collective is, and of several
-places at which the kinds agree, by how evenly the ends then lie apart. Two clocks may differ by any constant.
+The order is by sequence numbers if the traces tell them. Else one rank's collectives are aligned with another's, by a
+shift: by the numbers of the steps that they are in, if both traces tell these; else by the kinds of collectives. If the
+kinds agree at several shifts, those count whose ends lie apart most evenly; two clocks may differ by any constant.
+
+Example: rank 0's trace holds A B C D E and rank 1's B C D E. At shift 1 all four of rank 1's agree with rank 0's, so
+rank 1's trace begins one collective later.
 """
 
 from __future__ import annotations
@@ -19,13 +23,11 @@ from collectors.traces.intervals import Times
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
 
-# The median of moments, exact however large they are.
-
 
 def median_ns(moments_ns: Times, axis: int = 0) -> Times:
-    """The median along the axis, half a nanosecond cut off.
+    """Return the median along the axis, rounded down to whole nanoseconds.
 
-    A float holds moments near each other to the nanosecond only after what they have in common is taken off.
+    Only differences to the first moment go through a float, which cannot hold Unix time to the nanosecond.
     """
     first_ns = np.take(moments_ns, [0], axis=axis)
     apart_ns: NDArray[np.float64] = np.median((moments_ns - first_ns).astype(np.float64), axis=axis)
@@ -33,7 +35,7 @@ def median_ns(moments_ns: Times, axis: int = 0) -> Times:
     return middle_ns
 
 
-# Which spans of communication belong to which process group, and which to none that can be matched.
+# Spans of communication by process group.
 
 Rows = NDArray[np.int64]
 
@@ -42,8 +44,8 @@ Rows = NDArray[np.int64]
 class Group:
     """The collectives of one process group on the ranks whose traces hold some.
 
-    name: None where the traces do not tell groups; it then stands for all collectives of one name.
-    ranks: those in the group; empty where the traces do not tell them. size: how many they are; None likewise.
+    name: None if the traces do not tell groups; the group then holds all collectives of one name.
+    ranks: those in the group; empty if the traces do not tell. size: their number; None likewise.
     rows: by rank, ascending, the indices of its spans, in order.
     """
 
@@ -63,13 +65,13 @@ class Stray:
 
 
 def call_of(timeline: Timeline, row: int) -> Call:
-    """What the span of communication is, by its name alone where its trace says nothing else."""
+    """Return what a span of communication is, from its name alone if the trace tells nothing else."""
     number = int(timeline.call[row])
     return _named(timeline, row) if number == ABSENT else timeline.calls[number]
 
 
 def groups(timelines: Mapping[int, Timeline]) -> tuple[list[Group], list[Stray]]:
-    """All process groups of these ranks, and what belongs to none. timelines: by rank."""
+    """Return all process groups of these ranks, and the spans that cannot be matched. timelines: by rank."""
     calls = {rank: _calls(timeline) for rank, timeline in sorted(timelines.items())}
     told = _told_ranks(timelines, calls)
     sizes = _told_sizes(calls)
@@ -96,10 +98,10 @@ def groups(timelines: Mapping[int, Timeline]) -> tuple[list[Group], list[Stray]]
 
 
 def _calls(timeline: Timeline) -> dict[Call, Rows]:
-    """The rank's communication, by what it says of itself."""
+    """Return the rank's communication: its rows by Call."""
     chosen = np.flatnonzero(timeline.of_kind("communication"))
     called: dict[Call, list[Rows]] = defaultdict(list)
-    # Calls and names are few, spans are many.
+    # One number for each pair of call and name, so that `call_of` is asked once per pair and not once per span.
     kinds = timeline.call[chosen].astype(np.int64) * len(timeline.names) + timeline.name[chosen]
     order = np.argsort(kinds, kind="stable")
     _, firsts = np.unique(kinds[order], return_index=True)
@@ -116,7 +118,7 @@ def _named(timeline: Timeline, row: int) -> Call:
 def _told_ranks(
     timelines: Mapping[int, Timeline], calls: Mapping[int, Mapping[Call, Rows]]
 ) -> dict[str | None, set[tuple[int, ...]]]:
-    """By a group's name the ranks in it; of several sets if unlike groups of one name are on unlike ranks."""
+    """Return the ranks of a group by its name; several sets if different groups share the name."""
     told: dict[str | None, set[tuple[int, ...]]] = defaultdict(set)
     for timeline in timelines.values():
         for name, ranks in timeline.about.groups.items():
@@ -129,18 +131,18 @@ def _told_ranks(
 
 
 def _only(told: set[tuple[int, ...]], rank: int, size: int | None) -> tuple[int, ...]:
-    """The one set of ranks, of this size where it is told, that this rank is in; empty where there is none, or more."""
+    """Return the one set that holds this rank, and has this size if it is known; empty if none or several do."""
     found = [ranks for ranks in told if rank in ranks and size in (None, len(ranks))]
     return found[0] if len(found) == 1 else ()
 
 
 def _alike(call: Call) -> tuple[str | None, str]:
-    """What collectives of one group share; without a group, order within all of one name is all there is to go by."""
+    """Return what collectives of one group share: the group's name, or without one the collective's."""
     return call.group, call.collective if call.group is None else ""
 
 
 def _told_sizes(calls: Mapping[int, Mapping[Call, Rows]]) -> dict[tuple[str | None, str], set[int]]:
-    """The sizes that are told of a group whose ranks are not; several if unlike groups bear one name."""
+    """Return the sizes of groups whose ranks are not told; several if different groups share a name."""
     told: dict[tuple[str | None, str], set[int]] = defaultdict(set)
     for called in calls.values():
         for call in called:
@@ -165,15 +167,15 @@ def _why_stray(call: Call) -> str | None:
     return None
 
 
-# In which numbered step of its rank each collective was asked for.
+# The number of the step in which each collective was launched.
 
 _NUMBER = re.compile(r"#(\d+)$")
 
 
 def step_numbers(timeline: Timeline, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of these rows the number in the name of the step; `ABSENT` outside of steps, and where steps have no number.
+    """Return for each row the number in the name of its step; `ABSENT` outside of steps, or if they have no numbers.
 
-    A device runs behind its host: what it runs belongs to the step in which the host launched it, if that is told.
+    A device runs behind its host: its work belongs to the step in which the host launched it, if the launch is known.
     """
     marked = np.flatnonzero(timeline.of_kind("step"))
     numbers = numbers_of_marks(timeline)
@@ -189,7 +191,7 @@ def step_numbers(timeline: Timeline, rows: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def numbers_of_marks(timeline: Timeline) -> NDArray[np.int64]:
-    """Of each marked step, in order, the number in its name; `ABSENT` where it has none."""
+    """Return for each marked step, in order, the number in its name; `ABSENT` if it has none."""
     names = timeline.name[timeline.of_kind("step")]
     return np.array([_number(timeline.names[name]) for name in names], dtype=np.int64)
 
@@ -199,24 +201,26 @@ def _number(name: str) -> int:
     return int(found[1]) if found else ABSENT
 
 
+# Alignment of two ranks' collectives. A shift s means: collective i of the other rank is collective i + s of the one.
+
 TOLERANCE_NS = 5_000
-"""The ends of one collective may lie so far apart; ends that lie apart so evenly tell no place from another."""
+"""How far apart the ends of one collective may lie; shifts whose unevenness differs by less cannot be told apart."""
 
 LEAST_SHARED = 3
-"""The ends of fewer collectives lie apart evenly at any place."""
+"""The ends of fewer collectives lie apart evenly at any shift."""
 
 LEAST_AGREEMENT = 0.75
-"""Of the collectives that two traces share, if they are in order: the share that is of one kind on both."""
+"""The smallest share of the collectives in both traces that must be of one kind if the shift is right."""
 
 MOST_SEPARATE = 0.1
-"""Of one group's collectives, the share that one rank may seem to leave before another comes."""
+"""The largest share of a group's collectives that one rank may seem to leave before another comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One rank's collectives of a group, in order.
 
-    kinds: equal numbers for what is alike on all ranks. steps: the number of the step of each; `ABSENT` where not told.
+    kinds: numbers, equal for what is alike on all ranks. steps: the number of each one's step; `ABSENT` if not known.
     """
 
     kinds: NDArray[np.int64]
@@ -229,9 +233,9 @@ class Row:
 class Place:
     """Where one rank's collectives stand in another's.
 
-    later: how many collectives of the other rank are before its first, below 0 the other way round.
-    is_told: by the numbers of steps. shared_ratio: of the shorter, those that have a counterpart.
-    others: at how many other places they fit as well.
+    later: the shift, which is how many collectives the other rank has before this one's first; negative if fewer.
+    is_told: whether the numbers of steps tell it. shared_ratio: the share of the shorter that has a counterpart.
+    others: at how many other shifts they fit as well.
     """
 
     later: int
@@ -241,10 +245,10 @@ class Place:
 
 
 def place_in(one: Row, other: Row) -> Place | None:
-    """The place of the other in the one.
+    """Return the place of the other in the one; None if they agree at no shift, or have no step in common.
 
-    By order at least half of the shorter must have a counterpart, and of places that are as good the nearest to 0 is
-    taken; by the numbers of steps any. None: at no place do they agree, or they have no step in common.
+    Numbers of steps may tell any shift. Without them, at least half of the shorter must have a counterpart, and of
+    equally good shifts the one nearest to 0 is taken.
     """
     if _has_numbers(one) and _has_numbers(other):
         common = np.intersect1d(_numbers_of_steps(one), _numbers_of_steps(other))
@@ -260,7 +264,7 @@ def place_in(one: Row, other: Row) -> Place | None:
 
 
 def _has_numbers(row: Row) -> bool:
-    """Whether the trace tells the number of any step in which these collectives are."""
+    """Return whether the trace tells the number of any step of these collectives."""
     return bool(_numbers_of_steps(row).size)
 
 
@@ -269,7 +273,8 @@ def _numbers_of_steps(row: Row) -> NDArray[np.int64]:
 
 
 def _shift_by_steps(one: Row, other: Row, common: NDArray[np.int64]) -> int | None:
-    """The shift at which most of these steps begin together; None where none is that of most, or kinds disagree."""
+    """Return the shift at which most of the common steps begin together; None if none has most, or kinds disagree."""
+    # The first collective of each common step, on either rank.
     mine, theirs = (np.array([np.argmax(row.steps == number) for number in common]) for row in (one, other))
     shifts, counts = np.unique(mine - theirs, return_counts=True)
     shift = int(shifts[counts.argmax()])
@@ -278,18 +283,20 @@ def _shift_by_steps(one: Row, other: Row, common: NDArray[np.int64]) -> int | No
 
 
 def _fitting(one: Row, other: Row) -> list[int]:
-    """The shifts at which they agree, the nearest to 0 first.
+    """Return the shifts at which they agree best, the nearest to 0 first.
 
-    Where ends lie apart evenly at 0, no other is looked at.
+    If all kinds agree at 0 and the ends lie apart evenly there, no other shift is tried.
     """
     shifts = _within_reach(one, other)
     if 0 in shifts and _agreement(one, other, 0) == 1 and _unevenness_ns(one, other, 0) <= TOLERANCE_NS:
         return [0]
+    # The shifts with the best agreement of kinds, if that is good enough.
     agreements = [_agreement(one, other, shift) for shift in shifts]
     best = max(agreements, default=0.0)
     if best < LEAST_AGREEMENT:
         return []
     good = sorted((shift for shift, agreement in zip(shifts, agreements, strict=True) if agreement == best), key=abs)
+    # Of these, the shifts whose ends lie apart about as evenly as at the best one.
     told = [shift for shift in good if _count(one, other, shift) >= LEAST_SHARED]
     if len(told) < 2:
         return told or good
@@ -299,8 +306,9 @@ def _fitting(one: Row, other: Row) -> list[int]:
 
 
 def are_together(one: Row, other: Row, shift: int) -> bool:
-    """Whether both ranks were in nearly all of these collectives at one time, whatever their clocks show."""
+    """Return whether both ranks were in nearly all shared collectives at the same time, whatever their clocks show."""
     mine, theirs = _shared(one, other, shift)
+    # Move the other's times by the median difference of the ends, which is that of the clocks.
     apart_ns = median_ns(one.end_ns[mine] - other.end_ns[theirs])
     start_ns, end_ns = other.start_ns[theirs] + apart_ns, other.end_ns[theirs] + apart_ns
     separate = (one.start_ns[mine] > end_ns + TOLERANCE_NS) | (start_ns > one.end_ns[mine] + TOLERANCE_NS)
@@ -308,19 +316,19 @@ def are_together(one: Row, other: Row, shift: int) -> bool:
 
 
 def _within_reach(one: Row, other: Row) -> range:
-    """All shifts that leave at least half of the shorter in common."""
+    """Return all shifts at which at least half of the shorter has a counterpart."""
     mine, theirs = one.kinds.size, other.kinds.size
     least = max(1, -(-min(mine, theirs) // 2))
     return range(least - theirs, mine - least + 1) if min(mine, theirs) else range(0)
 
 
 def _count(one: Row, other: Row, shift: int) -> int:
-    """How many collectives both have."""
+    """Return how many collectives both have at this shift."""
     return min(one.kinds.size - max(shift, 0), other.kinds.size - max(-shift, 0))
 
 
 def _shared(one: Row, other: Row, shift: int) -> tuple[slice, slice]:
-    """Those, of the one and of the other."""
+    """Return the collectives that both have, as a slice of the one and of the other."""
     count = _count(one, other, shift)
     return slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
 
@@ -335,17 +343,17 @@ def _agreement(one: Row, other: Row, shift: int) -> float:
 
 
 def _unevenness_ns(one: Row, other: Row, shift: int) -> float:
-    """How far the ends lie apart, beyond what they do in the median: the median of that."""
+    """Return the median absolute deviation of the differences between ends."""
     mine, theirs = _shared(one, other, shift)
     apart_ns = one.end_ns[mine] - other.end_ns[theirs]
     return float(np.median(np.abs(apart_ns - median_ns(apart_ns))))
 
 
-# The place of each collective in the order of its process group, alike on all ranks of the group.
+# Places: the common order of a group's collectives, equal on all of its ranks.
 
 Places = NDArray[np.int64]
 
-# The buffer that is as large on all ranks of a group; the other may differ, and in all_to_all both.
+# The buffer whose size is equal on all ranks of a group; the other may differ, and in all_to_all both may.
 _ALIKE = {
     "all_reduce": "given_elements",
     "broadcast": "given_elements",
@@ -359,8 +367,8 @@ _ALIKE = {
 class Placed:
     """Ranks of one group whose collectives have a common order.
 
-    places: by rank, of each of its rows; equal places are one collective. kinds: by rank, likewise; equal where the
-    rows are alike in what must be alike on all ranks. is_numbered: the places are the traces' own numbers.
+    places: by rank, one per row; rows with equal places are one collective. kinds: by rank, one per row; equal if the
+    rows are alike in all that must be alike on all ranks. is_numbered: whether sequence numbers tell the places.
     notes: what was assumed.
     """
 
@@ -372,9 +380,9 @@ class Placed:
 
 
 def placed(group: Group, timelines: Mapping[int, Timeline]) -> list[Placed]:
-    """The group in one common order, or in several, where ranks without a told group prove to be in several.
+    """Return the group in one common order, or in several if ranks of an unknown group prove to be in several.
 
-    A rank that agrees with no other is alone in its own.
+    A rank that agrees with no other is alone in its order.
     """
     kinds = _kinds(group, timelines)
     sequences = {rank: timelines[rank].sequence[rows] for rank, rows in group.rows.items()}
@@ -393,6 +401,7 @@ def placed(group: Group, timelines: Mapping[int, Timeline]) -> list[Placed]:
 
 
 def _kinds(group: Group, timelines: Mapping[int, Timeline]) -> dict[int, NDArray[np.int64]]:
+    # One number for each (collective, dtype, elements of the buffer that must be equal), over all ranks.
     numbers: dict[tuple[str, str | None, int | None], int] = {}
     kinds = {}
     for rank, rows in group.rows.items():
@@ -407,23 +416,27 @@ def _kinds(group: Group, timelines: Mapping[int, Timeline]) -> dict[int, NDArray
 
 
 def _places_by_number(sequences: Mapping[int, NDArray[np.int64]]) -> dict[int, Places]:
-    """Places by number; of several kernels with one number, in their order."""
+    """Return places by sequence number; several kernels with one number keep their order.
+
+    Example: with most = 2, the numbers 7 7 8 get the places 14 15 16.
+    """
     most = max(Counter(numbers.tolist()).most_common(1)[0][1] for numbers in sequences.values())
     places = {}
     for rank, numbers in sequences.items():
         order = np.argsort(numbers, kind="stable")
         _, first, counts = np.unique(numbers[order], return_index=True, return_counts=True)
         places[rank] = numbers * most
+        # Add each kernel's index among those with its number.
         places[rank][order] += np.arange(numbers.size) - np.repeat(first, counts)
     return places
 
 
 def _sets(rows: Mapping[int, Row], *, is_told: bool) -> list[dict[int, Place]]:
-    """Sets of ranks in one order, each with its place in that of the set's first rank.
+    """Return sets of ranks that share an order, each rank with its place in the set's first rank.
 
-    Ranks whose group is not told are in one set only where they really were in these collectives together.
+    If the group is not told, ranks share a set only if they were in the collectives at the same time.
     """
-    # The longest comes first, so that the others lie within it as far as they can.
+    # The longest goes first, so that the others lie within it as far as possible.
     ranks = sorted(rows, key=lambda rank: -rows[rank].kinds.size)
     sets: list[dict[int, Place]] = []
     for rank in ranks:
@@ -451,7 +464,7 @@ def _ordered(group: Group, found: Mapping[int, Place], kinds: Mapping[int, NDArr
 
 
 def _notes(group: Group, found: Mapping[int, Place]) -> Iterator[str]:
-    """What was assumed of where traces begin."""
+    """Yield notes on where each trace is assumed to begin."""
     earliest = min(place.later for place in found.values())
     for rank, place in sorted(found.items()):
         if place.later == earliest and not place.others:
