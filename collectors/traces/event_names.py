@@ -85,7 +85,7 @@ _COLLECTIVES: tuple[tuple[str, str], ...] = (
     # that is made of messages.
     (r"send|recv|(?:put|wait)_signal|P(?:to|2)P", "send"),
 )
-"""Pattern and collective; the first pattern found in a name of a kernel, annotation or collective wins, in any case."""
+"""Pattern, collective: the first pattern found in a name of a kernel, annotation or collective wins, ignoring case."""
 
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), collective) for pattern, collective in _COLLECTIVES)
 

@@ -103,7 +103,8 @@ def launches(timeline: Timeline) -> Launches:
 # Lost work: launches whose work on the device is missing from the trace.
 #
 # A trace does not write device work in order of time. So a trace that ends early, or whose profiler lost events, may
-# lack work anywhere between its first and last launch. A launch that is lost together with its work is not found.
+# lack work anywhere, and its first and last launch tell nothing of those between. A launch lost together with its work
+# is not found.
 
 LAUNCHES_OF_KERNELS = re.compile(r"Launch(?!HostFunc)")
 """Driver calls of CUDA and HIP after which a kernel is expected."""

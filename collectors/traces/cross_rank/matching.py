@@ -183,7 +183,7 @@ def _title(group: Group) -> str:
 
 
 def _with_firsts(matched: Sequence[Matched]) -> Iterable[Matched]:
-    """Yield the same, with `is_first` set."""
+    """Yield the collectives with `is_first` set."""
     first: dict[int, int] = {}
     for one in matched:
         for rank, row in zip(one.ranks, one.rows, strict=True):

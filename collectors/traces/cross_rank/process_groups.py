@@ -233,7 +233,8 @@ class Row:
 class Place:
     """Where one rank's collectives stand in another's.
 
-    later: the shift, which is how many collectives the other rank has before this one's first; negative if fewer.
+    later: the shift: how many collectives the other rank has before this one's first; negative if this one has some
+    before the other's.
     is_told: whether the numbers of steps tell it. shared_ratio: the share of the shorter that has a counterpart.
     others: at how many other shifts they fit as well.
     """

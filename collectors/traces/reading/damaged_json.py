@@ -1,6 +1,7 @@
 """Splits a trace's text into events, exactly, even where the text is broken.
 
-`split` is slow and used only for chunks that no decoder takes; `likely_boundary` guesses where a chunk may end.
+`split` is slow and used only at the end of a text and where no decoder takes a chunk; `likely_boundary`
+guesses where a chunk may end.
 """
 
 from __future__ import annotations
