@@ -1,8 +1,8 @@
-"""When the host waits: for its device, in a call that says so, or for another of its threads, without a word.
+"""Dependencies within one rank: which spans of its device and which host threads waited for which.
 
-A thread that waits for another is in no span, or in one that a person wrote around a part of the program. It is taken
-to have waited if it was there for a while when another thread ended its work, and went on soon after: sooner than it
-had been there. A stretch without a span in which a thread worked, while by chance another ended, looks alike.
+Some waits a trace records: a stream's wait for an event (`stream_waits`), and calls in which the host waits for its
+device (`awaited`). Others are inferred from times: threads that wait for each other (`wakings`), and streams that wait
+for each other inside CUDA graphs (`untold_waits`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collectors.traces.operators import Foreground
 from collectors.traces.steps import LONG_AGO, is_at_work, launches
 from collectors.traces.timeline import ABSENT, Timeline
 
-# What one rank's device did, stream by stream, and when the host had asked for it.
+# The device's spans, stream by stream, and the calls that launched them.
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceQueue:
-    """The device's spans, by stream and start; spans of one stream run one after another.
+    """The device's spans, sorted by stream and start; spans of one stream run one after another.
 
-    row: of the span. start_ns, end_ns, stream: its own. call: the row of the call that put it there, or `ABSENT`.
-    called_ns: when that call began; of what was called before the trace, long ago. is_placed: whether this is known;
-    otherwise it is when the span itself began.
+    row, start_ns, end_ns, stream: of the span. call: the row of the call that launched it, or `ABSENT`.
+    called_ns: start of that call; `LONG_AGO` if it was before the trace; the span's own start if it is not known.
+    is_placed: whether it is known.
     """
 
     row: Rows
@@ -43,7 +43,7 @@ class DeviceQueue:
 
 
 def device_queue(timeline: Timeline) -> DeviceQueue:
-    """What the device of this rank did."""
+    """Return the spans of this rank's device."""
     row = np.flatnonzero(on_device(timeline))
     row = row[np.lexsort((row, timeline.stream[row]))]
     launched, start_ns = launches(timeline), timeline.start_ns[row]
@@ -60,26 +60,26 @@ def device_queue(timeline: Timeline) -> DeviceQueue:
 
 
 def on_device(timeline: Timeline) -> NDArray[np.bool_]:
-    """Per span whether it ran on the device; gloo's run on the host, also where ranks share a device."""
+    """Return per span whether it ran on the device. gloo's spans run on the host, even where ranks share a device."""
     if not timeline.is_device:
         return np.zeros(timeline.kind.size, dtype=np.bool_)
     return is_at_work(timeline) & ~named(timeline, [name.startswith(GLOO) for name in timeline.names])
 
 
 def named(timeline: Timeline, is_chosen: list[bool]) -> NDArray[np.bool_]:
-    """Per span whether its name is chosen. is_chosen: per name."""
+    """Return per span whether its name is chosen. is_chosen: per name of the Timeline."""
     return np.array(is_chosen, dtype=np.bool_)[timeline.name]
 
 
-# Which span of the device waited for one on another stream.
+# Cross-stream dependencies from recorded StreamWaitEvent calls.
 #
-# A trace says that a stream was made to wait, and not for what. Taken is the span of another stream that had ended last
-# when the waiting one began, of those that had been put there before the wait. A wait whose stream the trace does not
-# name concerns what its thread puts on the device next.
+# A trace records that a stream had to wait, but not for what. It is taken to have waited for the span on another stream
+# that ended last before the waiting span started, among those launched before the wait. If the trace does not name the
+# waiting stream, the wait applies to what the calling thread launches next.
 
 
 def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
-    """What was waited for, and what waited: the same number of indices in the queue."""
+    """Return the spans waited for and the spans that waited, pair by pair, as indices in the queue."""
     names = ["StreamWaitEvent" in name for name in timeline.names]
     calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, names))
     waiting = _waiting(timeline, queue, calls)
@@ -89,6 +89,8 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
     ended_ns = np.full(calls.size, LONG_AGO, dtype=np.int64)
     for stream in np.unique(queue.stream):
         here = np.flatnonzero(queue.stream == stream)
+        # Per wait: how many spans of this stream had both ended before the waiting span and been launched before the
+        # wait. A stream runs in order, so these are its first ones, and the last of them ended last.
         last = np.minimum(
             np.searchsorted(np.maximum.accumulate(queue.end_ns[here]), began_ns, side="right"),
             np.searchsorted(np.maximum.accumulate(queue.called_ns[here]), asked_ns, side="left"),
@@ -101,7 +103,7 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
 
 
 def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
-    """The stream that each call names, by the event that shares its correlation; `ABSENT` where there is none."""
+    """Return the stream that each call names, by the event that shares its correlation; else `ABSENT`."""
     events = np.flatnonzero(timeline.of_kind("wait") & named(timeline, ["Stream" in name for name in timeline.names]))
     by_correlation = dict(zip(timeline.correlation[events].tolist(), timeline.stream[events].tolist(), strict=True))
     by_correlation.pop(ABSENT, None)
@@ -109,7 +111,7 @@ def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
 
 
 def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
-    """For each call the first span that was put on the waiting stream after it, or `ABSENT`."""
+    """Return for each wait call the first span launched on the waiting stream after it, or `ABSENT`."""
     called = np.flatnonzero(queue.call != ABSENT)
     asked_ns, stream = timeline.start_ns[calls], streams_of(timeline, calls)
     by_stream = _next(called, queue, queue.stream[called], asked_ns, stream)
@@ -121,7 +123,11 @@ def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
 def _next(
     called: Rows, queue: DeviceQueue, place: NDArray[np.int64], asked_ns: Rows, wanted: NDArray[np.int64]
 ) -> Rows:
-    """For each moment the first of what was called at its place from then on. place: of each that was called."""
+    """Return for each time the first span launched at its place from then on, or `ABSENT`.
+
+    called: launched spans, as indices in the queue. place: of each of these, its stream or its calling thread.
+    wanted: per time, the place to look at; `ABSENT` for none.
+    """
     found = np.full(asked_ns.size, ABSENT, dtype=np.int64)
     for number in np.unique(wanted[wanted != ABSENT]):
         mine, here = np.flatnonzero(wanted == number), called[place == number]
@@ -132,12 +138,12 @@ def _next(
     return found
 
 
-# What one thread of the host was in, moment by moment, from its first span to its last.
+# Which span a host thread was in at any time, from its first span to its last.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
-    """Stretches without a gap between them: each ends where the next begins.
+    """Contiguous stretches of a thread's time: each ends where the next begins.
 
     row: the innermost span that the thread was in; `ABSENT` where it was in none.
     """
@@ -147,7 +153,7 @@ class ThreadTime:
     row: Rows
 
     def within(self, start_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
-        """Start, end and row of each stretch between two moments, the first and the last cut to them."""
+        """Return start, end and row of each stretch in a window, clipped to it."""
         first = max(int(np.searchsorted(self.start_ns, start_ns, side="right")) - 1, 0)
         behind = int(np.searchsorted(self.start_ns, end_ns, side="left"))
         cut_start_ns = np.maximum(self.start_ns[first:behind], start_ns)
@@ -157,10 +163,11 @@ class ThreadTime:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def spent_ns(self, chosen: NDArray[np.bool_], moments_ns: Times) -> Times:
-        """The time in stretches of chosen rows before each moment. chosen: per row, the last for `ABSENT`."""
+        """Return the time spent in chosen rows before each moment. chosen: per row; its last entry is for `ABSENT`."""
         is_chosen = chosen[self.row]
         lasting_ns = np.where(is_chosen, self.end_ns - self.start_ns, 0)
         before_ns = np.cumsum(lasting_ns) - lasting_ns
+        # Whole stretches before the moment, and the part of the stretch that it lies in.
         place = np.maximum(np.searchsorted(self.start_ns, moments_ns, side="right") - 1, 0)
         inside_ns = np.clip(moments_ns - self.start_ns[place], 0, lasting_ns[place])
         spent: Times = before_ns[place] + inside_ns
@@ -168,15 +175,17 @@ class ThreadTime:
 
 
 def thread_time(timeline: Timeline, row: Rows) -> ThreadTime:
-    """The time of the thread whose spans these are."""
+    """Return the time of the thread that has these spans."""
     row = row[timeline.end_ns[row] > timeline.start_ns[row]]
     pieces = Foreground(timeline.start_ns[row], timeline.end_ns[row]).pieces()
+    # The pieces of innermost spans, and the gaps between them as pieces of no row.
     gap = np.flatnonzero(pieces.start_ns[1:] > pieces.end_ns[:-1])
     start_ns = np.concatenate((pieces.start_ns, pieces.end_ns[gap]))
     end_ns = np.concatenate((pieces.end_ns, pieces.start_ns[gap + 1]))
     inside = np.concatenate((row[pieces.owner], np.full(gap.size, ABSENT, dtype=np.int64)))
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, inside = start_ns[order], end_ns[order], inside[order]
+    # Neighbouring pieces of one row become one stretch.
     begins = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1]))[: inside.size])
     return ThreadTime(
         start_ns=start_ns[begins],
@@ -185,13 +194,20 @@ def thread_time(timeline: Timeline, row: Rows) -> ThreadTime:
     )
 
 
+# Waits of the host for its device, and of its threads for each other.
+#
+# A trace does not record that a thread waits for another: the thread is in no span, or in a user's annotation. It is
+# taken to have waited if it was idle when the other thread ended its work and went on soon after, that is, no later
+# after that end than it had been idle before it. A thread that worked outside of any span while another happened to end
+# looks the same.
+
 LEAST_WAIT_NS = 20_000
 """Shorter stretches are no waits: the interpreter takes as long between two operators, and a thread to wake up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waking:
-    """A thread of the host that waited until another had ended something."""
+    """A wait of a host thread, from begun_ns to woken_ns, for work that by_thread ended at ended_ns."""
 
     thread: int
     begun_ns: int
@@ -201,10 +217,10 @@ class Waking:
 
 
 def awaited(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
-    """The calls in which the host waited for its device, and for each the index in the queue of what it waited for.
+    """Return the rows of calls in which the host waited for its device, and the index in the queue of what for.
 
-    Both as rows. A call that synchronises waits for what was put on the device before it, on its stream where the
-    trace tells which one; a copy waits for itself where it ended within its call.
+    A synchronising call waits for what was launched before it: on its stream, or on all where the trace names none. A
+    copy's call waits for its own copy if that ended within the call.
     """
     calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, ["Synchronize" in n for n in timeline.names]))
     streams = streams_of(timeline, calls)
@@ -223,12 +239,17 @@ def awaited(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
 def wakings(
     threads: Mapping[int, ThreadTime], endings: Mapping[int, Times], timeline: Timeline, begins_ns: int, ends_ns: int
 ) -> list[Waking]:
-    """The waits of these threads for each other, and for what else ended.
+    """Return the waits of these threads for each other, and for other threads' endings.
 
-    endings: by thread, when its work ended that others may wait for, beside the threads' own.
-    begins_ns, ends_ns: of the whole trace; a thread may wait from the beginning, and to the end.
+    endings: by thread, more times at which it ended work that others may wait for.
+    begins_ns, ends_ns: of the whole trace. Threads are idle before their first span and after their last; who is idle
+    until the trace's end is not woken.
+
+    Example: a thread is idle from 0 to 100 us. Another ends its work at 90 us: 90 >= 10, so that woke it. Had it ended
+    at 30 us only, 30 < 70: not a wait.
     """
     idle = {thread: _idle(stretches, timeline, begins_ns, ends_ns) for thread, stretches in threads.items()}
+    # All ends of work, by time: where a thread becomes idle, and the other endings.
     moments = [(start, thread) for thread, stretches in idle.items() for start in stretches[0].tolist()]
     moments += [(int(end), thread) for thread, ends in endings.items() for end in ends.tolist()]
     moments.sort()
@@ -237,6 +258,7 @@ def wakings(
     for thread, (starts_ns, stops_ns) in idle.items():
         latest = np.searchsorted(times_ns, stops_ns, side="right") - 1
         for start, stop, place in zip(starts_ns.tolist(), stops_ns.tolist(), latest.tolist(), strict=True):
+            # The last end of work by another thread within the idle stretch.
             while place >= 0 and moments[place][1] == thread and moments[place][0] > start:
                 place -= 1
             if place < 0 or moments[place][1] == thread or stop == ends_ns:
@@ -248,7 +270,7 @@ def wakings(
 
 
 def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: int) -> tuple[Times, Times]:
-    """Starts and ends of the stretches in which a thread may wait, the time before and after its spans with them."""
+    """Return starts and ends of the stretches in which a thread may wait: outside of spans, or in annotations."""
     is_annotation = named(timeline, ["::" not in name for name in timeline.names])
     is_written = is_annotation & (timeline.of_kind("host") | timeline.of_kind("step"))
     quiet = np.append(is_written, True)[stretches.row]
@@ -259,7 +281,10 @@ def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: in
 
 
 def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: Rows) -> Rows:
-    """Of these members of the queue the one that ended last within or before each call, of those called before it."""
+    """Return the member that ended last by each call's end, among those launched before the call; else `ABSENT`.
+
+    members: indices in the queue.
+    """
     if not members.size:
         return np.full(calls.size, ABSENT, dtype=np.int64)
     members = members[np.argsort(queue.end_ns[members], kind="stable")]
@@ -270,19 +295,20 @@ def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: R
     return np.where(place >= 0, members[place], ABSENT)
 
 
-# Which span of the device waited for one on another stream, though its trace does not say that it waited at all.
+# Cross-stream dependencies that the trace does not record, such as those inside of a CUDA graph.
 #
-# Such are the waits inside of a CUDA graph. A span that had been put on the device long before, and whose stream was
-# free, is taken to have waited for the span of another stream that ended last before it, if it began soon after: sooner
-# than it had been ready. One for which the device merely had no room, until by chance another span ended, looks alike.
+# A span that was ready (launched, its stream free) is taken to have waited for the span on another stream that ended
+# last before its start, if it started soon after: no later after that end than it had been ready before it. A span for
+# which the device merely had no room until another happened to end looks the same.
 
 
 def untold_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns: int) -> tuple[Rows, Rows]:
-    """What was waited for, and what waited: the same number of indices in the queue.
+    """Return the spans waited for and the spans that waited, pair by pair, as indices in the queue.
 
-    source, target: the waits that the trace tells, likewise. least_delay_ns: from a call to a span's start, at least.
+    source, target: the recorded waits, in the same form. least_delay_ns: the least time from a call to a span's start.
     """
     follows = np.concatenate(([False], queue.stream[1:] == queue.stream[:-1]))[: queue.row.size]
+    # Ready: launched, the span before it on its stream ended, and its recorded waits over.
     ready_ns = np.where(queue.is_placed, queue.called_ns + least_delay_ns, LONG_AGO)
     ready_ns[follows] = np.maximum(ready_ns[follows], queue.end_ns[np.flatnonzero(follows) - 1])
     np.maximum.at(ready_ns, target, queue.end_ns[source])
@@ -292,7 +318,10 @@ def untold_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns:
 
 
 def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Rows, NDArray[np.bool_]]:
-    """For each that waits what ended last before it on another stream, and whether that explains its start."""
+    """Return for each waiting span the one on another stream that ended last before it, and whether that fits.
+
+    It must have been launched no later, have ended while the span was ready, and the span have started soon after.
+    """
     by_end = np.argsort(queue.end_ns, kind="stable")
     place = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
     while True:
@@ -302,4 +331,5 @@ def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Row
         if not (is_after & is_wrong).any():
             is_soon = queue.start_ns[waiting] - queue.end_ns[found] <= queue.end_ns[found] - ready_ns
             return found, is_after & is_soon
+        # Those that found a span of their own stream, or one launched later, look at the one that ended before it.
         place[is_after & is_wrong] -= 1

@@ -1,7 +1,8 @@
-"""The graph in which a critical path is found: moments of several ranks, and what binds each to earlier ones.
+"""The dependency graph in which a critical path is found.
 
-A moment comes when all that it is bound to has come and the work between has been done, and its own delay has passed.
-By that rule the recorded times follow from the graph exactly, and others follow when some work is left out.
+Its nodes are moments: points in time on one rank, such as the start or end of a span. An edge says that its target
+depends on its source and on the work between them. A moment comes when its last dependency is done, plus its own delay.
+By that rule the graph reproduces the recorded times exactly, and gives others when some work is left out (`replay`).
 Source: Kelley and Walker 1959, Critical-Path Planning and Scheduling.
 """
 
@@ -18,31 +19,30 @@ from collectors.traces.timeline import ABSENT
 
 PathKind = Literal["compute", "communication", "copy", "launch", "host", "delay"]
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
-"""launch: calls of the driver. host: operators, and what lies between them.
+"""launch: calls of the driver. host: operators, and the host's time between them.
 
-delay: between what a moment was bound to and the moment itself, when nothing that is known of held it up.
+delay: time from a moment's last dependency to the moment itself that nothing known explains.
 """
 
 Reason = Literal["work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 TIED_AT_ONCE = 1000
-"""How many moments of the same time may depend on each other in a row; beyond that they depend in a circle."""
+"""The longest chain of dependent moments with the same time; a longer one is taken for a circle."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Moments in an order in which each comes after all that it is bound to, and the edges that bind them, by target.
+    """Moments in topological order, and the edges between them, sorted by target.
 
-    time_ns, trace, mark: of each moment. trace: which of the ranks' Timelines. mark: of the end of what was asked for
-    before one of the rank's marks, the first such mark; else `ABSENT`.
-    source, target, reason, row, place: of each edge. row: the span whose work it is, `ABSENT` where it is what the
-    thread `place` was in, or nothing. work_ns: per edge and kind of `PATH_KINDS`.
-    first: of each moment the first of its edges, and one more.
-    delay_ns: of each moment, how much later it came than all that it was bound to.
-    number: of each moment that was drafted, its place in the order.
+    time_ns, trace, mark, delay_ns: per moment. trace: index of the rank's Timeline. mark: of the end of a device's
+    span, the rank's first mark after the span was launched; else `ABSENT`. delay_ns: time since its last dependency.
+    source, target, reason, row, place, work_ns: per edge. row: the span whose work it is; `ABSENT` where the work is
+    that of the thread `place`, or there is none. work_ns: (edges, kinds) in the order of `PATH_KINDS`.
+    first: (moments + 1,) the edges of moment m are first[m] to first[m + 1] - 1.
+    number: per drafted moment, its index in the order.
     """
 
     time_ns: Times
@@ -60,7 +60,7 @@ class Graph:
 
 
 class Draft:
-    """Takes moments and edges, and gives the Graph."""
+    """Collects moments and edges, and builds the Graph."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -68,7 +68,7 @@ class Draft:
         self._edges: list[tuple[Numbers, Numbers, NDArray[np.int8], Numbers, Numbers, Times]] = []
 
     def moments(self, time_ns: Times, *, trace: int, mark: Numbers | None = None) -> Numbers:
-        """Take moments; their drafted numbers."""
+        """Add moments, and return their drafted numbers."""
         size = time_ns.size
         marks = np.full(size, ABSENT, dtype=np.int64) if mark is None else mark
         self._moments.append((time_ns, np.full(size, trace, dtype=np.int64), marks))
@@ -85,7 +85,7 @@ class Draft:
         row: Numbers | None = None,
         place: Numbers | None = None,
     ) -> None:
-        """Take edges between drafted moments. What is not given is nothing, and no work."""
+        """Add edges between drafted moments. A row or place not given is `ABSENT`, work not given is 0."""
         absent = np.full(source.size, ABSENT, dtype=np.int64)
         self._edges.append(
             (
@@ -99,16 +99,18 @@ class Draft:
         )
 
     def graph(self) -> Graph:
-        """All of it in order. Edges against the order of time, which a clock that is off may give, are left out."""
+        """Return the Graph. Edges that run against time, as a wrong clock may give, are left out."""
         time_ns, trace, mark = (np.concatenate(column) for column in zip(*self._moments, strict=True))
         source, target, reason, row, place, work_ns = (
             np.concatenate(column) for column in zip(*self._edges, strict=True)
         )
         possible = time_ns[source] + work_ns.sum(axis=1) <= time_ns[target]
         order, number = _ordered(time_ns, source[possible], target[possible])
+        # Edges of a circle of moments of the same time fail the second condition.
         kept = np.flatnonzero(possible & (number[source] < number[target]))
         kept = kept[np.argsort(number[target[kept]], kind="stable")]
         time_ns, source, target, work_ns = time_ns[order], number[source[kept]], number[target[kept]], work_ns[kept]
+        # When the last dependency of each moment is done; the least number where it has none.
         ready_ns = np.full(time_ns.size, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(ready_ns, target, time_ns[source] + work_ns.sum(axis=1))
         bound = ready_ns > np.iinfo(np.int64).min
@@ -129,17 +131,17 @@ class Draft:
 
 
 def work_of(kind: PathKind, work_ns: Times) -> Times:
-    """Work of one kind, as edges take it."""
+    """Return work of one kind as the (edges, kinds) table that `Draft.edges` takes."""
     table = np.zeros((work_ns.size, len(PATH_KINDS)), dtype=np.int64)
     table[:, PATH_KINDS.index(kind)] = work_ns
     return table
 
 
 def replay(graph: Graph, free: PathKind | None = None) -> Times:
-    """When each moment comes if work of one kind takes no time; what no edge binds comes when it came.
+    """Return when each moment comes if work of one kind takes no time.
 
-    Delays stay as they were, but where they are what is free.
-    Source: Zhu et al. 2020, Daydream (a graph of what depends on what, replayed with some work changed).
+    A moment without dependencies keeps its recorded time. Delays stay as recorded, unless `free` is "delay".
+    Source: Zhu et al. 2020, Daydream (a dependency graph replayed with some work changed).
     """
     kept = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
     work_ns = graph.work_ns[:, kept].sum(axis=1).tolist()
@@ -161,7 +163,10 @@ def replay(graph: Graph, free: PathKind | None = None) -> Times:
 
 
 def _ordered(time_ns: Times, source: Numbers, target: Numbers) -> tuple[Numbers, Numbers]:
-    """The moments in order of time, of one time those first that others are bound to; and each one's place in it."""
+    """Return the moments in topological order, and the index of each in it.
+
+    They are sorted by time, and moments of the same time by their depth in the graph (`level`).
+    """
     tied = time_ns[source] == time_ns[target]
     source, target = source[tied], target[tied]
     level = np.zeros(time_ns.size, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The graph of moments of all ranks: each rank's own part, and the collectives in which they wait for each other.
+"""The dependency graph of all ranks, joined where they wait for each other in collectives, and its steps.
 
-A collective transfers from its last arrival on. A rank that left before that, as the root of a broadcast may, did not
-wait, and its own duration stands.
+A collective begins to transfer at its last arrival. A rank that left before that, as the root of a broadcast may, did
+not wait, and its span counts with its own duration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collectors.traces.timeline import ABSENT, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedGraph:
-    """The graph, what is known of each rank in it, and the moments of each rank's marks."""
+    """The graph, each rank's part of it, and per rank the moments of its marks."""
 
     graph: Graph
     ranks: tuple[RankMoments, ...]
@@ -30,9 +30,10 @@ class JoinedGraph:
 
 
 def joined_graph(timelines: Sequence[Timeline], matched: Sequence[Matched], marks: Sequence[Marks]) -> JoinedGraph:
-    """The graph of these ranks, whose clocks are one. marks: of each, moments of its host that are to be in it."""
+    """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that must be in it."""
     places = {timeline.rank: place for place, timeline in enumerate(timelines)}
     draft = Draft()
+    # Per rank and span: whether it is a collective that the rank left only after the last arrival.
     awaited = [np.zeros(timeline.kind.size, dtype=np.bool_) for timeline in timelines]
     for one in matched:
         arrival_ns = _last_arrival_ns(timelines, places, one)
@@ -59,7 +60,7 @@ def _join(
     awaited: Sequence[NDArray[np.bool_]],
     draft: Draft,
 ) -> None:
-    """Draft the moment at which each collective begins to transfer: after each arrival, and before each end."""
+    """Draft the moment at which each collective begins to transfer: after every arrival, before every awaited end."""
     arrivals_ns = np.array([_last_arrival_ns(timelines, places, one) for one in matched], dtype=np.int64)
     moments = draft.moments(arrivals_ns, trace=0).tolist()
     arrived, gathered, left, ended, lasted_ns, rows = [], [], [], [], [], []
@@ -87,16 +88,16 @@ def _column(values: Sequence[int]) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-# The steps that all ranks have whole, and from when to when each lasts for all of them together.
+# Steps that all ranks have whole, and their joint start and end.
 #
-# A step is over when what any rank asked for until its end is done on every rank; it begins where the one before was
-# over, but not before it begins on the first rank (`stretches`). So no moment is in two steps, and while ranks go from
-# step to step none is lost, however far the devices are behind their hosts.
+# A step ends when all work that any rank launched before its end is done on every rank. It starts where the previous
+# step ended, but not before it starts on the first rank. So no time is in two steps, and between steps that follow each
+# other on the hosts none is lost, however far the devices are behind.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSteps:
-    """Steps in order. marks: per rank the moments of its host at which steps begin and end, in turn.
+    """Steps in order. marks: per rank the host times at which steps start and end, alternating.
 
     notes: which steps were left out.
     """
@@ -107,7 +108,10 @@ class CommonSteps:
 
 
 def common_steps(timelines: Sequence[Timeline]) -> CommonSteps:
-    """Steps with a number in their name are the same if their names are; others if they come in the same place."""
+    """Return the steps that every rank's trace holds whole.
+
+    Steps match by name; one without a number in its name is numbered by its position in the trace (`step_names`).
+    """
     rows = [_rows_of_whole(timeline) for timeline in timelines]
     names = tuple(name for name in rows[0] if all(name in mine for mine in rows)) if rows else ()
     notes = [note for timeline in timelines for note in _cut(timeline)]
@@ -123,19 +127,20 @@ def common_steps(timelines: Sequence[Timeline]) -> CommonSteps:
 
 
 def bounds_ns(graph: Graph, came_ns: Times, marks: Sequence[Numbers]) -> Times:
-    """Start and end of each step, where moments come at these times.
+    """Return (steps, 2) the start and end of each step if the moments come at these times.
 
     marks: per rank the moments of its marks.
     """
     reached = np.stack([_reached_ns(graph, came_ns, trace, numbers) for trace, numbers in enumerate(marks)])
     starts_ns, ends_ns = reached[:, ::2].min(axis=0), reached[:, 1::2].max(axis=0)
+    # Even columns of reached are starts, odd ones ends. Then no step may overlap the one before.
     ends_ns = np.maximum.accumulate(np.maximum(ends_ns, starts_ns[0]))
     starts_ns[1:] = np.clip(starts_ns[1:], ends_ns[:-1], ends_ns[1:])
     return np.stack((starts_ns, ends_ns), axis=1)
 
 
 def last_moment(graph: Graph, step: int, end_ns: int, marks: Sequence[Numbers]) -> int:
-    """The moment with which the step ended: a mark, or the end of what was asked for before it."""
+    """Return the moment at which the step ended: a mark, or the end of work that was launched before it."""
     ending = np.flatnonzero(graph.time_ns == end_ns)
     asked = ending[(graph.mark[ending] != ABSENT) & (graph.mark[ending] <= 2 * step + 1)]
     marked = np.array([numbers[: 2 * step + 2] for numbers in marks], dtype=np.int64).ravel()
@@ -143,20 +148,20 @@ def last_moment(graph: Graph, step: int, end_ns: int, marks: Sequence[Numbers]) 
 
 
 def _rows_of_whole(timeline: Timeline) -> dict[str, int]:
-    """By name the place in the Timeline of each step that it holds whole."""
+    """Return the row of each whole step, by name."""
     rows = np.flatnonzero(timeline.of_kind("step")).tolist()
     return {step.name: row for row, step in zip(rows, steps(timeline), strict=True) if step.part == "step"}
 
 
 def _cut(timeline: Timeline) -> list[str]:
-    """Why steps that are not whole are left out."""
+    """Return a note for each step that is left out because it is not whole."""
     return [
         f"rank {timeline.rank}: {step.name} is left out: {step.why}" for step in steps(timeline) if step.part != "step"
     ]
 
 
 def _reached_ns(graph: Graph, came_ns: Times, trace: int, marks: Numbers) -> Times:
-    """When a rank had done all that it asked for before each mark; the mark itself where that was later."""
+    """Return when all work that a rank launched before each mark was done, or the mark's own time if later."""
     chosen = np.flatnonzero((graph.trace == trace) & (graph.mark != ABSENT))
     done_ns = np.full(marks.size, LONG_AGO, dtype=np.int64)
     np.maximum.at(done_ns, graph.mark[chosen], came_ns[chosen])

@@ -1,10 +1,10 @@
-"""One rank's part of the graph of moments: its device, its threads, and what binds them to each other.
+"""One rank's part of the dependency graph: its device, its host threads, and the dependencies between them.
 
-- A span of the device comes after the one before it on its stream, after the call that put it there, and after what
-  its stream was made to wait for (`stream_waits`, `untold_waits`).
-- A thread goes on after what it did before, in a call that waits for the device after that, and after the thread that
-  it waits for (`host_waits`).
-- gloo begins a collective after the operator of c10d that asked for it.
+- A device's span depends on the span before it on its stream, on the call that launched it, and on what its stream
+  waited for (`stream_waits`, `untold_waits`).
+- A thread depends on what it did before; in a call that waits for the device, on the device (`awaited`); and on the
+  thread that it waits for (`wakings`).
+- A collective of gloo depends on the c10d operator that enqueued it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from collectors.traces.intervals import Times
 from collectors.traces.steps import is_at_work
 from collectors.traces.timeline import ABSENT, KINDS, Timeline
 
-# The host's part of the graph of moments: what each thread did comes after what it did before.
+# The host's part: the moments of each thread form a chain.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
     """The threads that take part in the work, each with its time.
 
-    workers: those that compute, or put work on the device. servers: gloo's own, which only communicate.
+    workers: threads that compute, launch work or run steps. servers: gloo's own threads, which only communicate.
     """
 
     workers: Mapping[int, ThreadTime]
     servers: Mapping[int, ThreadTime]
 
     def all(self) -> dict[int, ThreadTime]:
-        """Both."""
+        """Return workers and servers together."""
         return {**self.workers, **self.servers}
 
 
@@ -62,7 +62,7 @@ class Places:
         self.numbers = {thread: draft.moments(times, trace=trace) for thread, times in self.times_ns.items()}
 
     def at(self, threads: Numbers, times_ns: Times) -> Numbers:
-        """The moments at these times of these threads, all of which must have been among the points."""
+        """Return the moments at these times of these threads. Each must have been among the points."""
         found = np.empty(threads.size, dtype=np.int64)
         for thread in np.unique(threads).tolist():
             chosen = threads == thread
@@ -71,7 +71,7 @@ class Places:
 
 
 def threads_of(timeline: Timeline, calls: Rows) -> Threads:
-    """The threads of a rank. calls: the rows of those that put something on its device."""
+    """Return the threads of a rank. calls: the rows of calls that launched something on its device."""
     at_work = is_at_work(timeline) & ~on_device(timeline)
     is_hosted = at_work | timeline.of_kind("host") | timeline.of_kind("launch") | timeline.of_kind("step")
     communicates = at_work & timeline.of_kind("communication")
@@ -88,7 +88,11 @@ def threads_of(timeline: Timeline, calls: Rows) -> Threads:
 
 
 def points_of(threads: Threads, at: Sequence[tuple[Numbers, Times]], waits: Sequence[Waking]) -> dict[int, list[Times]]:
-    """The times that need a moment, by thread: those given, both ends of each wait, and the thread's own ends."""
+    """Return by thread the times that need a moment.
+
+    These are the times given in `at` as (threads, times); of each wait both ends and the end of work that it waited
+    for; a thread's start and end; of gloo's threads all starts and ends of stretches.
+    """
     points: dict[int, list[Times]] = defaultdict(list)
     for thread, time in threads.all().items():
         points[thread] += [time.start_ns[:1], time.end_ns[-1:]]
@@ -104,9 +108,9 @@ def points_of(threads: Threads, at: Sequence[tuple[Numbers, Times]], waits: Sequ
 
 
 def chain(timeline: Timeline, threads: Threads, places: Places, draft: Draft, waited: Mapping[int, Times]) -> None:
-    """Draft what binds each moment of a thread to the one before.
+    """Draft an edge from each moment of a thread to the next, with the work done in between.
 
-    waited: by thread, stretches [start, end) in which it only waited, so that the time in them is no work.
+    waited: by thread, stretches [start, end) in which it only waited, so that their time is no work.
     """
     kinds = path_kinds(timeline)
     for thread, time in threads.all().items():
@@ -114,6 +118,7 @@ def chain(timeline: Timeline, threads: Threads, places: Places, draft: Draft, wa
         work_ns = np.zeros((max(times_ns.size - 1, 0), len(PATH_KINDS)), dtype=np.int64)
         for number in range(len(PATH_KINDS)):
             chosen = kinds == number
+            # Where one of gloo's threads is in no span, it does no work.
             if thread in threads.servers:
                 chosen = np.append(chosen[:-1], False)
             work_ns[:, number] = np.diff(time.spent_ns(chosen, times_ns))
@@ -130,14 +135,17 @@ def chain(timeline: Timeline, threads: Threads, places: Places, draft: Draft, wa
 
 
 def path_kinds(timeline: Timeline) -> NDArray[np.int8]:
-    """Per span the index of its kind in `PATH_KINDS`, and at the end that of a thread that is in no span."""
+    """Return per span the index of its kind in `PATH_KINDS`; the last entry is for a thread in no span (host)."""
     as_path: dict[str, PathKind] = {kind: kind for kind in PATH_KINDS if kind in KINDS}
     number = np.array([PATH_KINDS.index(as_path.get(kind, "host")) for kind in KINDS], dtype=np.int8)
     return np.append(number[timeline.kind], number[KINDS.index("host")])
 
 
 def _is_inside(times_ns: Times, stretches: Times) -> NDArray[np.bool_]:
-    """Per pair of neighbouring moments whether it lies in a stretch."""
+    """Return for each pair of neighbouring moments whether it lies within a stretch.
+
+    Example: moments 0, 5, 9 and stretch [4, 10) give False, True.
+    """
     stretches = stretches[np.argsort(stretches[:, 0], kind="stable")]
     until_ns = np.maximum.accumulate(stretches[:, 1])
     place = np.searchsorted(stretches[:, 0], times_ns[:-1], side="right") - 1
@@ -150,7 +158,7 @@ ENQUEUING = "c10d::"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Moments on the host, ascending, and the thread that each is on."""
+    """Times on the host, ascending, and the thread of each."""
 
     time_ns: Times
     thread: NDArray[np.int64]
@@ -158,9 +166,10 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMoments:
-    """What others need of a rank's part of the graph.
+    """What the joined graph needs of a rank's part.
 
-    threads: the time of each. start, end: by row, the drafted moments of its communication. marks: those of its marks.
+    threads: the time of each thread. start, end: the drafted moments of communication, by row. marks: the drafted
+    moments of its marks.
     """
 
     threads: Mapping[int, ThreadTime]
@@ -170,10 +179,11 @@ class RankMoments:
 
 
 def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, joined: NDArray[np.bool_]) -> RankMoments:
-    """Take the rank into the draft.
+    """Add the rank to the draft.
 
-    joined: per span whether it is a collective whose end others decide, so that its own duration binds nothing.
+    joined: per span whether it is a collective whose end depends on other ranks, so that its duration is no work here.
     """
+    # The device; the threads; calls that waited for the device; gloo's collectives; waits between threads.
     queue = device_queue(timeline)
     begin, end = _device(timeline, queue, draft, trace, marks, joined)
     threads = threads_of(timeline, queue.call[queue.call != ABSENT])
@@ -183,6 +193,7 @@ def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, jo
     hosted = np.flatnonzero(is_at_work(timeline) & timeline.of_kind("communication") & ~on_device(timeline))
     waits = _wakings(timeline, threads, hosted)
     asked, asking = _asking(timeline, threads, hosted)
+    # Moments on threads: where an edge starts or ends, and at the marks.
     called = np.flatnonzero(queue.call != ABSENT)
     starts, ends = np.concatenate((queue.call[called], waiting, hosted, asking)), np.concatenate((waiting, hosted))
     at = [
@@ -198,9 +209,11 @@ def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, jo
     def end_of(rows: Rows) -> Numbers:
         return places.at(timeline.stream[rows], timeline.end_ns[rows])
 
+    # A call only waited if what it waited for ended after the call began.
     slept = queue.end_ns[reached] > timeline.start_ns[waiting]
     waited = _by_thread(timeline, np.concatenate((waiting[slept], hosted[joined[hosted]])), waits)
     chain(timeline, threads, places, draft, waited)
+    # Edges between threads and device, and between threads.
     least_ns = np.full(called.size, _least_delay_ns(queue), dtype=np.int64)
     draft.edges(start_of(queue.call[called]), begin[called], "launch", work_ns=work_of("delay", least_ns))
     draft.edges(end[reached], end_of(waiting), "synchronisation")
@@ -223,7 +236,8 @@ def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, jo
 def _device(
     timeline: Timeline, queue: DeviceQueue, draft: Draft, trace: int, marks: Marks, joined: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers]:
-    """Draft the device's own part: the moments at which its spans begin and end."""
+    """Draft the device's own part, and return the moments at which its spans begin and end."""
+    # The first mark after each launch; spans launched after the last mark have none.
     before = np.searchsorted(marks.time_ns, queue.called_ns, side="right")
     is_marked = queue.is_placed & (before < marks.time_ns.size)
     begin = draft.moments(queue.start_ns, trace=trace)
@@ -241,9 +255,9 @@ def _device(
 
 
 def _least_delay_ns(queue: DeviceQueue) -> int:
-    """What a span needs from its call to its start at least: the shortest time that any of this rank took.
+    """Return the least time from a call to its span's start: the shortest that this rank's trace shows.
 
-    No more than the least wait: a device that was always behind its host does not tell.
+    At most `LEAST_WAIT_NS`: a device that is always behind its host does not show its shortest.
     """
     delay_ns = (queue.start_ns - queue.called_ns)[queue.call != ABSENT]
     return int(delay_ns[delay_ns >= 0].min(initial=LEAST_WAIT_NS))
@@ -263,7 +277,7 @@ def _wakings(timeline: Timeline, threads: Threads, hosted: Rows) -> list[Waking]
 
 
 def _asking(timeline: Timeline, threads: Threads, hosted: Rows) -> tuple[Rows, Rows]:
-    """What gloo's own threads did, and the operator that began last before each."""
+    """Return the collectives of gloo's own threads, and for each the c10d operator that began last before it."""
     is_asking = named(timeline, [name.startswith(ENQUEUING) for name in timeline.names]) & timeline.of_kind("host")
     asking = np.flatnonzero(is_asking & np.isin(timeline.stream, list(threads.workers)))
     served = hosted[np.isin(timeline.stream[hosted], list(threads.servers))]
@@ -272,7 +286,7 @@ def _asking(timeline: Timeline, threads: Threads, hosted: Rows) -> tuple[Rows, R
 
 
 def _by_thread(timeline: Timeline, rows: Rows, waits: list[Waking]) -> dict[int, Times]:
-    """By thread when it only waited: in these spans, and for other threads."""
+    """Return by thread the stretches in which it only waited: these spans, and its waits for other threads."""
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for thread, start, end in zip(
         timeline.stream[rows].tolist(), timeline.start_ns[rows].tolist(), timeline.end_ns[rows].tolist(), strict=True
