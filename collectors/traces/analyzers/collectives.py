@@ -1,4 +1,8 @@
-"""How the time of several ranks in their collectives divides into waiting for the last rank and transferring."""
+"""How the time that ranks spend in collectives divides into waiting for the last rank and transferring.
+
+wait: from a rank's own arrival to the last rank's. transfer: from the last arrival to the rank's own end.
+Each rank's first collective is left out of the figures, since others wait in it for the rank's profiler to start.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,14 @@ from collectors.traces.cross_rank.matching import ROOTED, Matching, match
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import Timeline
 
-# Collectives that are alike, put together: by kind, group and size, and by rank.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFigures:
-    """Collectives alike in kind, group and size.
+    """Figures of all collectives of one kind, group and size.
 
-    wait_ns, transfer_ns: the medians over them of the mean over ranks, since one of two ranks waits for nobody.
-    waiting_ratio: wait as a share of both, of sums.
-    algorithm_bandwidth, bus_bandwidth: the medians over those of which they are known.
+    wait_ns, transfer_ns: the median over the collectives of the mean over ranks, since one of two ranks never waits.
+    waiting_ratio: sum of waits over the sum of waits and transfers.
+    algorithm_bandwidth, bus_bandwidth: medians, in bytes/s, over the collectives for which they are known.
     """
 
     collective: str
@@ -39,7 +41,7 @@ class CollectiveFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWaits:
-    """What one rank spent in collectives of one kind: sums."""
+    """The total time that one rank spent in collectives of one kind."""
 
     rank: int
     collective: str
@@ -49,7 +51,7 @@ class RankWaits:
 
 
 def figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
-    """One for each kind, group and size, in the order in which they come first."""
+    """Return the figures of each kind, group and size, in the order of their first collectives."""
     alike = defaultdict(list)
     for time in times:
         matched = time.matched
@@ -72,7 +74,7 @@ def figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
 
 
 def waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
-    """One for each rank and kind, by rank."""
+    """Return the sums of each rank and kind, sorted by rank."""
     sums: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for time in times:
         for rank, wait_ns, transfer_ns in zip(time.matched.ranks, time.wait_ns, time.transfer_ns, strict=True):
@@ -87,7 +89,7 @@ def waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
 
 
 def waiting_ratio(times: Iterable[CollectiveTime]) -> float | None:
-    """Of the time in these, summed over ranks, the share that was spent waiting; None where there is no time."""
+    """Return the share of the time in these collectives, summed over ranks, that was waiting; None if there is none."""
     times = list(times)
     wait_ns = sum(sum(time.wait_ns) for time in times)
     transfer_ns = sum(sum(time.transfer_ns) for time in times)
@@ -103,10 +105,10 @@ def _median_known(values: Iterable[float | None]) -> float | None:
 class Collectives:
     """All collectives of several ranks, on one clock.
 
-    times: each of them by its last arrival, the first of each rank with them.
-    figures, ranks, waiting_ratio: without the first collectives, in which others wait for a rank's profiler to start.
-    waiting_ratio: of the time in collectives, summed over ranks, the share that was spent waiting; None without any.
-    waiting_ratio_with_first: the same with the first.
+    times: all collectives, each rank's first included, sorted by last arrival.
+    figures, ranks, waiting_ratio: without each rank's first.
+    waiting_ratio: the share of the time in collectives, summed over ranks, that was waiting; None without any time.
+    waiting_ratio_with_first: the same, each rank's first included.
     """
 
     matching: Matching
@@ -119,7 +121,10 @@ class Collectives:
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """The shares, figures by kind, group and size, sums by rank, and what is behind them, whose notes are ours."""
+        """Return the shares, figures by kind, group and size, sums by rank, and the matching and clocks behind them.
+
+        The notes of the latter are in `notes`.
+        """
         wait, transfer = Column(name="wait", unit="ns"), Column(name="transfer", unit="ns")
         return (
             Table(
@@ -172,7 +177,7 @@ class Collectives:
 
 
 def collectives(timelines: Sequence[Timeline]) -> Collectives:
-    """The collectives of these ranks, on one clock.
+    """Return the collectives of these ranks, on one clock.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -230,7 +235,7 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
 
 
 def _traced(time: CollectiveTime) -> tuple[int, int]:
-    """How many ranks of the group have a trace, and how many it has."""
+    """Return how many ranks of the group have a trace, and how many ranks it has."""
     traced = len(time.matched.ranks)
     return traced, traced + time.matched.missing_count
 

@@ -1,11 +1,10 @@
 """The critical path of each step across its ranks, and what a step would cost if a kind of work were free.
 
-The path is the chain of kernels, launches, operators and collectives that made the step end when it did: from its end
-backwards, at each moment to what came last of all that the moment was bound to. Its parts add up to the step exactly.
-A collective begins to transfer when its last rank arrives, so that the path leaves a rank that waits, and goes on with
-the one that was waited for.
+The path is the chain of kernels, launches, operators and collectives that made the step end when it did. It is found
+from the step's end backwards, always along the dependency that finished last; its parts add up to the step exactly. A
+collective begins to transfer when its last rank arrives, so the path goes from a rank that waits to the one waited for.
 
-Not covered: waits for a rank whose trace is not there, or whose clock is not compared; they count as communication.
+Not covered: waits for a rank without a trace, or whose clock cannot be aligned; they count as communication.
 Source: Kelley and Walker 1959 (the path); Zhu et al. 2020, Daydream (what a change of one kind of work would do).
 """
 
@@ -39,14 +38,12 @@ from collectors.traces.intervals import Times, clip
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import ABSENT, Timeline, stream_name
 
-# The critical path of one step: its parts, in order.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPart:
-    """One stretch of the path: what a rank did, or the delay before it went on.
+    """One stretch of the path: what a rank did, or a delay before it went on.
 
-    name: of the span. place: the stream or thread it was on; None for a delay.
+    name: of the span or the delay. place: the stream or thread of the span; None for a delay.
     """
 
     rank: int
@@ -58,7 +55,7 @@ class PathPart:
 
     @property
     def lasting_ns(self) -> int:
-        """How long the path was there."""
+        """The length of the part."""
         return self.end_ns - self.start_ns
 
 
@@ -67,8 +64,7 @@ class StepPath:
     """The path of one step, or of the whole trace where no step is marked.
 
     parts: in order, from the step's start to its end, without a gap.
-    free_ns: by kind, what the step would cost if all work of that kind, in all steps, took no time, and all else were
-    as it was.
+    free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed.
     """
 
     step: str
@@ -87,7 +83,7 @@ class StepPath:
         return sum(part.lasting_ns for part in self.parts if part.kind == kind)
 
 
-# The critical path as tables: by kind of work, by rank, by name, and along the path of one step.
+# The critical path as tables: by kind of work, by rank, by name, and part by part of one step.
 
 ALL_STEPS = "all steps"
 
@@ -96,7 +92,7 @@ SHARE = Column(name="share", unit="ratio")
 
 
 def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
-    """All tables."""
+    """Return the tables `critical_path`, `if_free`, `ranks`, `names` and `path`."""
     return (_steps(steps), _free(steps), _ranks(steps), _names(steps), _path(steps))
 
 
@@ -167,7 +163,7 @@ def _names(steps: Sequence[StepPath]) -> Table:
 
 
 def _path(steps: Sequence[StepPath]) -> Table:
-    """The parts of the step of median length, of an even number the shorter of the middle two; the longest first."""
+    """Return the parts of the step of median length, longest first; of two middle steps the shorter is taken."""
     rows, notes = [], []
     for step in sorted(steps, key=lambda step: step.step_ns)[(len(steps) - 1) // 2 :][:1]:
         rows = [
@@ -202,7 +198,7 @@ def _share(part_ns: int, whole_ns: int) -> float | None:
     return part_ns / whole_ns if whole_ns else None
 
 
-# From a moment backwards, along what came last of all that each moment was bound to: the path that made it late.
+# Walk the dependency graph backwards from a moment, always along the dependency that finished last.
 
 NEVER = np.empty((0, 2), dtype=np.int64)
 
@@ -219,15 +215,15 @@ DELAYS: dict[Reason, str] = {
     "enqueuing": "enqueue to start",
     "arrival": "after the last arrival",
 }
-"""What a delay is called, by what the moment after it was bound to."""
+"""The name of a delay, by the dependency that it follows."""
 
 ON_THE_DEVICE: frozenset[Reason] = frozenset({"stream order", "launch", "stream wait"})
 MEANWHILE = ", while another stream computed"
-"""Added to the name of a delay in which the device had work: it may have had no room."""
+"""Suffix of a delay in which the device computed: it may have had no room."""
 
 
 class PathWalk:
-    """Walks in one graph."""
+    """Walks backwards in one graph."""
 
     def __init__(self, graph: Graph, timelines: Sequence[Timeline], ranks: Sequence[RankMoments]) -> None:
         self._graph, self._timelines, self._ranks = graph, timelines, ranks
@@ -237,13 +233,14 @@ class PathWalk:
         self._is_step = [np.append(timeline.of_kind("step"), True) for timeline in timelines]
 
     def back(self, moment: int, start_ns: int) -> tuple[PathPart, ...]:
-        """The parts from a time to the moment, in order; they follow each other without a gap."""
+        """Return the parts from a time to the moment, in order and without a gap."""
         parts: list[PathPart] = []
         for part in self._parts(moment, start_ns):
             if part.end_ns <= max(part.start_ns, start_ns):
                 continue
             if part.start_ns < start_ns:
                 part = replace(part, start_ns=start_ns)
+            # Neighbours of the same rank, kind, name and place become one part.
             last = parts[-1] if parts else None
             if last is not None and (last.rank, last.kind, last.name, last.place) == (
                 part.rank,
@@ -257,7 +254,7 @@ class PathWalk:
         return tuple(reversed(parts))
 
     def _parts(self, moment: int, start_ns: int) -> Iterator[PathPart]:
-        """The parts backwards, until one reaches the time."""
+        """Yield the parts backwards, until one reaches the time."""
         graph = self._graph
         while (time_ns := int(graph.time_ns[moment])) > start_ns:
             trace = int(graph.trace[moment])
@@ -270,7 +267,7 @@ class PathWalk:
             yield from self._along(edge, trace, int(graph.time_ns[moment]), time_ns)
 
     def _along(self, edge: int, trace: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
-        """What lies between the two moments of an edge, backwards."""
+        """Yield what lies between the two moments of an edge, backwards: a thread's time, a delay, or a span."""
         graph = self._graph
         done_ns, reason = int(self._done_ns[edge]), REASONS[graph.reason[edge]]
         if done_ns > from_ns and graph.row[edge] == ABSENT and graph.place[edge] != ABSENT:
@@ -285,7 +282,7 @@ class PathWalk:
         yield self._span(trace, row, int(self._timelines[trace].stream[row]), from_ns, done_ns)
 
     def _late(self, trace: int, reason: Reason, from_ns: int, to_ns: int) -> Iterator[PathPart]:
-        """A delay, divided by whether the device computed meanwhile."""
+        """Yield a delay backwards, divided by whether the device computed meanwhile."""
         busy = clip(self._computing[trace], from_ns, to_ns) if reason in ON_THE_DEVICE else NEVER
         for start_ns, end_ns in reversed(busy.tolist()):
             yield self._delay(trace, DELAYS[reason], end_ns, to_ns)
@@ -324,7 +321,7 @@ WHOLE_TRACE = "whole trace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """The paths of all steps, on the clock that the ranks' were aligned to.
+    """The paths of all steps, on the ranks' common clock.
 
     notes: what was assumed, and what was left out.
     """
@@ -333,12 +330,12 @@ class CriticalPath:
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """The steps by kind of work, what they would cost without it, the ranks, the names, and one step's path."""
+        """Return the steps by kind of work, their cost without it, the ranks, the names, and one step's path."""
         return path_tables(self.steps)
 
 
 def critical_path(timelines: Sequence[Timeline]) -> CriticalPath:
-    """The critical path of these ranks' steps.
+    """Return the critical path of these ranks' steps.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -348,9 +345,9 @@ def critical_path(timelines: Sequence[Timeline]) -> CriticalPath:
 
 
 def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
-    """The critical path of ranks whose collectives are matched and whose clocks are aligned already.
+    """Return the critical path of ranks whose collectives are matched and whose clocks are aligned.
 
-    Where not all clocks are compared, that of the largest set of ranks whose are.
+    Where not all clocks could be compared, it is that of the largest set of ranks with one clock.
     """
     present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
     if not present:
@@ -393,10 +390,10 @@ def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str])
 
 
 def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
-    """Start and end of each step, where moments come at these times; where none is marked, of everything.
+    """Return (steps, 2) the start and end of each step if moments come at these times; of everything if none is marked.
 
-    Both move when work is free: the first step, too, begins when what was asked for before it is done. Everything
-    begins with a moment that is bound to nothing, and so when it did.
+    Both move when work is free: even the first step begins only when work launched before it is done. Everything begins
+    with a moment that has no dependencies, and so keeps its time.
     """
     if joined.marks[0].size:
         return bounds_ns(joined.graph, came_ns, joined.marks)
@@ -404,14 +401,14 @@ def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
 
 
 def _last(joined: JoinedGraph, step: int, end_ns: int) -> int:
-    """The moment with which the step ended."""
+    """Return the moment at which the step ended."""
     if joined.marks[0].size:
         return last_moment(joined.graph, step, end_ns, joined.marks)
     return int(np.argmax(joined.graph.time_ns))
 
 
 def _of_moved(alignment: Alignment) -> list[str]:
-    """How well clocks that were moved agree."""
+    """Return a note on how well the aligned clocks agree, if any was moved."""
     if not any(alignment.offset_ns.values()):
         return []
     if alignment.residual_ns is None:
@@ -423,7 +420,7 @@ def _of_moved(alignment: Alignment) -> list[str]:
 
 
 def _of_matching(matching: Matching, ranks: int) -> list[str]:
-    """What could not be matched, so that waiting for others counts as communication."""
+    """Return notes on what could not be matched, so that waiting for others counts as communication."""
     notes = list(matching.notes)
     if ranks == 1 and matching.unmatched:
         return [*notes, "one rank alone: what its communication waited for is not known, and counts as communication"]

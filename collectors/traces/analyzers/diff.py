@@ -1,6 +1,7 @@
 """What a change of the step time is made of, from the traces of one run to those of another.
 
-Every division of the step adds up to it on both sides, and so to its change, to the nanosecond.
+Each division (by part, kernel, cause ...) adds up on both sides to what it divides, and so to its change, to the
+nanosecond.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from collectors.traces.steps import Stretch, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import Timeline
 
-# What became of one part of a step from one trace to another, and what that came from.
+# The change of one item of a step, and its effects: count, duration and hiding.
 
 Seen = Literal["both", "new", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Of one item, per step. before, after: None where it did not occur; their own time is in whole nanoseconds.
+    """The change of one item, per step.
 
-    The change of its own time is that of how often it ran, of how long it then took, and of how much of that was hidden
-    behind what has precedence: the three effects add up to it.
+    before, after: None where it did not occur; their exposed times are whole nanoseconds.
+    Three effects add up to the change of its exposed time: how often it ran (count), how long each run took (duration),
+    and how much of that was hidden behind parts that have precedence (hiding).
     """
 
     item: Item
@@ -35,29 +37,33 @@ class Change:
 
     @property
     def seen(self) -> Seen:
-        """On which side it occurred."""
+        """Where it occurred: on both sides, only after ("new") or only before ("gone")."""
         if self.before is None:
             return "new"
         return "gone" if self.after is None else "both"
 
     @property
     def before_ns(self) -> int:
-        """Its own time before."""
+        """Its exposed time before."""
         return 0 if self.before is None else int(self.before.exposed_ns)
 
     @property
     def after_ns(self) -> int:
-        """Its own time after."""
+        """Its exposed time after."""
         return 0 if self.after is None else int(self.after.exposed_ns)
 
     @property
     def change_ns(self) -> int:
-        """By how much its own time grew."""
+        """The growth of its exposed time."""
         return self.after_ns - self.before_ns
 
     @property
     def count_effect_ns(self) -> int:
-        """What running more or less often costs, at the mean of both durations; all of what is new, or gone."""
+        """The cost of running more or less often, at the mean of both durations; all the work of a new or gone item.
+
+        Example: 10 runs of 2 us became 12 of 3 us, so 20 us of work became 36. Count effect: 2 x 2.5 = 5 us; duration
+        effect: 1 x 11 = 11 us.
+        """
         one, other = _work_and_count(self.before), _work_and_count(self.after)
         if not (one[1] and other[1]):
             return round(other[0] - one[0])
@@ -65,17 +71,17 @@ class Change:
 
     @property
     def duration_effect_ns(self) -> int:
-        """What taking longer or shorter costs, at the mean of both counts."""
+        """The cost of longer or shorter runs, at the mean of both counts."""
         return round(_work_and_count(self.after)[0] - _work_and_count(self.before)[0]) - self.count_effect_ns
 
     @property
     def hiding_effect_ns(self) -> int:
-        """What being hidden less or more costs."""
+        """The cost of being hidden less or more."""
         return self.change_ns - self.count_effect_ns - self.duration_effect_ns
 
 
 def mean_ns(amount: Amount | None) -> int | None:
-    """How long one span lasted in the mean; None where none started."""
+    """Return the mean duration of a span; None where none started."""
     work_ns, count = _work_and_count(amount)
     return round(work_ns / count) if count else None
 
@@ -84,15 +90,12 @@ def _work_and_count(amount: Amount | None) -> tuple[Fraction, Fraction]:
     return (Fraction(0), Fraction(0)) if amount is None else (Fraction(amount.work_ns), Fraction(amount.count))
 
 
-# The mean step of a run's ranks, divided among what ran in it, in whole nanoseconds that add up to it.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStep:
-    """Each rank counts alike, and each step of a rank.
+    """The mean step of a run: over the steps of each rank, then over ranks, all with equal weight.
 
-    ranks: of which it is the mean. steps: how many of all ranks were taken.
-    amounts: of each item; its own time is in whole nanoseconds, and all of them add up to step_ns.
+    ranks: of which it is the mean. steps: how many, over all ranks.
+    amounts: by item; their exposed times are whole nanoseconds and add up to step_ns.
     """
 
     ranks: tuple[int, ...]
@@ -102,7 +105,7 @@ class MeanStep:
 
 
 def mean_step(ranks: Sequence[tuple[Timeline, Sequence[Stretch]]]) -> MeanStep:
-    """The mean over each timeline's stretches, of which it has at least one."""
+    """Return the mean over the stretches of each timeline, which has at least one."""
     amounts: dict[Item, Amount] = {}
     for timeline, steps in ranks:
         share = Fraction(1, len(ranks) * len(steps))
@@ -118,9 +121,10 @@ def mean_step(ranks: Sequence[tuple[Timeline, Sequence[Stretch]]]) -> MeanStep:
 
 
 def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
-    """The same with own times that are whole, each off by less than 1 ns, and that add up to the rounded total.
+    """Return the amounts with exposed times in whole nanoseconds, each off by less than 1 ns.
 
-    What is rounded is the sum up to each item, in their order, so that what stands together adds up best.
+    They add up to the rounded total, since the running sum over the sorted items is what is rounded: 0.4, 0.4 and 0.4
+    have the running sums 0.4, 0.8 and 1.2, rounded 0, 1 and 1, and become 0, 1 and 0.
     """
     whole = {}
     exact_ns, given_ns = Fraction(0), 0
@@ -144,16 +148,16 @@ BUSY: tuple[Part, ...] = tuple(part for part in PARTS if part != "idle")
 
 
 class NothingToCompare(ValueError):
-    """In no trace of a side did anything run."""
+    """Nothing ran in any trace of a side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A mean step before and after, and each division of its change, with the greatest share first.
+    """A mean step before and after, and the divisions of its change, each with the largest share first.
 
-    parts: all of the step. kernels, shapes: all but idle time, by the kernel, and by the operator and the sizes of
-        its inputs. causes, idle: of idle time, by cause, and by what ran next too.
-    collectives: of exposed communication, by collective and what a rank gave.
+    parts: of the whole step. kernels, shapes: of all but idle time, by kernel, and by operator and input sizes.
+    causes, idle: of idle time, by cause, and by cause and what ran next.
+    collectives: of exposed communication, by collective and the elements that a rank gave.
     notes: what was compared with what, and what was left out.
     """
 
@@ -169,15 +173,15 @@ class Difference:
 
     @property
     def change_ns(self) -> int:
-        """By how much the step grew."""
+        """The growth of the step."""
         return self.after.step_ns - self.before.step_ns
 
     def share(self, change: Change) -> float | None:
-        """Which share of the step's change one is, below 0 where it is against it; None where the step is alike."""
+        """Return a change's share of the step's change, below 0 if opposite to it; None if the step did not change."""
         return change.change_ns / self.change_ns if self.change_ns else None
 
     def tables(self) -> tuple[Table, ...]:
-        """The step, and each division of its change."""
+        """Return the step and each division of its change."""
         step = (self.before.step_ns, self.after.step_ns, self.change_ns)
         return (
             Table(
@@ -251,9 +255,9 @@ class Difference:
 
 
 def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Difference:
-    """What changed in the mean of all whole steps of all ranks of each side.
+    """Return what changed between the mean steps of both sides, over all whole steps of all ranks.
 
-    Where one rank of a side has no whole step, whole traces are compared instead, of all ranks of both sides.
+    If any rank of a side has no whole step, the whole traces of all ranks of both sides are compared instead.
 
     Raises:
         NothingToCompare: nothing ran in any trace of a side.
@@ -285,7 +289,7 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Differe
 
 
 def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Ranks:
-    """Those in which something ran, with their stretches."""
+    """Return the timelines in which something ran, with their stretches."""
     found = [(timeline, stretches(timeline)) for timeline in timelines]
     notes += [f"{side}: rank {timeline.rank} is left out: nothing ran" for timeline, parts in found if not parts]
     ranks = [(timeline, parts) for timeline, parts in found if parts]
@@ -298,7 +302,7 @@ def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Rank
 
 
 def _have_steps(sides: Sequence[Ranks], notes: list[str]) -> bool:
-    """Whether every rank of both sides has a whole step; where one has none, steps have nothing to compare with."""
+    """Return whether every rank of both sides has a whole step, and note which have none."""
     lacking = [
         f"rank {timeline.rank} {side}"
         for side, ranks in zip(("before", "after"), sides, strict=True)
@@ -315,7 +319,7 @@ def _counted(mean: MeanStep, part: str) -> str:
 
 
 def _changes(one: MeanStep, other: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> tuple[Change, ...]:
-    """Those of the parts of a step, put together over what differs in these fields alike; the greatest share first."""
+    """Return the changes of these parts, summed over all items with the same fields; the largest share first."""
     before, after = (_together(mean, parts, fields) for mean in (one, other))
     found = [
         Change(item=item, before=before.get(item), after=after.get(item)) for item in dict.fromkeys([*before, *after])

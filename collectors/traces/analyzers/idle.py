@@ -1,4 +1,16 @@
-"""Why nothing ran: each gap in a rank's work, divided by cause."""
+"""Idle time: each gap in a rank's work, divided by cause.
+
+A gap ends when the next work starts. Its causes, by who was late:
+
+- The host, until it launched that work: its thread loaded data (`data_loading`), waited in a call of the driver
+  (`synchronisation`), or did anything else (`host_bound`).
+- The device, after that. Work is ready once its launch has returned and what ran before it on its stream has ended. If
+  it starts at most `LAUNCH_GAP_NS` later, the gap is what a launch takes (`launch_gap`). If not, something held it: a
+  collective, if one on another stream ended just as the gap began (`collective`); else the reason is unknown (`other`).
+
+A device that waits inside a communication kernel is not idle; that wait counts as communication. What gloo runs beside
+a device is work of the host, which nothing launches: a gap before it is the host's to its end.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +28,6 @@ from collectors.traces.steps import LONG_AGO, Launches, Stretch, is_at_work, is_
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, Kind, Timeline
 
-# Each moment in which nothing ran on a rank, given to one cause.
-#
-# A gap ends when the next work starts. Until the host launched that work, the host was late: its thread was loading
-# data, was waiting in a call of the driver, or was doing anything else. The work was ready once its launch had returned
-# and what ran before it on its stream was over. Where it starts soon after that, the gap is what a launch takes. Where
-# it does not, something held it: a collective if one on another stream ended just as the gap began; else it is unknown
-# what, and other. A device that waits inside a communication kernel is not idle; that wait is communication. What gloo
-# runs beside a device is work of the host, which nothing launches: a gap before it is the host's to its end.
-
 Cause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap", "collective", "other"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -33,14 +36,15 @@ LAUNCH_GAP_NS = 10_000
 the return of its launch, and within 10 us of the end of what ran before it on its stream."""
 
 SYNCHRONISATION = re.compile(r"Synchronize|^(cuda|hip)Memcpy(WithStream)?$")
-"""Calls of the driver, of CUDA and HIP, that return when the device has done what they wait for."""
+"""Driver calls of CUDA and HIP that return only when the device has done what they wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleCauses:
-    """The gaps of one rank; by_cause: disjoint parts of them, which together are all; None where it cannot be told.
+    """The gaps of one rank by cause.
 
-    unknown: gaps before work whose launch the trace does not hold; they are in `other`.
+    by_cause: disjoint parts of the gaps, which together are all of them; None where the trace cannot tell.
+    unknown: how many gaps end with work whose launch the trace does not hold; they are in `other`.
     """
 
     gaps: Times
@@ -49,9 +53,9 @@ class IdleCauses:
 
 
 def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
-    """The gaps within a window of a rank's trace.
+    """Return the gaps within a window of a rank's trace, by cause.
 
-    On a trace without a device, only loading data is told from the rest: there nothing is launched ahead.
+    In a trace without a device only data loading is told from the rest, since nothing is launched ahead there.
     """
     rows = np.flatnonzero(is_at_work(timeline))
     free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
@@ -64,15 +68,16 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
         )
     launched, call = launches(timeline), _next(timeline, rows, free)
     is_known = (call != ABSENT) & launched.is_known[call]
-    # Behind the last work the host launched nothing more; before work of an unknown launch nothing can be told.
+    # After the last work the host launched nothing more; before work of an unknown launch nothing can be told.
     is_host = (call == ABSENT) | is_of_gloo(timeline)[call]
     is_unknown = ~is_host & ~is_known
+    # Until from_ns, the start of the next work's launch, the host is late; the rest of the gap is the device's.
     from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[call], free[:, 0], free[:, 1]))
     late = np.stack((free[:, 0], from_ns), axis=1)
     rest = np.stack((from_ns, free[:, 1]), axis=1)
     ready_ns = np.maximum(launched.end_ns, _freed_ns(timeline, rows))[call]
     is_soon = is_known & (free[:, 1] - ready_ns <= LAUNCH_GAP_NS)
-    # Work behind a collective on the same stream is ready only when that has ended.
+    # Work after a collective on the same stream is ready only when that has ended, so ready_ns is not before the gap.
     is_collective = is_known & ~is_soon & (ready_ns < free[:, 0]) & _follows_collective(timeline, free)
     thread = np.where(is_known, timeline.stream[launched.row[call]], _last_thread(timeline, launched, free[:, 1]))
     return IdleCauses(
@@ -88,13 +93,13 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
 
 
 def _next(timeline: Timeline, rows: NDArray[np.int64], free: Times) -> NDArray[np.int64]:
-    """Per gap the row of the work that ends it; `ABSENT` where none follows."""
+    """Return per gap the row of the work that ends it; `ABSENT` where none follows."""
     place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
     return np.append(rows, ABSENT)[place]
 
 
 def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
-    """Per span when what ran before it on its stream was over; `LONG_AGO` where it is the first."""
+    """Return per span when what ran before it on its stream had ended; `LONG_AGO` where it is the first."""
     freed_ns = np.full(timeline.name.size, LONG_AGO)
     for stream in np.unique(timeline.stream[rows]):
         here = rows[timeline.stream[rows] == stream]
@@ -103,13 +108,16 @@ def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
 
 
 def _follows_collective(timeline: Timeline, free: Times) -> NDArray[np.bool_]:
-    """Per gap whether a collective of the device ended as it began."""
+    """Return per gap whether a collective of the device ended just as the gap began."""
     chosen = timeline.of_kind("communication") & ~is_of_gloo(timeline)
     return np.isin(free[:, 0], timeline.end_ns[chosen])
 
 
 def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[Cause, Times | None]:
-    """What the thread that was late did: it loaded data, else waited for the driver, else anything."""
+    """Divide the time in which the host was late by what the late thread did.
+
+    Data loading has precedence over waiting in the driver, and that over anything else. thread: per gap.
+    """
     parts: dict[Cause, list[Times]] = {"data_loading": [], "synchronisation": [], "host_bound": []}
     for number in np.unique(thread):
         mine = _lasting(late[thread == number])
@@ -123,7 +131,7 @@ def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) 
 
 
 def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | None = None) -> Times:
-    """When a span of the kind ran whose name the rule knows; on one thread, or on any."""
+    """Return when spans of the kind ran whose names match the rule, on one thread or on any."""
     is_known = np.array([rule.search(name) is not None for name in timeline.names], dtype=np.bool_)
     chosen = timeline.of_kind(kind) & is_known[timeline.name]
     if thread is not None:
@@ -132,7 +140,7 @@ def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | 
 
 
 def _last_thread(timeline: Timeline, launched: Launches, moments_ns: Times) -> NDArray[np.int64]:
-    """The thread that launched work last before each moment; `ABSENT` where none did."""
+    """Return the thread that launched work last before each moment; `ABSENT` where none did."""
     calls = launched.calls
     place = np.searchsorted(timeline.start_ns[calls], moments_ns) - 1
     thread: NDArray[np.int64] = np.append(timeline.stream[calls], ABSENT)[place]
@@ -140,7 +148,7 @@ def _last_thread(timeline: Timeline, launched: Launches, moments_ns: Times) -> N
 
 
 def _lasting(intervals: Times) -> Times:
-    """Without those that are empty."""
+    """Return the intervals that are not empty."""
     return intervals[intervals[:, 1] > intervals[:, 0]]
 
 
@@ -154,7 +162,10 @@ GAPS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleShare:
-    """One stretch of one rank's trace. causes_ns: they add up to idle_ns; None where the trace cannot tell."""
+    """The idle time of one stretch of one rank's trace.
+
+    causes_ns: add up to idle_ns; None where the trace cannot tell.
+    """
 
     rank: int
     stretch: Stretch
@@ -164,7 +175,7 @@ class IdleShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """One time in which nothing ran. after, before: what had ended and what began. cause: that of the most of it."""
+    """A gap. after, before: the names of the work that ended and the work that began. cause: that of most of it."""
 
     rank: int
     start_ns: int
@@ -176,14 +187,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """The stretches of all ranks, and the longest gaps of each rank's trace. notes: what is not known, and why."""
+    """The idle time of all ranks' stretches, and each rank's longest gaps. notes: what is not known, and why."""
 
     shares: tuple[IdleShare, ...]
     longest: tuple[Gap, ...]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """The causes in the whole traces, in their steps, and the longest gaps."""
+        """Return the causes in the whole traces, in their steps, and the longest gaps."""
         begins_ns = {share.rank: share.stretch.start_ns for share in self.shares if share.stretch.part == "trace"}
         return (
             Table(
@@ -237,7 +248,7 @@ _COLUMNS = (
 
 
 def idle(timelines: Sequence[Timeline]) -> Idle:
-    """The gaps of every rank by cause."""
+    """Return the idle time of every rank by cause."""
     shares: list[IdleShare] = []
     longest: list[Gap] = []
     notes: list[str] = []
@@ -275,7 +286,7 @@ def _share(rank: int, stretch: Stretch, found: IdleCauses) -> IdleShare:
 
 
 def _longest(timeline: Timeline, trace: Stretch, found: IdleCauses) -> list[Gap]:
-    """The longest gaps within the whole trace, where each has work on both sides."""
+    """Return the longest gaps within the whole trace, each of which has work on both sides."""
     inside = clip(found.gaps, trace.start_ns, trace.end_ns)
     rows = np.flatnonzero(is_at_work(timeline))
     by_end = rows[np.argsort(timeline.end_ns[rows], kind="stable")]

@@ -1,4 +1,7 @@
-"""What the device ran, by kind and name, and how long after its launch."""
+"""Kernel statistics: what the device ran, by kind and name, the delays of its launches, and the launch queues.
+
+In a trace without a device, the operators of the host are counted instead.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from collectors.traces.steps import is_at_work, is_of_gloo, launch_of
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline, stream_name
 
-# What many durations have in common: their number, sum, middle and spread, group by group.
+# Statistics of durations, group by group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Of some durations; in whole nanoseconds, half of one rounded up.
+    """Statistics of some durations in whole nanoseconds, halves rounded up.
 
-    deviation_ns: the median distance from the median. p95_ns: the least that 95 % of them do not exceed.
+    deviation_ns: the median absolute deviation. p95_ns: the least duration that 95 % of them do not exceed.
     """
 
     count: int
@@ -32,7 +35,7 @@ class Durations:
     longest_ns: int
 
     def cells(self) -> tuple[Cell, ...]:
-        """The figures in the order of `COLUMNS`."""
+        """Return the figures in the order of `COLUMNS`."""
         return (
             self.count,
             self.total_ns,
@@ -56,7 +59,8 @@ COLUMNS = (
 
 
 def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations]:
-    """Of each group, in order of their numbers. group: per value the number of its group."""
+    """Return the statistics of each group, in order of their numbers. group: per value the number of its group."""
+    # Sort by group, then by value: each group is a run of sorted values from first to first + counts.
     order = np.lexsort((values_ns, group))
     values_ns, group = values_ns[order], group[order]
     numbers, first, counts = np.unique(group, return_index=True, return_counts=True)
@@ -83,27 +87,27 @@ def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations
 
 
 def _totals(values_ns: Times, first: NDArray[np.int64]) -> list[int]:
-    """Of each run of values the sum, which may take more than 64 bits: so halves of the values are added apart."""
+    """Return the sum of each run. It may exceed 64 bits, so upper and lower halves of the values are added apart."""
     high, low = np.add.reduceat(values_ns >> 32, first), np.add.reduceat(values_ns & 0xFFFF_FFFF, first)
     return [(upper << 32) + lower for upper, lower in zip(high.tolist(), low.tolist(), strict=True)]
 
 
 def _medians(sorted_ns: Times, first: NDArray[np.int64], counts: NDArray[np.int64]) -> Times:
-    """Of each run of values, which are sorted in it: the middle one, or the mean of the middle two, rounded up."""
+    """Return the median of each run of sorted values; the mean of the middle two is rounded up."""
     lower_ns, upper_ns = sorted_ns[first + (counts - 1) // 2], sorted_ns[first + counts // 2]
     middle: Times = lower_ns + (upper_ns - lower_ns + 1) // 2
     return middle
 
 
-# How often and how long each name and each kind ran, over several ranks' traces.
+# How often and how long each name and each kind ran.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
-    """What bears one name, over all ranks; where the name is None, all of one kind on one rank.
+    """All spans of one name, over all ranks; or, where the name is None, all of one kind on one rank.
 
-    union_ns: the time in which at least one ran on a rank, added up over the ranks. share: of the sum of durations of
-    all that ran there.
+    union_ns: the time in which at least one ran on a rank, added up over ranks. share: of the sum of all durations,
+    over all ranks or on that rank.
     """
 
     rank: int | None
@@ -116,7 +120,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """by_name: over all ranks, the greatest sum first. by_kind: rank by rank."""
+    """The times by name, over all ranks, largest sum first; and by kind, rank by rank."""
 
     by_name: tuple[KernelTime, ...]
     by_kind: tuple[KernelTime, ...]
@@ -124,7 +128,7 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spans:
-    """All spans at work, as columns. name: a number over all ranks. place: the place of the rank's Timeline."""
+    """All spans at work, as columns. name: the same number on all ranks. place: index of the rank's Timeline."""
 
     name: NDArray[np.int64]
     kind: NDArray[np.int64]
@@ -134,7 +138,7 @@ class _Spans:
 
 
 def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
-    """The times of what computes, communicates and copies; of a trace without a device, of the host's operators."""
+    """Return the times of computation, communication and copies; without a device, of the host's operators."""
     names: dict[str, int] = {}
     spans = _spans(timelines, names)
     words, kinds = tuple(names), len(KINDS)
@@ -174,7 +178,7 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
 
 
 def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
-    """The columns; `names` is filled with the number of each name."""
+    """Return the spans as columns, and fill `names` with the number of each name."""
     parts = []
     for place, timeline in enumerate(timelines):
         rows = np.flatnonzero(is_at_work(timeline))
@@ -195,13 +199,16 @@ def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
 
 
 def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Durations, int]]:
-    """Per group its number, its durations and its union: that of each rank, added up."""
+    """Return per group its number, its durations, and its union, added up over ranks."""
     if not group.size:
         return []
     found = durations(spans.end_ns - spans.start_ns, group)
     numbers, which = np.unique(group * (1 + spans.place.max()) + spans.place, return_inverse=True)
-    # Each group on each rank is put into a stretch of its own, so that one union serves for all; of places among all
-    # edges and not of times, since one wrong time makes a trace last for years, and so many of them exceed 64 bits.
+    # Shift each group on each rank into a range of its own, so that one call of union serves for all. The ranges are of
+    # indices among all sorted edges, not of times: one wrong time makes a trace last for years, and many of these in a
+    # row exceed 64 bits.
+    # Example: edges at 10, 20, 30, 40; two groups have [10, 30) and [20, 40), as indices [0, 2) and [1, 3); the second
+    # is shifted by 4 to [5, 7). Modulo 4 they are indices again, divided by 4 the group.
     edges_ns = np.sort(np.concatenate((spans.start_ns, spans.end_ns)))
     shift = which.ravel() * edges_ns.size
     together = union(np.searchsorted(edges_ns, spans.start_ns) + shift, np.searchsorted(edges_ns, spans.end_ns) + shift)
@@ -217,21 +224,21 @@ def _share(part_ns: int, whole_ns: int) -> float:
     return part_ns / whole_ns if whole_ns else 0.0
 
 
-# How far the device is behind the host: the delay of each launch, and how many wait to start.
+# How far the device is behind the host: launch delays and queue lengths.
 #
-# A launch's delay runs from the start of the call to the start of the first span that it put on the device; a graph is
-# one launch. kineto puts both clocks on one. A queue holds what is launched and not started.
+# A launch's delay runs from the start of the call to the start of the first span that it launched; a graph is one
+# launch. kineto puts host and device on one clock. A queue holds what is launched and not started.
 
 GRAPH = "graph"
 GRAPH_LAUNCH = "GraphLaunch"
-"""What CUDA and HIP call the launch of a graph holds it."""
+"""Part of the name of a graph's launch, in CUDA and HIP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """What waits for one stream, or for the whole device where it is None.
+    """The launch queue of one stream, or of the whole device where stream is None.
 
-    length: from each of these moments on; it is 0 before the first and after the last.
+    length: of the queue from each of moments_ns on; 0 before the first and after the last.
     """
 
     stream: int | None
@@ -240,26 +247,26 @@ class Queue:
 
     @property
     def longest(self) -> int:
-        """The most that waited at one moment."""
+        """The greatest length."""
         return int(self.length.max())
 
     @property
     def mean_length(self) -> float | None:
-        """Over the time from the first launch to the last start; None where that is no time."""
+        """The mean over the time from the first launch to the last start; None if that is no time."""
         lasting_ns = np.diff(self.moments_ns)
         if not lasting_ns.sum():
             return None
-        # As numbers with a point: one wrong time makes a trace last for years, and lengths times years exceed 64 bits.
+        # In floating point: one wrong time makes a trace last for years, and lengths times years exceed 64 bits.
         return float(np.average(self.length[:-1], weights=lasting_ns.astype(np.float64)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchQueue:
-    """Of one rank.
+    """Launch delays and queues of one rank.
 
     delays: by the kind of what was launched, `GRAPH` for graphs. queues: of the device, then of each stream.
-    spans_of_graphs: on the device. unknown: spans on the device whose launch the trace does not hold; what gloo runs
-    has none.
+    spans_of_graphs: spans on the device that graphs launched. unknown: spans on the device whose launch the trace does
+    not hold; gloo's spans, which have none, are not counted.
     early: launches after their own span by the trace's clocks; they are in no figure.
     """
 
@@ -272,12 +279,12 @@ class LaunchQueue:
 
 
 def launch_queue(timeline: Timeline) -> LaunchQueue:
-    """The delays and queues of a rank; of a trace without a device, none."""
+    """Return the delays and queues of a rank; a trace without a device has none."""
     launch = launch_of(timeline)
     is_on_device = is_at_work(timeline) & ~is_of_gloo(timeline) & timeline.is_device
     rows = np.flatnonzero(launch != ABSENT)
     is_graph = np.array([GRAPH_LAUNCH in name for name in timeline.names], dtype=np.bool_)
-    # Rows are by start, so the first of a launch is the one that started first.
+    # Rows are sorted by start, so the first row of a launch is the one that started first.
     calls, first = np.unique(launch[rows], return_index=True)
     started = rows[first]
     delay_ns = timeline.start_ns[started] - timeline.start_ns[calls]
@@ -308,6 +315,7 @@ def _queues(launched_ns: Times, started_ns: Times, stream: NDArray[np.int64]) ->
 
 def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> Queue:
     moments_ns, place = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
+    # A launch adds one to the queue, a start takes one off; the lengths are the running sum.
     change = np.zeros(moments_ns.size, dtype=np.int64)
     np.add.at(change, place.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
     return Queue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
@@ -318,14 +326,14 @@ _AFTER = (*COLUMNS, Column(name="union", unit="ns"), Column(name="share", unit="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What ran, and of each rank with a device its launches. notes: what is not known, and why."""
+    """What ran, and the launches of each rank with a device. notes: what is not known, and why."""
 
     times: KernelTimes
     queues: tuple[LaunchQueue, ...]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """By name, by kind, the delays of launches, and the queues."""
+        """Return the times by name and by kind, the launch delays, and the queues."""
         return (
             Table(
                 name="kernels",
@@ -380,7 +388,10 @@ class Kernels:
 
 
 def kernels(timelines: Sequence[Timeline]) -> Kernels:
-    """What all ranks ran; of a trace without a device, the operators of its host, whose times hold those within."""
+    """Return what all ranks ran.
+
+    Of a trace without a device these are the host's operators, whose times include those of operators inside them.
+    """
     queues = tuple(launch_queue(timeline) for timeline in timelines if timeline.is_device)
     notes = [
         f"rank {timeline.rank}: its trace has no device: these are operators of the host, which hold each other's"

@@ -1,4 +1,8 @@
-"""How often each rank comes last to collectives, what that costs the others, and what it does meanwhile."""
+"""Lateness: how often each rank comes last to collectives, what that costs the others, and what it does meanwhile.
+
+A late arrival is a collective to which one rank came after all others; its delay is the time since the last but one.
+The late rank's activities are compared with those of the last but one, and the differences add up to the delay.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,15 @@ from collectors.traces.operators import Foreground
 from collectors.traces.steps import Stretch, steps
 from collectors.traces.timeline import Kind, Timeline
 
-# What a rank did in the time before it came to a collective.
+# What a rank did before it arrived at a collective.
 #
-# Where several things ran at once, the time is that of the one that ended last before the rank came, since that is what
-# it had waited for; what still ran when it came, it did not wait for. On a host, the loading of data comes before the
-# operators in it.
+# Time in which several activities overlap belongs to the one that ended last before the arrival, since the rank had
+# waited for that; it did not wait for what still ran when it arrived. In a trace without a device, data loading takes
+# precedence over the operators inside of it.
 
 Activity = Literal["compute", "an earlier collective", "copy", "data loading", "host"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-"""host: nothing of the others."""
+"""host: the time in which none of the others ran."""
 
 _KINDS: Mapping[Activity, tuple[Kind, ...]] = {
     "compute": ("compute",),
@@ -41,7 +45,7 @@ _BUSY: tuple[Activity, ...] = ("compute", "an earlier collective", "copy", "data
 
 
 class Activities:
-    """Those of one rank, at any time of its own clock."""
+    """The activities of one rank, at any time of its own clock."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -53,14 +57,17 @@ class Activities:
         }
 
     def by_last_end(self, start_ns: int, end_ns: int) -> list[Activity]:
-        """All but the host, that which ended last in the window first."""
+        """Return all activities but "host", starting with the one whose span ended last in the window."""
         order = sorted(_BUSY, key=lambda activity: -self._last_end_ns(activity, start_ns, end_ns))
         if not self._timeline.is_device:
             order.sort(key=lambda activity: activity != "data loading")
         return order
 
     def spent_ns(self, order: Sequence[Activity], start_ns: int, end_ns: int) -> dict[Activity, int]:
-        """How much of the window each took; the parts add up to it. order: of what runs at once, the first counts."""
+        """Return how much of the window each activity took; the parts add up to it.
+
+        order: the precedence among activities that overlap, highest first.
+        """
         spent_ns: dict[Activity, int] = {}
         covered = np.empty((0, 2), dtype=np.int64)
         for activity in order:
@@ -71,9 +78,9 @@ class Activities:
         return spent_ns
 
     def names_ns(self, activity: Activity, windows: Times) -> Counter[str]:
-        """By name, how long events of the activity ran in these windows; of nested ones the innermost.
+        """Return by name how long events of the activity ran in these windows; nested time counts for the innermost.
 
-        windows: disjoint and in order. Of the host, only while it did nothing else.
+        windows: disjoint and in order. For "host", only the time in which no other activity ran.
         """
         timeline, rows = self._timeline, self._rows[activity]
         if activity == "host":
@@ -87,14 +94,14 @@ class Activities:
         return Counter({timeline.names[number]: int(run_ns[number]) for number in np.flatnonzero(run_ns)})
 
     def _last_end_ns(self, activity: Activity, start_ns: int, end_ns: int) -> int:
-        """When the last of the activity's spans that ended in the window did; its start where none did."""
+        """Return the latest end of the activity's spans in the window; the window's start if none ended in it."""
         ends_ns = self._ends_ns[activity]
         behind = int(np.searchsorted(ends_ns, end_ns, side="right"))
         return max(int(ends_ns[behind - 1]), start_ns) if behind else start_ns
 
 
 def _rows(timeline: Timeline, activity: Activity) -> NDArray[np.int64]:
-    """The rows of the activity's spans."""
+    """Return the rows of the activity's spans."""
     chosen = np.logical_or.reduce([timeline.of_kind(kind) for kind in _KINDS[activity]])
     if activity == "data loading":
         numbers = [number for number, name in enumerate(timeline.names) if DATA_LOADING.match(name)]
@@ -103,7 +110,7 @@ def _rows(timeline: Timeline, activity: Activity) -> NDArray[np.int64]:
 
 
 def _clipped(intervals: Times, start_ns: int, end_ns: int) -> Times:
-    """What of the set lies in the window; of a long set and a short window sooner than `clip`."""
+    """Return the part of the set in the window; faster than `clip` for a long set and a short window."""
     first = int(np.searchsorted(intervals[:, 1], start_ns, side="right"))
     last = int(np.searchsorted(intervals[:, 0], end_ns, side="left"))
     return np.clip(intervals[first:last], start_ns, end_ns)
@@ -115,37 +122,40 @@ def _together(one: Times, other: Times) -> Times:
 
 
 def _until_ns(windows: Times, moments_ns: Times) -> Times:
-    """How much of the windows lies before each moment."""
+    """Return how much of the windows lies before each moment.
+
+    Example: windows [0, 4) and [10, 12), moments 2, 7, 11 give 2, 4, 5.
+    """
     lasting_ns = windows[:, 1] - windows[:, 0]
     before_ns = np.concatenate(([0], np.cumsum(lasting_ns)))
     place = np.searchsorted(windows[:, 0], moments_ns, side="right")
-    # Of the window that began last, what lies behind the moment is not before it.
+    # Subtract the part of the last window begun that lies after the moment.
     end_ns = np.concatenate(([np.iinfo(np.int64).min], windows[:, 1]))
     after_ns: Times = np.maximum(end_ns[place], moments_ns) - moments_ns
     return before_ns[place] - after_ns
 
 
-# Collectives to which one rank came after all others, and what it had done that the last but one had not.
+# Late arrivals, each explained by comparing the late rank with the last but one.
 #
-# The two are compared from the last collective that they left together: what the late rank did since then, less what
-# the other did until it came, adds up to the delay. So a rank that computes as long as the others, but began later
-# because it waited for data, is late for its data. And a rank that left that collective later lost nothing by it
-# where it then idled that much less, as ranks do that next wait for something else.
+# They are compared from the last collective on that both had left: what the late rank did since then, less what the
+# other did until it arrived, adds up to the delay. So a rank that computes as long as the others, but began later
+# because it waited for data, is late by data loading. A rank that left that earlier collective later lost nothing by it
+# if it then idled that much less, as ranks do that next wait for something else.
 
 REMEMBERED = 8
-"""Collectives of one set of ranks, of which those that are still going on are no beginning."""
+"""How many earlier collectives of each set of ranks are kept, to find one that both ranks had left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateArrival:
-    """One of them.
+    """A collective to which one rank came after all others.
 
-    matched: the collective. rank: that came last. arrival_ns: when it did, on the common clock. delay_ns: after the
-    last but one.
+    matched: the collective. rank: the one that came last. arrival_ns: its arrival, on the common clock. delay_ns: time
+    since the last but one arrived.
     waits_ns: by other rank, how long it waited from its own arrival.
-    doing_ns: the parts of the delay; below 0 where it did less than the last but one. To have left the last collective
-    later counts as an earlier collective, but for as much as the host then did less.
-    window_ns: from when the first of both left the last collective to when it came to this one, on its own clock.
+    doing_ns: the delay by activity; below 0 where the rank did less of it than the last but one. Having left the
+    earlier collective later counts as "an earlier collective", reduced by as much as the host idled less.
+    window_ns: on the rank's own clock, from when the first of the two left the earlier collective to the arrival.
     """
 
     matched: Matched
@@ -163,10 +173,10 @@ def late_arrivals(
     offset_ns: Mapping[int, int],
     least_ns: int,
 ) -> Iterator[LateArrival]:
-    """Those of these collectives, in order of time, whose last rank came more than least_ns after the last but one.
+    """Yield, in order of time, the collectives whose last rank came more than least_ns after the last but one.
 
-    A rank's first collective only tells where the next begins. activities: by rank. offset_ns: by rank, what its clock
-    must show more.
+    A rank's first collective is never late itself, and only serves as the earlier collective of others.
+    activities: by rank. offset_ns: by rank, what to add to its clock to get the common one.
     """
     before: dict[tuple[int, ...], deque[CollectiveTime]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
     for time in times:
@@ -201,9 +211,10 @@ def late_arrivals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """What is looked at of one of the two ranks, on its own clock.
+    """The window in which one of the two ranks is compared, on its own clock.
 
-    began_ns: when the first of both left the last collective. left_ns: when this one did. came_ns: to the next.
+    began_ns: when the first of the two left the earlier collective. left_ns: when this one did. came_ns: its arrival at
+    the next.
     """
 
     activities: Activities
@@ -215,12 +226,16 @@ class _Window:
         return self.activities.spent_ns(order, self.began_ns, self.came_ns)
 
     def stayed_ns(self, order: Sequence[Activity]) -> int:
-        """How long it did nothing else than to stay in the collective that the other had left."""
+        """Return how long it stayed in the earlier collective after the other had left, and did nothing else."""
         return self.activities.spent_ns(order, self.began_ns, self.left_ns)["an earlier collective"]
 
 
 def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
-    """What the late rank did more than the other, by what; together the delay."""
+    """Return by activity how much more the late rank did than the other; the parts add up to the delay.
+
+    Example: it left the earlier collective 5 ms later and idled 3 ms less since; then 2 ms of the delay are "an earlier
+    collective" and 0 "host".
+    """
     order = late.activities.by_last_end(late.began_ns, late.came_ns)
     late_ns, other_ns = late.spent_ns(order), other.spent_ns(order)
     parts_ns = {activity: late_ns[activity] - other_ns[activity] for activity in ACTIVITIES}
@@ -233,9 +248,9 @@ def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
 
 
 def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Mapping[int, int]) -> dict[int, int]:
-    """When each of these two ranks left the last collective that both had left when they came to the next.
+    """Return when each of the two ranks left the last collective that both had left before they came to the next.
 
-    Where there was none, when the first came: what both did until then is then not known to be alike.
+    Where there was none, it is the first arrival for both: what they did before is not known to be comparable.
     """
     found = []
     for time in (time for of_ranks in before for time in of_ranks):
@@ -246,19 +261,19 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
     return max(found, key=lambda left_ns: min(left_ns.values()), default=none)
 
 
-# What each rank's lateness cost in each step.
+# Delays by rank and step.
 #
-# Collectives of one step are late together, since a rank that is behind stays behind until the step's end. So a step,
-# and not a collective, is what says once more that a rank is late.
+# Late arrivals within a step are not independent, since a rank that is behind stays behind until the step's end. So the
+# independent observation of lateness is the step, not the collective.
 
 
 def delays_by_step(
     late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[Matched, int]
 ) -> NDArray[np.int64]:
-    """Delays in nanoseconds, one row for each step with a collective, one column for each of these ranks.
+    """Return (steps, ranks) delays in nanoseconds, one row for each step with a collective.
 
-    step_of: of all collectives, late or not, the number of the step. Where it is empty, since no trace marks steps,
-    there is one row for all arrivals of a late rank until another is late.
+    step_of: the step's number of each collective, late or not. Where it is empty, since no trace marks steps, a row
+    holds all arrivals of a late rank until another rank is late: late ranks 0, 0, 2, 0 make three rows.
     """
     column = {rank: number for number, rank in enumerate(ranks)}
     if step_of:
@@ -280,12 +295,12 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """One rank's.
+    """The lateness of one rank.
 
-    collectives: that it took part in. last: to how many of them it came last.
-    delay_ns: how much sooner these could have begun, had it come with the last but one: a sum.
-    waits_ns: by other rank, how long it waited in these from its own arrival; only ranks that were in one of them.
-    doing_ns: the parts of the delay, see `LateArrival`. cause: the largest; None of a rank that was never last.
+    collectives: how many it took part in. last: to how many of these it came last.
+    delay_ns: how much sooner those could have begun, had it come with the last but one: a sum.
+    waits_ns: by other rank, how long it waited in those from its own arrival; only ranks that were in one of them.
+    doing_ns: the delay by activity, see `LateArrival`. cause: the largest part; None if the rank was never last.
     names: the events that ran longest in the cause, the longest first.
     """
 
@@ -300,14 +315,14 @@ class Lateness:
 
     @property
     def others_wait_ns(self) -> int:
-        """How long all other ranks waited in these: a sum."""
+        """How long all other ranks waited for this one: a sum."""
         return sum(self.waits_ns.values())
 
 
 def lateness_by_rank(
     times: Iterable[CollectiveTime], late: Iterable[LateArrival], activities: Mapping[int, Activities]
 ) -> tuple[Lateness, ...]:
-    """One for each rank of these collectives, the costliest first."""
+    """Return the lateness of each rank in these collectives, the costliest first."""
     took_part = Counter(rank for time in times for rank in time.matched.ranks)
     of_rank: dict[int, list[LateArrival]] = defaultdict(list)
     for one in late:
@@ -336,18 +351,14 @@ def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activiti
     )
 
 
-# All lateness of ranks that were traced together: by rank, by step, and the time that it is a share of.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedLateness:
-    """That of one trial.
+    """The lateness of all ranks of one trial, and the traced time that it is a share of.
 
-    ranks: all of them, ascending; empty where none met another in a collective that counts.
-    delays_ns: one row for each step with such a collective, one column a rank. Where no trace marks steps, one row for
-    each turn, in which a rank is late until another is.
-    traced_ns: time of the traced steps, on the device where there is one, on the rank that has the most; where none are
-    marked, from the first arrival to the last end of these collectives.
+    ranks: ascending; empty if no two ranks met in a collective that counts.
+    delays_ns: (steps, ranks), see `delays_by_step`.
+    traced_ns: total time of the traced steps, on the device where there is one, of the rank that has the most; where no
+    step is marked, from the first arrival to the last end of these collectives.
     """
 
     ranks: tuple[Lateness, ...]
@@ -357,10 +368,10 @@ class TracedLateness:
 
 
 def traced_lateness(found: Collectives) -> TracedLateness:
-    """Who comes late to collectives that nobody leaves before the last has come, each rank's first left out.
+    """Return how late ranks come to collectives that none leaves before the last arrives, without each rank's first.
 
-    A rank is late where it comes after all others by more than the ends of a collective lie apart on different clocks,
-    which is how well clocks are known.
+    A rank is late if it comes after all others by more than the clock error: how far the ends of a collective lie apart
+    on different clocks.
     """
     alignment = found.alignment
     activities = {timeline.rank: Activities(timeline) for timeline in alignment.timelines}

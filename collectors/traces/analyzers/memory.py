@@ -1,4 +1,8 @@
-"""What the memory of each rank held while it was traced: how much, when most, and which operators had taken that."""
+"""The memory of each rank while it was traced: how much was held, the peak, and which operators had taken it.
+
+A block is one piece of memory that the allocator handed out; it is held until given back. A trace does not say whose a
+block is, so parameters, gradients and optimizer state cannot be told apart from other blocks that stay.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,25 @@ from collectors.traces.steps import step_names
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, Allocations, Timeline
 
-# The blocks of memory that a rank took while it was traced, each with the moment at which it was given back.
+# The blocks of memory that a rank took while it was traced, each with when it was given back.
 
 Numbers = NDArray[np.int64]
 
 HOST = -1
-"""The device of the host's memory."""
+"""The device number of the host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """One row per block of one device that was taken, by time; and what came and went at each change.
+    """The blocks that were taken on one device, by time, and the changes of what it held.
 
-    taken, ended: the number of the change that took it, and of that which ended it; as many as there are changes
-        where none did. A block ends when it is given back, or when its address is given out again: the profiler does
-        not hear what threads of other libraries drop.
-    thread: that took it; -1 where that is not told.
-    time_ns, change_bytes: of each change; what ends unheard is taken off where it is noticed.
-    total_bytes: all that was handed out after each change, from before the trace too; None where that is not told.
+    taken, ended, address, size_bytes, thread: per block.
+    taken, ended: the index of the change that took it, and of the one that ended it; the number of changes where none
+        did. A block ends when it is given back, or when its address is handed out again: the profiler does not record
+        what threads of other libraries free.
+    thread: the one that took it; -1 where the trace does not tell.
+    time_ns, change_bytes, total_bytes: per change. A block freed without a record is subtracted where that is noticed.
+    total_bytes: all that was handed out after the change, including from before the trace; None where not told.
     """
 
     taken: Numbers
@@ -46,25 +51,27 @@ class Blocks:
     total_bytes: Numbers | None
 
     def alive_after(self, change: int) -> NDArray[np.bool_]:
-        """Per block whether it is there after the change."""
+        """Return per block whether it is held after the change."""
         alive: NDArray[np.bool_] = (self.taken <= change) & (self.ended > change)
         return alive
 
 
 def blocks_of(allocations: Allocations, device: int) -> Blocks:
-    """Those of one device.
+    """Return the blocks of one device.
 
-    The total of the host's memory counts from the first profile of the process on, not from its start, so that it
-    is not told.
+    The trace's total of the host's memory counts from the first profile of the process, not from its start, so it is
+    not used.
     """
     rows = np.flatnonzero((allocations.device == device) & (allocations.change_bytes != 0))
     address, change_bytes = allocations.address[rows], allocations.change_bytes[rows].copy()
+    # followed_by: per change, the next change of the same address; the number of changes where there is none.
     by_address = np.argsort(address, kind="stable")
     is_same = address[by_address[1:]] == address[by_address[:-1]]
     followed_by = np.full(rows.size, rows.size, dtype=np.int64)
     followed_by[by_address[:-1][is_same]] = by_address[1:][is_same]
     taken = np.flatnonzero(change_bytes > 0)
     ended, size_bytes = followed_by[taken], change_bytes[taken]
+    # Blocks whose address was handed out again were freed without a record: subtract them there.
     taken_again = (ended < rows.size) & (np.append(change_bytes, 0)[ended] > 0)
     change_bytes[ended[taken_again]] -= size_bytes[taken_again]
     total_bytes = allocations.allocated_bytes[rows]
@@ -81,13 +88,12 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
     )
 
 
-# What the blocks of a trace are, as far as it tells: by the phase of the step that took them, and what they outlived.
+# Categories of blocks, by the phase of the step that took them and whether they outlive it.
 #
-# A trace does not say whose a block is, so that parameters, gradients and the optimizer's state cannot be told apart
-# from other blocks that stay. What a backward leaves is mostly gradients, what an optimizer leaves mostly its state.
+# What a backward leaves is mostly gradients, what an optimizer leaves mostly its state.
 
 Category = Literal["activations", "left_by_backward", "left_by_optimizer", "temporary", "other", "older"]
-"""temporary: dropped in the phase that took it. older: taken before the trace, as far as the trace tells of it."""
+"""temporary: freed in the phase that took it. older: taken before the trace, as far as the trace tells."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -100,12 +106,12 @@ _LEFT_BY: dict[Phase, Category] = {
 
 
 def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
-    """Per block the index of its category in `CATEGORIES`."""
+    """Return per block the index of its category in `CATEGORIES`."""
     taken_in = phases.at(blocks.time_ns[blocks.taken])
     ended_ns = np.append(blocks.time_ns, np.iinfo(np.int64).max)[blocks.ended]
     is_dropped = blocks.ended < blocks.time_ns.size
     left = np.array([CATEGORIES.index(_LEFT_BY[phase]) for phase in PHASES], dtype=np.int64)
-    # Before the first phase there is none; "other" stands behind all of them, at the index of `NOBODY`.
+    # Before the first phase the index is `NOBODY` (-1), which takes the last entry: "other" is appended there.
     phase_of = np.append(phases.phase, len(PHASES)).astype(np.int64)
     category = np.append(left, CATEGORIES.index("other"))[phase_of[taken_in]]
     is_temporary = is_dropped & (taken_in != NOBODY) & (phases.at(ended_ns) == taken_in)
@@ -113,10 +119,11 @@ def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
 
 
 def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What is held before all changes and after each, (changes + 1, categories) int64, of which the sums are given.
+    """Return (changes + 1, categories) int64, the bytes held before all changes and after each.
 
-    What no block of the trace explains is older.
+    held_bytes: (changes + 1,) the sums over categories. What no block of the trace explains is "older".
     """
+    # Row 0 is before all changes, so change c acts on row c + 1; the last row, cut off, takes blocks that never end.
     grown = np.zeros((blocks.time_ns.size + 2, len(CATEGORIES)), dtype=np.int64)
     np.add.at(grown, (blocks.taken + 1, category), blocks.size_bytes)
     np.subtract.at(grown, (blocks.ended + 1, category), blocks.size_bytes)
@@ -125,17 +132,17 @@ def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: ND
     return held
 
 
-# What one device of one rank held from change to change, and what lived there when it was most.
+# What one device of one rank held over time, and which blocks it held at its peak.
 
 BLOCKS_SHOWN = 20
 
 _FETCHES = ("aten::empty", "aten::new_", "aten::zeros", "aten::ones", "aten::full", "aten::resize_", "aten::_resize_")
-"""How the names of operators begin that only fetch memory, or fill it, which the operator around them wanted."""
+"""Prefixes of operators that only allocate or fill memory on behalf of the operator around them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One that lives at the peak. step, operator: the names of which took it; None where none did, or none is told."""
+    """A block held at the peak. step, operator: names of those that took it; None where none did or none is told."""
 
     address: int
     size_bytes: int
@@ -146,7 +153,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taker:
-    """An operator in one step, with all that it had taken and lives at the peak; most first among its like."""
+    """An operator in one step, with the blocks it had taken that are held at the peak: their number and size."""
 
     step: str | None
     operator: str | None
@@ -156,15 +163,16 @@ class Taker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The memory of one device. device: None is the host's.
+    """The memory of one device over time. device: None for the host's memory.
 
-    begin_bytes: what was held when the trace began; None where that is not told. Bytes count from there then, so that
-        they may fall below 0.
-    times_ns: (moments,) Unix time of each change, after that of the first, which stands for all that was before it.
-    held_bytes: (moments,) what is held from then to the next.
-    by_category: (moments, categories) in the order of `CATEGORIES`; None where the phases of steps are not told.
-    peak: the first moment at which most was held. step: in which that was.
-    takers, largest: what of it was taken in the trace, by operator, and the largest blocks, both most first.
+    begin_bytes: bytes held when the trace began; None where that is not told. Then bytes count from 0 there, and may
+        fall below 0.
+    times_ns: (changes + 1,) Unix time of each change; the first change's time comes twice, once for the time before it.
+    held_bytes: (changes + 1,) bytes held from then to the next.
+    by_category: (changes + 1, categories) in the order of `CATEGORIES`; None where the phases of steps are not told.
+    peak: index of the first time at which most was held. step: the step in which that was.
+    takers, largest: what was taken in the trace and held at the peak, by operator and as the largest blocks; largest
+        first.
     """
 
     rank: int
@@ -180,7 +188,7 @@ class DeviceMemory:
 
     @property
     def peak_ns(self) -> int:
-        """When most was held, Unix time."""
+        """The Unix time of the peak."""
         return int(self.times_ns[self.peak])
 
     @property
@@ -190,8 +198,9 @@ class DeviceMemory:
 
 
 def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
-    """That of a device which the timeline's allocations name."""
+    """Return the memory of a device that the timeline's allocations name."""
     blocks = blocks_of(timeline.allocations, device)
+    # Before the first change: its total less itself. Without totals the sums of changes count from 0.
     begin_bytes = None if blocks.total_bytes is None else int(blocks.total_bytes[0] - blocks.change_bytes[0])
     after_bytes = blocks.change_bytes.cumsum() if blocks.total_bytes is None else blocks.total_bytes
     held_bytes = np.append(begin_bytes or 0, after_bytes)
@@ -214,7 +223,7 @@ def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
 
 
 def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[Block]:
-    """The blocks that live after a change, the largest first."""
+    """Return the blocks held after a change, the largest first."""
     alive = np.flatnonzero(blocks.alive_after(change))
     alive = alive[np.argsort(-blocks.size_bytes[alive], kind="stable")]
     taken_ns = blocks.time_ns[blocks.taken[alive]]
@@ -244,14 +253,17 @@ def _takers(alive: list[Block]) -> tuple[Taker, ...]:
 
 
 def _steps(timeline: Timeline, moments_ns: Times) -> list[str | None]:
-    """The name of the step in which each moment lies."""
+    """Return the name of the step in which each moment lies."""
     chosen, names = timeline.of_kind("step"), step_names(timeline)
     found = Foreground(timeline.start_ns[chosen], timeline.end_ns[chosen]).at(moments_ns)
     return [None if step == NOBODY else names[step] for step in found.tolist()]
 
 
 def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]) -> list[str | None]:
-    """On these threads the innermost operator that did more than fetch memory; one that only did so where none else."""
+    """Return the innermost operator at each moment that did more than allocate; if none did, the innermost of all.
+
+    threads: of each moment, see `operators_at`.
+    """
     found = operators_at(timeline, moments_ns, threads, counts=lambda name: not name.startswith(_FETCHES))
     anyway = operators_at(timeline, moments_ns, threads)
     rows = np.where(found == ABSENT, anyway, found)
@@ -259,7 +271,7 @@ def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]
 
 
 CURVE_ROWS = 100
-"""Rows of a device's curve in its table, each with the most that was held in an equal part of the time."""
+"""The most rows of a device's curve in its table; each shows the most held in an equal part of the time."""
 
 _PLACE = (Column(name="rank"), Column(name="device"))
 _TAKEN_BY = (Column(name="step"), Column(name="operator"))
@@ -267,13 +279,13 @@ _TAKEN_BY = (Column(name="step"), Column(name="operator"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Each device of each rank, in order. notes: what cannot be known, and why."""
+    """The memory of each device of each rank, in order. notes: what cannot be known, and why."""
 
     devices: tuple[DeviceMemory, ...]
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """The peaks, what lived then by operator, category and block, and the curve."""
+        """Return the peaks, what was held there by operator, category and block, and the curves over time."""
         return (
             Table(
                 name="peaks",
@@ -340,13 +352,13 @@ class HeldMemory:
 
 
 def held_memory(timelines: Sequence[Timeline]) -> HeldMemory:
-    """The memory of every rank whose trace tells of it."""
+    """Return the memory of every rank whose trace has memory events."""
     devices = []
     notes = []
     for timeline in sorted(timelines, key=lambda timeline: timeline.rank):
         changes = timeline.allocations
         numbers = np.unique(changes.device[changes.change_bytes != 0]).tolist()
-        # The GPUs come first, since it is their memory that ends.
+        # GPUs first, since it is their memory that runs out.
         found = [memory_of(timeline, device) for device in sorted(numbers, key=lambda number: (number < 0, number))]
         devices += found
         notes += [f"rank {timeline.rank}: {note}" for note in _notes(found, is_ours=STEP in timeline.names)]
@@ -414,7 +426,7 @@ def _blocks(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
 
 
 def _curve(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
-    """The first of each part's highest moments; parts in which nothing changes are left out."""
+    """Yield the first highest point of each part of the time; parts without a change are left out."""
     since_ns = memory.times_ns - memory.times_ns[0]
     part = since_ns * CURVE_ROWS // (int(since_ns[-1]) + 1)
     for number in np.unique(part):

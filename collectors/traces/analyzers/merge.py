@@ -1,8 +1,8 @@
-"""All ranks on one clock in one trace file: what each did, where it waited for others, and the critical path.
+"""One trace file of all ranks on one clock: what each did, where it waited for others, and the critical path.
 
 Rows: the critical path of all ranks; per rank its waits in collectives, its steps, streams and threads. Arrows go from
-the rank that came last to a collective to those that it kept waiting. What was added to each rank's clock, and how far
-the clocks agree, stands in the file's `otherData`.
+the rank that came last to a collective to the ranks that it kept waiting. The file's `otherData` holds what was added
+to each rank's clock, and how well the clocks agree.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from collectors.traces.dependency_graph.dependencies import Rows, named, on_devi
 from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
 from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline, stream_name
 
-# The spans of one rank as boxes on rows: its steps, the streams of its device, the threads of its host.
+# The spans of one rank as boxes on rows: steps, streams of the device, threads of the host.
 
 PIPELINE_ACTION = "PP:"
-"""How the names begin that torch's pipeline schedules give to what a stage does."""
+"""The prefix of the names that torch's pipeline schedules give to a stage's actions."""
 
 
 def group_of(timeline: Timeline) -> str:
-    """What a rank's rows stand under."""
+    """Return the heading of a rank's rows."""
     return f"rank {timeline.rank}"
 
 
 def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
-    """The boxes of all spans, row by row, each with its place in the Timeline.
+    """Yield the boxes of all spans, row by row, each with its index in the Timeline.
 
-    What a stage of a pipeline does stands on a row of its own too, where the trace names it.
+    Actions of a pipeline's stages, where the trace names them, are drawn on a row of their own as well.
     """
     steps, waits, at_device = timeline.of_kind("step"), timeline.of_kind("wait"), on_device(timeline)
     acts = named(timeline, [name.startswith(PIPELINE_ACTION) for name in timeline.names])
@@ -55,12 +55,14 @@ def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
 
 
 def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
-    """The boxes of one row, by start; one that overlaps with another and is not inside of it goes to a row beside.
+    """Yield the boxes of one row, by start; one that partly overlaps another goes to a further row.
 
     Viewers would drop it.
     """
     lanes: list[list[int]] = []
     for span in spans:
+        # A lane is a stack of the ends of open boxes, one inside the other. A box fits into a lane that is empty, or
+        # whose innermost open box holds it.
         for open_ends_ns in lanes:
             while open_ends_ns and open_ends_ns[-1] <= span.start_ns:
                 open_ends_ns.pop()
@@ -107,7 +109,7 @@ def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
 
 
 def _said(call: Call) -> dict[str, str | int | float]:
-    """What is known of a collective."""
+    """Return what the trace says of a collective."""
     said = {
         "collective": call.collective,
         "group": call.group,
@@ -123,10 +125,10 @@ PATH = "critical path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """The drawing.
+    """The merged trace.
 
     content: of a file that ui.perfetto.dev opens.
-    notes: how far the clocks agree, what could not be compared or matched, and what was assumed.
+    notes: how well the clocks agree, what could not be compared or matched, and what was assumed.
     """
 
     content: bytes
@@ -134,10 +136,10 @@ class Merged:
 
 
 def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) -> Merged:
-    """All ranks in one drawing.
+    """Merge all ranks into one trace.
 
-    beside: what was timed on another clock, such as the actions of a pipeline's stages in steps of their own; drawn
-    from the beginning on, on its own rows.
+    beside: spans timed on another clock, such as a pipeline's actions in instrumented steps; they are moved to begin
+    with the trace, and drawn on their own rows.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -171,7 +173,7 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
 
 
 def _of_clocks(alignment: Alignment) -> dict[str, object]:
-    """Offsets and residual as digits, since viewers read numbers as floating point; none that is not known."""
+    """Return the known offsets and residual, as strings of digits since viewers read numbers as floating point."""
     offset_ns = {str(rank): str(offset) for rank, offset in sorted(alignment.offset_ns.items())}
     residual_ns = alignment.residual_ns
     known = {} if residual_ns is None else {"clock_residual_ns": str(residual_ns)}
@@ -199,7 +201,7 @@ def _path(steps: Iterable[StepPath]) -> Iterator[TraceSpan]:
 
 
 def _waits(timeline: Timeline, times: Iterable[CollectiveTime]) -> Iterator[TraceSpan]:
-    """The rank's waits in collectives, by start."""
+    """Yield the rank's waits in collectives, by start."""
     track = Track(group=group_of(timeline), name="waits in collectives")
     for time in sorted(times, key=lambda time: time.arrival_ns[time.matched.ranks.index(timeline.rank)]):
         place = time.matched.ranks.index(timeline.rank)
@@ -219,7 +221,7 @@ def _waits(timeline: Timeline, times: Iterable[CollectiveTime]) -> Iterator[Trac
 
 
 def _arrows(time: CollectiveTime, boxes: Mapping[tuple[int, int], TraceSpan]) -> Iterator[Flow]:
-    """From the last rank's box to each that waited for it, at the moment at which it came."""
+    """Yield arrows from the last rank's box to the box of each rank that waited for it, at the last arrival."""
     places = list(zip(time.matched.ranks, time.matched.rows, strict=True))
     last_ns = max(time.arrival_ns)
     source = boxes[places[time.arrival_ns.index(last_ns)]]
@@ -230,7 +232,7 @@ def _arrows(time: CollectiveTime, boxes: Mapping[tuple[int, int], TraceSpan]) ->
 
 
 def _from(begins_ns: int, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
-    """The spans, moved so that the earliest begins then."""
+    """Yield the spans, moved so that the earliest begins at begins_ns."""
     later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
     for span in spans:
         yield replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns)

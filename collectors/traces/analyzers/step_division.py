@@ -1,7 +1,8 @@
-"""Stretches of a rank's trace divided among what ran in them, so that the amounts add up to their length exactly.
+"""The time of steps, or other stretches of a rank's trace, divided exactly among what ran in them.
 
-Computation comes first, then communication that it does not cover, then copies that neither covers; what is left is
-idle. Within each, a moment in which several spans overlap belongs to the one that started last.
+Computation has precedence, then communication that it does not cover (exposed), then copies that neither covers; the
+rest is idle. Where several spans of one kind overlap, the time belongs to the one that started last. The amounts add up
+to the length of the stretches.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Part = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 UNTIL_THE_END = "the end"
-"""What idle time is before that nothing follows."""
+"""The name of what ran next, for idle time that nothing follows."""
 
 _PART_OF: Mapping[Kind, Part] = {
     "compute": "compute",
     "communication": "exposed_communication",
     "copy": "exposed_copies",
 }
-"""In the order in which they claim a moment."""
+"""In order of precedence."""
 
 Numbers = NDArray[np.int64]
 Exact: TypeAlias = int | Fraction
@@ -40,11 +41,11 @@ Exact: TypeAlias = int | Fraction
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Item:
-    """What an amount of time belongs to; "" is what the trace does not tell, or what things were put together over.
+    """What an amount of time belongs to; a field is "" if the trace does not tell it, or if it was summed over.
 
-    name: of the kernel or operator; of idle time, that of what ran next.
-    collective: of communication. operator, shape: what launched it, and the sizes of its inputs; of communication the
-        number and type of the elements that this rank gave. cause: of idle time.
+    name: of the kernel or operator; of idle time, the name of what ran next.
+    collective: of communication. operator: what launched it. shape: the sizes of the operator's inputs; of
+        communication, the number and type of the elements that this rank gave. cause: of idle time.
     """
 
     part: Part
@@ -57,9 +58,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Of one item: the time that is its own, the time that it worked, and the number of its spans that started.
+    """The time of one item.
 
-    work_ns: all that its spans lasted, without what others of its kind did on the same stream inside of them.
+    exposed_ns: the time that is its own, not hidden behind others. count: how many of its spans started.
+    work_ns: the duration of its spans, less that of other spans of its kind inside of them on the same stream.
     """
 
     exposed_ns: Exact
@@ -67,7 +69,7 @@ class Amount:
     count: Exact
 
     def __add__(self, other: Amount) -> Amount:
-        """Both together."""
+        """Return the sum."""
         return Amount(
             exposed_ns=self.exposed_ns + other.exposed_ns,
             work_ns=self.work_ns + other.work_ns,
@@ -75,7 +77,7 @@ class Amount:
         )
 
     def __mul__(self, share: Fraction) -> Amount:
-        """A share of it."""
+        """Return a share of the amount."""
         return Amount(exposed_ns=self.exposed_ns * share, work_ns=self.work_ns * share, count=self.count * share)
 
 
@@ -83,12 +85,13 @@ NOTHING = Amount(exposed_ns=0, work_ns=0, count=0)
 
 
 def divided(timeline: Timeline, parts: Sequence[Stretch]) -> dict[Item, Amount]:
-    """The amounts of all these stretches together."""
+    """Return by item the amounts of all these stretches together."""
     window = union(
         np.array([part.start_ns for part in parts], dtype=np.int64),
         np.array([part.end_ns for part in parts], dtype=np.int64),
     )
     exposed_ns, work_ns = np.zeros((2, timeline.name.size), dtype=np.int64)
+    # What each kind leaves free is for the next; in the end it is idle.
     free = window
     for kind in _PART_OF:
         rows = np.flatnonzero(timeline.of_kind(kind))
@@ -97,20 +100,24 @@ def divided(timeline: Timeline, parts: Sequence[Stretch]) -> dict[Item, Amount]:
             _add_owned(timeline, rows[timeline.stream[rows] == stream], window, work_ns)
         free = without(free, timeline.intervals(kind))
     rows = np.flatnonzero(is_at_work(timeline))
+    # A span started in the window if the nanosecond after its start lies in it.
     started = _length_before(window, timeline.start_ns + 1) > _length_before(window, timeline.start_ns)
     involved = rows[started[rows] | (exposed_ns[rows] > 0) | (work_ns[rows] > 0)]
     return _by_item(timeline, involved, exposed_ns, work_ns, started) | _idle(timeline, free)
 
 
 def _add_owned(timeline: Timeline, rows: Numbers, within: Times, amounts_ns: Numbers) -> None:
-    """Add to each row's amount how much of the set of moments is its own among these rows."""
+    """Add to each row's amount the time within the set that is its own among these rows."""
     pieces = Foreground(timeline.start_ns[rows], timeline.end_ns[rows]).pieces()
     lengths_ns = _length_before(within, pieces.end_ns) - _length_before(within, pieces.start_ns)
     np.add.at(amounts_ns, rows[pieces.owner], lengths_ns)
 
 
 def _length_before(intervals: Times, moments_ns: Times) -> Times:
-    """How much of the set lies before each moment."""
+    """Return how much of the set lies before each moment.
+
+    Example: intervals [0, 4) and [10, 12), moments 2, 7, 11 give 2, 4, 5.
+    """
     if not intervals.size:
         return np.zeros(moments_ns.size, dtype=np.int64)
     begun = np.searchsorted(intervals[:, 0], moments_ns, side="left")
@@ -122,9 +129,9 @@ def _length_before(intervals: Times, moments_ns: Times) -> Times:
 def _by_item(
     timeline: Timeline, rows: Numbers, exposed_ns: Numbers, work_ns: Numbers, started: NDArray[np.bool_]
 ) -> dict[Item, Amount]:
-    """The rows' amounts, added up over those that are alike."""
+    """Return the rows' amounts, added up over rows of the same item."""
     operator = launching_operators(timeline)[rows]
-    # Where a row has no operator its index is -1, at which the column's end stands.
+    # Where a row has no operator its index is -1, which takes the `ABSENT` appended to the column.
     operators, shapes = (np.append(column, ABSENT)[operator] for column in (timeline.name, timeline.shape))
     _, first, alike = np.unique(
         _joint(timeline.kind[rows], timeline.name[rows], timeline.call[rows], operators, shapes),
@@ -141,7 +148,11 @@ def _by_item(
 
 
 def _joint(*columns: NDArray[np.signedinteger[Any]]) -> Numbers:
-    """Per row one number, alike where all columns are; they hold `ABSENT` and what is above it."""
+    """Return per row one number, equal where all columns are equal. Columns hold `ABSENT` and larger numbers.
+
+    Each column is a digit of a mixed-radix number: (2, 1) of columns up to 9 and 4 is (2 + 1) * 6 + (1 + 1). Before the
+    number exceeds 64 bits, the joint values so far are renumbered from 0.
+    """
     joint = np.zeros(columns[0].size, dtype=np.int64)
     below = 1
     for column in columns:
@@ -171,20 +182,21 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
 
 
 def _size(call: Call) -> str:
-    """How many elements this rank gave, and of which type."""
+    """Return how many elements this rank gave, and of which type."""
     return " ".join(str(word) for word in (call.given_elements, call.dtype) if word is not None)
 
 
 def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:
-    """Each time in which nothing ran, by what ran next and by cause."""
+    """Return the time in which nothing ran, by what ran next and by cause."""
     found: dict[Item, Amount] = {}
     if not free.size:
         return found
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.end_ns > timeline.start_ns))
+    # What ran next: the work that starts as the gap ends. A gap cut by its stretch's end has none.
     place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
     is_followed = np.append(timeline.start_ns[rows], np.iinfo(np.int64).max)[place] == free[:, 1]
     next_name = np.append(timeline.name[rows], ABSENT)[np.where(is_followed, place, rows.size)]
-    # Causes are told of whole gaps, which a stretch may cut.
+    # Causes belong to whole gaps, which a stretch may cut.
     causes = idle_causes(
         timeline,
         int(timeline.start_ns.min(initial=free[0, 0])),

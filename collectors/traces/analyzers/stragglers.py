@@ -1,4 +1,8 @@
-"""Whether one rank holds the others up, and by what."""
+"""Stragglers: whether one rank holds the others up, judged on one trial or several, and by what.
+
+A rank is named a straggler if its lateness costs enough of the traced time, is most of all ranks' lateness, and is
+unlikely to be luck (an upper bound on its p-value is small enough).
+"""
 
 from __future__ import annotations
 
@@ -18,48 +22,51 @@ from collectors.traces.cross_rank.matching import ROOTED
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import Timeline
 
-# How probable it is that one rank is as late as it is by luck alone.
+# The p-value: how probable it is that one rank is so late by luck alone.
 
 TILTS = np.geomspace(1e-3, 1e3, 200)
 
 
 def chance_of_worst(delays_ns: NDArray[np.int64]) -> float:
-    """At most so probable is a sum as large as the largest column's, if each row's delays fall on any rank alike.
+    """Return an upper bound on the p-value of the worst rank's total delay.
 
-    delays_ns: one row for each of what is independent, trials or steps; one column a rank; at least one is above 0.
+    It is the probability that some column's sum is as large as the largest one, if each row's delays fall on all ranks
+    with equal probability.
+    delays_ns: (rows, ranks), rows are the independent observations, trials or steps; at least one is above 0.
     Source: Chernoff's bound on a sum of independent variables, times the number of ranks to pick from.
     """
     ranks = int(delays_ns.shape[1])
     scaled = delays_ns / delays_ns.max()
     worst = float(scaled.sum(axis=0).max())
-    # The logarithm of the mean of exp(tilt x delay) over ranks, which is that of one rank's moments.
+    # Per tilt t: log P(sum >= worst) <= sum over rows of log mean over ranks of exp(t x delay), minus t x worst.
     bounds = [float((np.logaddexp.reduce(tilt * scaled, axis=1) - log(ranks)).sum() - tilt * worst) for tilt in TILTS]
     return min(1.0, ranks * exp(min(*bounds, 0.0)))
 
 
 def least_rows(ranks: int, most_chance: float) -> int:
-    """Trials or steps in all of which one of so many ranks must be late alone, for luck to be no more probable."""
+    """Return how many trials or steps one rank must be late in, alone, for luck to have at most this probability."""
     return 1 + ceil(log(1 / most_chance) / log(ranks))
 
 
-# The rule by which one rank is said to hold the others up, in one trial or in several.
+# The verdict over one trial or several.
 #
-# What makes a rank late may be its trial's luck (its core, a neighbour), which sticks to all steps of the trial. So
-# only trials say again that a rank is late wherever it is started; steps say it of the one trial that they belong to.
+# What makes a rank late may be luck of the whole trial (its core, a neighbour), which affects all its steps. So only
+# several trials show that a rank is late wherever it is started; steps show it for their own trial.
 
 MOST_CHANCE = 0.02
-"""Lateness that luck explains with more than this probability is nobody's."""
+"""The largest p-value at which a straggler is named."""
 
 LEAST_COST = 0.01
-"""Of the traced time; a rank that costs less holds nobody up."""
+"""The least share of the traced time that a straggler must cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The verdict: this rank holds the others up, and what it does meanwhile.
+    """The verdict that this rank holds the others up, and what it does meanwhile.
 
-    delay_ns: see `Lateness`. cost_ratio: of the traced time; cost_ratios: by trial. delay_ratio: of all ranks' delays.
-    chance: at most so probable is as much if all ranks are late alike.
+    delay_ns: see `Lateness`. cost_ratio: share of the traced time; cost_ratios: by trial. delay_ratio: share of all
+    ranks' delays.
+    chance: upper bound on the p-value, the probability of as much delay if all ranks were late alike.
     names: the events that ran longest in the cause.
     """
 
@@ -75,10 +82,10 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nobody:
-    """The verdict: lateness is spread evenly, may be luck or costs next to nothing.
+    """The verdict that there is no straggler: lateness is spread evenly, may be luck or costs next to nothing.
 
-    more: so many steps or trials (by which it was judged) would be needed besides for lateness as it is to be told from
-    luck; None where that is not what the verdict lacks.
+    more: how many more steps or trials (whichever it was judged by) would be needed to tell such lateness from luck;
+    None where their number is not the reason.
     """
 
     why: str
@@ -86,10 +93,10 @@ class Nobody:
 
 
 def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | Nobody:
-    """Who holds the others up in these trials of the same ranks, or why nobody does.
+    """Return the straggler in these trials of the same ranks, or why there is none.
 
-    by: what is taken for independent. By "step" the verdict is of these trials' ranks as they were started, and says
-    nothing of how they are late when started anew.
+    by: the independent observations. By "step" the verdict holds for the ranks as started in these trials, and says
+    nothing about the same ranks started anew.
     """
     if not trials or not all(trial.ranks for trial in trials):
         return Nobody(
@@ -140,7 +147,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
 def _may_be_luck(
     has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, by: Literal["trial", "step"] | None
 ) -> Nobody:
-    """by: what a row of the delays is; None where nobody knows."""
+    """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
     luck = f"may be luck (chance up to {chance:.0%})"
     rows, needed = delays_ns.shape[0], least_rows(delays_ns.shape[1], MOST_CHANCE)
     if by is None:
@@ -152,15 +159,15 @@ def _may_be_luck(
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:
-    """Of the traced time; collectives outside of steps may make it more than all."""
+    """Return the delay's share of the traced time, at most 1: collectives outside of steps may exceed that time."""
     return min(1.0, delay_ns / traced_ns) if traced_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """Lateness of every rank, the costliest first, and the verdict.
+    """The lateness of every rank, the costliest first, and the verdict.
 
-    straggler: None where lateness is spread evenly, may be luck or costs next to nothing; why_none then says so.
+    straggler: None where there is none; why_none then gives the reason.
     """
 
     alignment: Alignment
@@ -170,7 +177,7 @@ class Stragglers:
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """The verdict, lateness by rank, who waited for whom, and the clocks behind them, whose notes are ours."""
+        """Return the verdict, lateness by rank, who waited for whom, and the clocks, whose notes are in `notes`."""
         one = self.straggler
         return (
             Table(
@@ -230,11 +237,10 @@ class Stragglers:
 
 
 def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
-    """Who holds these ranks up.
+    """Return the lateness of these ranks, and the straggler if there is one.
 
-    Looked at are collectives that nobody leaves before the last has come, each rank's first left out. A rank is late
-    where it comes after all others by more than the ends of a collective lie apart on different clocks, which is how
-    well these are known.
+    It counts collectives that no rank leaves before the last arrives, without each rank's first. A rank is late if it
+    comes after all others by more than the clock error: how far the ends of a collective lie apart on different clocks.
 
     Raises:
         ValueError: two Timelines are of one rank.

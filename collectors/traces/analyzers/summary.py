@@ -1,4 +1,9 @@
-"""Where each rank's time went: over its whole trace, in each step, and in what no step holds."""
+"""Where each rank's time went: over its whole trace, in each step, and outside of the steps.
+
+Time divides into computation, communication, copies and idle time, and is a union: spans that overlap count once.
+Work is the plain sum of durations. Both are exact, in integer nanoseconds.
+Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +20,18 @@ from collectors.traces.steps import Stretch, steps, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
 
-# How a traced step, or other stretch of a trace, divides into computation, communication, copies and nothing.
-#
-# Time is a union: spans that overlap count once. Exact, in integer nanoseconds.
-# Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
-
 NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """One step, or other stretch, of one rank.
+    """The time of one step, or other stretch, of one rank.
 
-    step: which of them it is, from 0; step_ns: how long it lasts.
+    step: its number, from 0. step_ns: its length.
     communication_ns, overlap_ns, exposed_communication_ns: None where the whole trace holds no communication.
-    exposed_copy_ns: None on the host, where a copy is an operator like others.
-    idle_ns: nothing of all this ran.
-    collectives_ns: of communication, by collective: the time in which it ran, and that in which computation did too.
+    exposed_copy_ns: copies with nothing else beside them; None without a device, where they are operators like others.
+    idle_ns: the time in which none of these ran.
+    collectives_ns: by collective, the time in which it ran, and how much of that computation ran too.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Breakdown:
     collectives_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def samples(self) -> list[Sample]:
-        """The figures that are known, in seconds and as ratios of what their definitions name."""
+        """Return the known figures as metrics, in seconds and as ratios."""
         known = {
             rank_metrics.TRACED_STEP_SECONDS: self.step_ns,
             rank_metrics.COMPUTE_SECONDS: self.compute_ns,
@@ -67,14 +67,14 @@ class Breakdown:
 
 
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
-    """One for each step that the trace holds whole, over its time on the device; numbered as they are marked."""
+    """Return one for each whole step, over its time on the device; numbered among all marked steps."""
     marked = steps(timeline)
     divided = divide(timeline, marked)
     return [breakdown for breakdown, step in zip(divided, marked, strict=True) if step.part == "step"]
 
 
 def divide(timeline: Timeline, parts: Sequence[Stretch]) -> list[Breakdown]:
-    """One for each of these stretches, numbered in order."""
+    """Return one for each of these stretches, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
     return [
@@ -91,7 +91,7 @@ def divide(timeline: Timeline, parts: Sequence[Stretch]) -> list[Breakdown]:
 
 
 def why_no_communication(timeline: Timeline) -> str | None:
-    """The reason why communication is absent, with the names that were seen instead; None where there is some."""
+    """Return why communication is absent, with the names seen instead; None where there is some."""
     if timeline.intervals("communication").size:
         return None
     chosen = timeline.kind == KINDS.index("compute")
@@ -102,8 +102,9 @@ def why_no_communication(timeline: Timeline) -> str | None:
 
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
-    """When each collective ran, in the order of their names."""
+    """Return when each collective ran, sorted by name."""
     rows = np.flatnonzero(timeline.of_kind("communication"))
+    # The collective of each distinct pair of call and name; `which` is the pair of each row.
     called, which = np.unique(np.stack((timeline.call[rows], timeline.name[rows])), axis=1, return_inverse=True)
     collectives = [
         collective_of(timeline.names[name]) if call == ABSENT else timeline.calls[call].collective
@@ -160,8 +161,8 @@ WORKING: tuple[Kind, ...] = ("compute", "communication", "copy")
 class Share:
     """One stretch of one rank's trace.
 
-    work_ns: the sum of the spans of each kind, as far as they lie in the stretch; without communication where the whole
-    trace holds none, and without copies where it has no device.
+    work_ns: by kind, the sum of the spans' durations within the stretch; without communication where the whole trace
+    holds none, and without copies where it has no device.
     """
 
     rank: int
@@ -172,13 +173,13 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The stretches of all ranks, by rank and time. notes: what is not known, and why."""
+    """The stretches of all ranks, sorted by rank and time. notes: what is not known, and why."""
 
     shares: tuple[Share, ...]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """The traces, their steps, and the collectives of each trace."""
+        """Return the traces, their steps, and the collectives of each trace."""
         traces = [share for share in self.shares if share.stretch.part == "trace"]
         parts = [share for share in self.shares if share.stretch.part != "trace"]
         begins_ns = {share.rank: share.stretch.start_ns for share in traces}
@@ -236,7 +237,7 @@ class Summary:
 
 
 def summary(timelines: Sequence[Timeline]) -> Summary:
-    """The division of every rank's time."""
+    """Return the division of every rank's time."""
     shares: list[Share] = []
     notes: list[str] = []
     for timeline in timelines:
@@ -290,7 +291,7 @@ def _ratio(part_ns: int | None, whole_ns: int | None) -> float | None:
 
 
 def _reasons(timeline: Timeline, parts: Sequence[Stretch]) -> list[str]:
-    """What is not known of this rank, and why."""
+    """Return what is not known of this rank, and why."""
     if not parts:
         return ["nothing computes, communicates or copies in its trace"]
     reasons = []
@@ -304,10 +305,11 @@ def _reasons(timeline: Timeline, parts: Sequence[Stretch]) -> list[str]:
 
 
 def _works_ns(timeline: Timeline, parts: Sequence[Stretch]) -> list[dict[Kind, int]]:
-    """Per stretch the sum of the spans of each kind in it.
+    """Return per stretch the sum of the spans' durations in it, by kind.
 
-    The work until a moment is the sum of all that ended by then, and of what began by then up to it; of a stretch it
-    is the difference between its end and its start.
+    Of a stretch it is the work before its end less the work before its start. The work before a moment t is the sum of
+    t - start over spans that started by t, less the sum of t - end over spans that ended by t: spans [0, 4) and [2, 9)
+    have (5 + 3) - 1 = 7 before t = 5.
     """
     known: dict[Kind, bool] = {
         "compute": True,
@@ -325,6 +327,7 @@ def _works_ns(timeline: Timeline, parts: Sequence[Stretch]) -> list[dict[Kind, i
         for sign, edges_ns in ((1, timeline.start_ns[chosen]), (-1, timeline.end_ns[chosen])):
             sorted_ns = np.sort(edges_ns) - origin_ns
             sums_ns = np.concatenate(([0], np.cumsum(sorted_ns)))
+            # The sum of t - edge over the edges passed by t, from their number and their sum.
             passed = np.searchsorted(sorted_ns, moments_ns, side="right")
             work_ns += sign * (passed * moments_ns - sums_ns[passed])
         for number, (before, after) in enumerate(work_ns):
