@@ -33,7 +33,7 @@ def joined_graph(timelines: Sequence[Timeline], matched: Sequence[Matched], mark
     """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that must be in it."""
     places = {timeline.rank: place for place, timeline in enumerate(timelines)}
     draft = Draft()
-    # Per rank and span: whether it is a collective that the rank left only after the last arrival.
+    # Per rank and span: whether it is a collective that the rank did not leave before the last arrival.
     awaited = [np.zeros(timeline.kind.size, dtype=np.bool_) for timeline in timelines]
     for one in matched:
         arrival_ns = _last_arrival_ns(timelines, places, one)

@@ -183,7 +183,6 @@ def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, jo
 
     joined: per span whether it is a collective whose end depends on other ranks, so that its duration is no work here.
     """
-    # The device; the threads; calls that waited for the device; gloo's collectives; waits between threads.
     queue = device_queue(timeline)
     begin, end = _device(timeline, queue, draft, trace, marks, joined)
     threads = threads_of(timeline, queue.call[queue.call != ABSENT])
