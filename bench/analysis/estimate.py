@@ -1,7 +1,7 @@
-"""What several trials say of one metric: a median with its interval, and the ratio of two such medians.
+"""Statistics over trials: the median of a metric with its interval, and the ratio of two such medians.
 
-Trial values are times and rates: positive, and skewed to one side, so that intervals are taken on their logarithms.
-One value a trial: steps of one trial share their process and its luck, and are no repetitions of each other.
+Trial values are times and rates: positive and skewed, so intervals are taken on their logarithms. Each trial gives one
+value: steps of one trial share a process and its conditions, so they are not independent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Estimate:
 
     low, high: 95 % interval by Student's t on the logarithms, so of the geometric mean; widened to hold the median
     where skew puts that outside. Both None where there is no interval: see `why_no_interval`.
-    trials: the value of each trial, in order; of what is fitted to all trials at once, by each trial's own line.
+    trials: the value of each trial, in order. For a value fitted to all trials at once, the value of each trial's own
+    fit.
     """
 
     metric: str
@@ -33,7 +34,7 @@ class Estimate:
     trials: tuple[float, ...]
 
     def is_same_as(self, other: Estimate) -> bool:
-        """Whether both are of one metric under the same labels."""
+        """Whether both have the same metric and labels."""
         return (self.metric, self.labels) == (other.metric, other.labels)
 
     @property
@@ -44,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The median of one estimate over that of another.
+    """The median of one estimate, divided by that of another.
 
     low, high: 95 % interval by Welch's t on the logarithms, so that the two sides may differ in noise and in number of
     trials; widened to hold the value. Both None where there is no interval: see `why_no_interval`.
@@ -70,10 +71,10 @@ _EQUAL_TRIALS = "equal trials have no interval: their noise is below what was re
 
 
 def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
-    """The median of the trials with its interval.
+    """Return the median of the trials with its interval.
 
-    Trials that are equal to the last digit get no interval rather than one of no width: it would call every later
-    difference real. Their values are kept, so that a count or a size can still be compared exactly.
+    Trials that are equal to the last digit get no interval rather than one of zero width, which would make every later
+    difference significant. Their values are kept, so that a count or a size can still be compared exactly.
 
     Raises:
         ValueError: there is no trial, a value is not positive and finite, or a label is missing or unknown.
@@ -93,10 +94,10 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
 
 
 def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels: str) -> Estimate:
-    """So much in each trial's time: the rate, with median and interval of the times turned over.
+    """Return the rate at which each trial did this amount: the amount divided by the times' median and interval.
 
-    Taken from the rates themselves, an even number of trials would have a median that is not the amount over the
-    times' median.
+    The median of the rates themselves would not be the amount over the times' median where the number of trials is
+    even.
 
     Raises:
         ValueError: as `estimate`, or the amount is not positive.
@@ -114,12 +115,13 @@ def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels
 
 
 def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
-    """The median of trials that are shares of something, from 0 to 1 and either of them, with its interval.
+    """Return the median of trials that are shares, from 0 to 1 inclusive, with its interval.
 
-    Shares near 0 or 1 are skewed, so the interval spans two: Student's t on their logits (where one is 0 or 1, on the
-    shares themselves, cut off there), and that of a gamma distribution's mean, with the trials' own variance, for the
-    distance from the nearer end. Of shares from Beta(0.5, 20) it holds the mean and the median in 94 % at 3 to 10
-    trials; far from the ends it is Student's.
+    Shares near 0 or 1 are skewed, so the interval is the hull of two. One is Student's t on the logits; where a share
+    is 0 or 1, Student's t on the shares themselves, cut off at 0 and 1. The other is for the mean of a gamma
+    distribution with the trials' variance, fitted to the distance from the nearer end.
+    Coverage with shares from Beta(0.5, 20): 94 % for mean and median, at 3 to 10 trials. Far from the ends the interval
+    is Student's.
 
     Raises:
         ValueError: there is no trial, a value is no share, or a label is missing or unknown.
@@ -144,15 +146,16 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
 
 
 def _gamma_ends(shares: Sequence[float]) -> list[float]:
-    """The interval of the mean of shares whose distance from the nearer of 0 and 1 is gamma distributed.
+    """Return the interval of the shares' mean, with a gamma distributed distance from the nearer of 0 and 1.
 
-    The mean of n draws is that of the distribution times a gamma variable of shape n mean^2 / variance, and mean 1.
+    The mean of n draws is the distribution's mean times a gamma variable with shape n mean^2 / variance and mean 1, so
+    the interval's ends are the sample mean divided by that variable's quantiles.
     """
     from scipy.special import gammaincinv
 
     near_1 = fmean(shares) > 0.5
     distance = 1 - fmean(shares) if near_1 else fmean(shares)
-    if not variance(shares) > 0:  # Differences that no square can hold.
+    if not variance(shares) > 0:  # The squares of very small differences underflow to 0.
         return []
     shape = len(shares) * distance**2 / variance(shares)
     quantiles = [float(gammaincinv(shape, end)) for end in ((1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2)]
@@ -161,10 +164,10 @@ def _gamma_ends(shares: Sequence[float]) -> list[float]:
 
 
 def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **labels: str) -> Estimate:
-    """Trials that are parts of a sum, of either sign, with their interval by Student's t on the values themselves.
+    """Return the estimate of a part of a sum, of either sign, with Student's t interval on the values themselves.
 
-    middle: stands for the median, so that parts that were taken of medians add up as these do; the interval is widened
-    to hold it.
+    middle: stands in for the median, so that parts computed from medians add up to them; the interval is widened to
+    hold it.
 
     Raises:
         ValueError: there is no trial, a value is not finite, or a label is missing or unknown.
@@ -183,7 +186,7 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
 
 
 def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
-    """How many times the denominator's median the numerator's is.
+    """Return the numerator's median divided by the denominator's, with its interval.
 
     Degrees of freedom by Welch and Satterthwaite. Where the trials of one side are equal, all noise is the other's;
     where those of both sides are, there is no interval, for the reason that `estimate` gives.
@@ -194,6 +197,7 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
     if not equal and min(len(numerator.trials), len(denominator.trials)) > 1:
         above = [math.log(trial) for trial in numerator.trials]
         below = [math.log(trial) for trial in denominator.trials]
+        # Squared standard error of each side's mean, then the degrees of freedom of their difference.
         squares = [variance(side) / len(side) for side in (above, below)]
         freedom = sum(squares) ** 2 / sum(
             square**2 / (len(side) - 1) for square, side in zip(squares, (above, below), strict=True)
@@ -210,9 +214,9 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
 
 
 def spread(steps: Sequence[float]) -> float:
-    """Median absolute deviation of the steps from their median, divided by that median.
+    """Return the median absolute deviation of the steps from their median, divided by that median.
 
-    A plain share, not scaled to a normal distribution's standard deviation: half the steps are nearer than it.
+    It is not scaled to a normal distribution's standard deviation: half the steps are nearer to the median than it.
 
     Raises:
         ValueError: there is no step, or the median is not positive.
@@ -234,12 +238,12 @@ def _widened(centre: float, reach: float, held: float) -> tuple[float, float]:
 
 
 def _reach(values: Sequence[float]) -> float:
-    """Half of Student's t interval of the mean."""
+    """Return half the width of Student's t interval of the mean."""
     return _student(len(values) - 1) * math.sqrt(variance(values) / len(values))
 
 
 def _student(freedom: float) -> float:
-    """The two-sided quantile of Student's t."""
-    from scipy.special import stdtrit  # Commands that only read estimates do without scipy.
+    """Return the two-sided quantile of Student's t."""
+    from scipy.special import stdtrit  # Imported here: commands that only read estimates need no scipy.
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -1,4 +1,4 @@
-"""The clock and the power that a rank's GPU had while it measured: the rank's log joined with its node's, by time."""
+"""Clock and power of a rank's GPU while the rank measured: the rank's log joined with its node's log, by time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK = "sm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What a node read of a GPU at one beat; None is what its driver did not tell.
+    """A GPU's clock and power as its node read them at one beat; None where the driver does not report one.
 
     time_ns: Unix time of the beat.
     """
@@ -27,7 +27,7 @@ class Reached:
 
 
 def clock_and_power(clock_hertz: float | None, power_watts: float | None) -> str:
-    """For people, what is known of both: "1,755 MHz, 690 W"; "" where neither is."""
+    """Format what is known of both for people: "1,755 MHz, 690 W"; "" where neither is known."""
     parts = []
     if clock_hertz is not None:
         parts.append(f"{clock_hertz / 1e6:,.0f} MHz")
@@ -37,7 +37,7 @@ def clock_and_power(clock_hertz: float | None, power_watts: float | None) -> str
 
 
 class GpuBeats:
-    """The beats of a run's nodes, by GPU.
+    """All readings that a run's nodes took of their GPUs, by the GPU's UUID.
 
     Raises:
         NewerSchema: a newer version wrote a log.
@@ -52,20 +52,20 @@ class GpuBeats:
                     self._take(node.time_ns, node.samples)
 
     def last(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> Reached | None:
-        """The last of a time; None where none fell into it.
+        """Return the last reading between two Unix times; None where there is none.
 
-        gpu_uuid: of the GPU, or part of one, as CUDA tells it.
+        gpu_uuid: of the GPU, or of its MIG instance, as CUDA gives it.
         """
         within = [beat for beat in self._by_uuid.get(gpu_uuid, ()) if begun_ns <= beat.time_ns <= ended_ns]
         return within[-1] if within else None
 
     def _take(self, time_ns: int, samples: Sequence[Sample]) -> None:
-        uuids: dict[str, list[str]] = {}  # By GPU: its own, and those of its parts.
+        uuids: dict[str, list[str]] = {}  # By GPU index: the GPU's UUID, and those of its MIG instances.
         clocks: dict[str, float] = {}
         powers: dict[str, float] = {}
         for sample in samples:
             if sample.metric in (GPU_INFO.name, GPU_INSTANCE.name):
-                # NVML's has a "GPU-" or "MIG-" before what CUDA tells.
+                # NVML puts "GPU-" or "MIG-" before the UUID that CUDA gives.
                 uuids.setdefault(sample.labels["gpu"], []).append(sample.labels["uuid"].partition("-")[2])
             elif sample.metric == GPU_CLOCK_HERTZ.name and sample.labels["clock"] == CLOCK:
                 clocks[sample.labels["gpu"]] = sample.value

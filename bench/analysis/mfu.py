@@ -1,8 +1,8 @@
-"""How fast a device can be at most, by its name and the precision, from its maker's data sheet.
+"""Model FLOPs utilisation (MFU): model FLOP/s of a device, divided by its peak from the maker's data sheet.
 
-Dense figures only: where a sheet gives the sparse one, its half. fp32 is computed without TF32, so on NVIDIA it is the
-rate outside the tensor cores; AMD's matrix cores compute true fp32, so theirs counts. A name is matched whole: parts of
-a GPU (MIG) and cut-down namesakes have other peaks.
+Peaks are dense figures only: where a sheet gives the sparse one, half of it. fp32 is computed without TF32, so on
+NVIDIA it is the rate outside the tensor cores; AMD's matrix cores compute true fp32, so their rate counts. A device's
+name must match in full: MIG instances and cut-down models of a similar name have other peaks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from workloads.spec import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent:
-    """A figure that cannot be known, and why."""
+    """A figure that is not known, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The most that one device can do. source: the data sheet."""
+    """Peak rates of one device at one precision. source: the data sheet."""
 
     device: str
     precision: Precision
@@ -35,7 +35,7 @@ class Peak:
 class _Sheet:
     """A data sheet in its own units: names as CUDA, NVML and ROCm give them, TFLOP/s, GB/s.
 
-    half: fp16 with fp32 accumulation, and bf16. has_bf16: the tensor cores know bf16.
+    half: fp16 with fp32 accumulation, and bf16. has_bf16: the tensor cores compute in bf16.
     """
 
     names: tuple[str, ...]
@@ -109,9 +109,9 @@ _SHEETS = (
 
 
 def peak_of(device_name: str | None, precision: Precision) -> Peak | Absent:
-    """The peak of one device.
+    """Return the peak of one device, absent where it is unknown.
 
-    device_name: as the driver names the GPU; None for a CPU, whose peak depends on clocks that no sheet promises.
+    device_name: as the driver names the GPU; None for a CPU, whose peak depends on its clock under load.
     """
     if device_name is None:
         return Absent(reason="the peak of a CPU is unknown: it depends on its clock under load")
@@ -129,7 +129,7 @@ def peak_of(device_name: str | None, precision: Precision) -> Peak | Absent:
     )
 
 
-# How much of a device's peak the model's arithmetic takes up: model FLOP/s and MFU.
+# Model FLOP/s and MFU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Mfu:
     """Model FLOP/s of a device, as a share of its peak.
 
     formula: how the model's FLOPs are counted, see `workloads.cost_models.shape.Formula`.
-    peak: what it is a share of, with its source.
+    peak: the denominator, with its source.
     """
 
     ratio: float
@@ -147,15 +147,15 @@ class Mfu:
 
 
 def flops_per_second_per_device(shape: Shape, ranks: int, step_s: float, formula: Formula = "palm") -> float:
-    """Model FLOPs of one step, divided by its time and the ranks."""
+    """Return the model FLOPs of one step, divided by the step's time and the number of ranks."""
     return shape.flops_per_step(formula) / (step_s * ranks)
 
 
 def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent, formula: Formula = "palm") -> Mfu | Absent:
-    """Model FLOPs utilisation, absent where the peak is, and where it would exceed 1.
+    """Return model FLOPs utilisation; absent where the peak is absent, and where MFU would exceed 1.
 
-    A device cannot do more than its peak: then the time, the device or the formula is wrong, and a figure would hide
-    it. palm counts attention in full, so a causal kernel on a very long sequence may exceed it honestly.
+    Above 1 the time, the device or the formula is wrong, and a figure would hide that. One exception is legitimate:
+    palm counts attention in full, so a causal kernel on a very long sequence may exceed 1.
     Source: Chowdhery et al. 2022, PaLM, appendix B.
     """
     if isinstance(peak, Absent):

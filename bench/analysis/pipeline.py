@@ -1,4 +1,8 @@
-"""What the ranks of a pipeline computed in one timed step, on one clock, and what that says."""
+"""The bubble of a pipeline: from the timed actions of all ranks to the bubble and the parts that explain it.
+
+An action is what a stage computes for one microbatch: forward, backward, or a half of backward. The bubble is the
+share of their time in which a pipeline's ranks compute nothing. Times of stages and held microbatches come with it.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +35,18 @@ from workloads.pipeline_parallel.simulator import (
 )
 
 AXIS = "stage"
-"""The mesh axis whose ranks are one pipeline."""
+"""The mesh axis along which ranks form a pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One action of a rank. start_ns, end_ns: since the step began.
 
-    asked_ns: when the rank last dealt with a message between the action before and this one; None where it did not, or
-    nobody knows. sent_ns: when it handed over what the action made; None as well.
-    core_wait_ns: what the rank's thread waited for a core since the end of the action before, or the step's beginning;
-    None where nobody knows.
+    asked_ns: when the rank last handled a message between its previous action and this one; None where it handled none,
+        or this is unknown.
+    sent_ns: when the rank handed over the action's output; None likewise.
+    core_wait_ns: how long the rank's thread waited for a core since its previous action's end, or since the step began;
+        None where this is unknown.
     """
 
     rank: int
@@ -55,11 +60,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """One step of all ranks, its works in the order of each rank's own.
+    """One step of all ranks. works: by rank, and each rank's in order.
 
     begun_ns: on the monotonic clock of the first rank.
-    is_one_clock: all ranks read the same clock; otherwise each counts from the end of their meeting before the step.
-    has_messages, has_core_waits: of all ranks it is known when they dealt with messages, and waited for a core.
+    is_one_clock: all ranks read the same clock; otherwise each rank's times count from the end of the barrier before
+        the step.
+    has_messages, has_core_waits: every rank logged when it handled messages, and how long it waited for a core.
     """
 
     trial: int
@@ -72,7 +78,7 @@ class TimedStep:
 
 
 def join_steps(performed_by_rank: Sequence[Sequence[Performed]]) -> tuple[TimedStep, ...]:
-    """The steps of one trial that every rank has logged, in order."""
+    """Join the steps of one trial that every rank has logged, in order."""
     if not performed_by_rank:
         return ()
     by_step = [{one.step: one for one in performed} for performed in performed_by_rank]
@@ -99,13 +105,14 @@ def _join(ranks: Sequence[Performed]) -> TimedStep:
 
 
 def _works(rank: int, performed: Performed, shift_ns: int) -> Iterator[Work]:
-    """The rank's, later by so much than it says."""
+    """Yield the rank's works, with all times later by `shift_ns`."""
     messages = performed.messages or []
     sent_ns = {(one.stage, one.kind != "forward", one.microbatch): one.time_ns for one in messages if one.end == "sent"}
     before_ns = waited_ns = 0
     for number, timed in enumerate(performed.actions):
         asked_ns = max((one.time_ns for one in messages if before_ns <= one.time_ns <= timed.start_ns), default=None)
-        # What a backward hands on is made by the whole of it, or by the half that makes gradients of inputs.
+        # Messages are looked up by stage, direction and microbatch. A whole backward and an input_backward send the
+        # gradient of their input; a weight_backward sends nothing.
         place = (timed.stage, timed.kind != "forward", timed.microbatch)
         handed_ns = None if timed.kind == "weight_backward" else sent_ns.get(place)
         waits = None if performed.core_waits_ns is None else performed.core_waits_ns[number]
@@ -123,9 +130,10 @@ def _works(rank: int, performed: Performed, shift_ns: int) -> Iterator[Work]:
 
 
 def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each pipeline, in its own order.
+    """Return the ranks of each pipeline, in their order along the axis.
 
-    axes: of the mesh over all ranks, outermost first; the last runs fastest.
+    axes: sizes of the mesh's axes over all ranks, outermost first; the last varies fastest. {"data": 2, "stage": 2,
+    "tensor": 2} gives (0, 2), (1, 3), (4, 6), (5, 7).
 
     Raises:
         ValueError: there is no axis of stages.
@@ -143,12 +151,12 @@ def pipelines(axes: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
 
 
 def bubble_ratio(works: Iterable[Work], ranks: Sequence[int]) -> float:
-    """Share of their time that the ranks of one pipeline compute for no stage.
+    """Return the share of their time in which the ranks of one pipeline compute nothing.
 
-    Their time runs from the first action's start to the last one's end, on whichever rank these are.
+    Their time runs from the first action's start to the last action's end, over all ranks of the pipeline.
 
     Raises:
-        ValueError: the ranks did nothing.
+        ValueError: the ranks performed no action.
     """
     own = [work for work in works if work.rank in ranks]
     if not own:
@@ -159,7 +167,7 @@ def bubble_ratio(works: Iterable[Work], ranks: Sequence[int]) -> float:
 
 
 def stage_seconds(works: Iterable[Work]) -> dict[tuple[int, ActionKind], float]:
-    """What a stage takes for a microbatch, by stage and kind of action: the median."""
+    """Return the median time of an action in seconds, by stage and kind of action."""
     found: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
     for work in works:
         found[work.action.stage, work.action.kind].append(work.end_ns - work.start_ns)
@@ -172,13 +180,13 @@ def _by_stage(place: tuple[int, ActionKind]) -> tuple[int, int]:
 
 
 def most_live(works: Iterable[Work], stage: int) -> int:
-    """Most microbatches that a stage held at once, by the order of its actions; of several pipelines the most.
+    """Return the most microbatches that a stage held at once, by the order of its actions, in any pipeline.
 
-    One is held from its forward to the end of its backward, of both halves where these are parted.
+    A microbatch is held from its forward to its backward, or to the second of backward's halves.
     """
     live: Counter[int] = Counter()
     most = 0
-    halves: Counter[tuple[int, int]] = Counter()
+    halves: Counter[tuple[int, int]] = Counter()  # Halves of backward done, by rank and microbatch.
     for work in works:
         if work.action.stage != stage:
             continue
@@ -193,29 +201,33 @@ def most_live(works: Iterable[Work], stage: int) -> int:
     return most
 
 
-# What of a measured bubble the step's own delays explain: uneven actions, messages, and waiting for a core.
+# Parts of a measured bubble that a step's own delays explain: uneven actions, messages, waiting for a core
 
 UNEVEN, MESSAGE, CORE = "uneven", "message", "waiting_for_a_core"
 
 
 def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Parts of the trial's bubble, each what the measured step gains when one more of its delays is in it.
+    """Return the parts of the trial's bubble that delays explain, each added to a replay of the step in turn.
 
-    They are of the step whose bubble is the trial's median; of the mean of two such where their number is even.
-    uneven: each action takes what it took, and not the median of its stage and kind.
-    message: from the sender's handing over and the receiver's asking to the action's start; with the transfer in it.
-    waiting_for_a_core: what the ranks' threads waited between their actions.
-    What is left besides is what hosts do between actions. Where it is not known when ranks dealt with messages, on one
-    clock, there is the first part only; where it is not known what they waited for a core, not the last. Of a step that
-    is not this pipeline's there are none.
+    Each part is the increase of the bubble when its delay is added. The step replayed is the one whose bubble is the
+    trial's median; where their number is even, the mean of the middle two counts.
+    uneven: actions take their measured times instead of the median of their stage and kind.
+    message: from the later of the sender's handing over and the receiver's asking to the action's start, the transfer
+        included and waits for a core left out.
+    waiting_for_a_core: what the ranks' threads waited for a core between their actions.
+    The rest of the bubble is what hosts do between actions. Only uneven is returned where ranks did not log messages on
+    one clock; waiting_for_a_core is left out where ranks did not log it. Empty if a step's actions are not this
+    pipeline's.
 
     groups: the ranks of each pipeline.
     """
     planned = set(planned_on(actions(pipeline)))
     if any({work.action for work in step.works if work.rank in ranks} != planned for step in steps for ranks in groups):
         return {}
+    # The bubble without delays: each action takes the median of its stage and kind.
     times = stage_seconds(work for step in steps for work in step.works)
     even_ratio = simulate(actions(pipeline), times).bubble_ratio
+    # The one or two steps of median bubble: of 5 ordered ones [2:3], of 6 [2:4].
     ordered = sorted(
         (bubble_ratio(step.works, ranks), number, place)
         for number, step in enumerate(steps)
@@ -230,6 +242,7 @@ def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -
     works = [[work for work in step.works if work.rank == rank] for rank in ranks]
     order = [[work.action for work in own] for own in works]
     taken_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for own in works for work in own}
+    # Replays: with the measured times alone, then with messages' delays, then with waits for a core as well.
     own_ratio = replay(order, taken_s, {}).bubble_ratio
     yield UNEVEN, own_ratio - even_ratio
     if not (step.has_messages and step.is_one_clock):
@@ -245,9 +258,10 @@ def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -
 
 
 def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action, Delay, Delay]]:
-    """Of each action its delay, with all of which a replay is the measured step, and the part spent waiting for a core.
+    """Yield each action with its delay, and the part of the delay that was spent waiting for a core.
 
-    Waiting for a core counts first among what the rank's host did, and then as the end of waiting for a message.
+    A replay with all delays reproduces the measured step. A wait for a core is counted against the host's time first
+    and then against the wait for a message.
     """
     place = {work.action: work for own in works for work in own}
     needs = needs_of(planned_on([[work.action for work in own] for own in works]))
@@ -256,11 +270,13 @@ def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action
         before_ns = [first_ns, *(work.end_ns for work in own)]
         waits_ns = [*(work.core_wait_ns or 0 for work in own), 0]
         for number, work in enumerate(own):
+            # What the action needs from other ranks, when the rank asked for it, and when it was handed over. A rank
+            # that asked before its previous action ended waits from that end.
             remote = [place[needed] for needed in needs[work.action] if place[needed].rank != work.rank]
-            # A rank that asked earlier waits from the end of its last action on.
             asked_ns = work.asked_ns if work.asked_ns is not None else before_ns[number] if remote else work.start_ns
             asked_ns = max(asked_ns, before_ns[number])
             handed_ns = [one.end_ns if one.sent_ns is None else max(one.sent_ns, one.end_ns) for one in remote]
+            # The gap before the action is the host's time until it asked, then the wait for the message.
             host_ns = asked_ns - before_ns[number]
             message_ns = work.start_ns - max(asked_ns, *handed_ns) if handed_ns else work.start_ns - asked_ns
             hand_over_ns = 0 if work.sent_ns is None else max(0, work.sent_ns - work.end_ns)
@@ -277,12 +293,12 @@ def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action
             )
 
 
-# A run's bubble beside what its schedule, its stages and the link explain of it.
+# A run's bubble beside what its schedule, its stages and the link explain of it
 
 PARTS = ("schedule", "imbalance", "transfer", UNEVEN, MESSAGE, CORE, "unexplained")
-"""Of the measured bubble, in the order in which they add up to it. Runs of before the delays' parts have the others."""
+"""Parts of the measured bubble, in the order in which they add up to it. Runs of older versions lack the delays'."""
 _DECIMALS = 12
-"""What stands further behind is rounding's, and no difference between trials."""
+"""Decimals kept: further ones are rounding errors, not differences between trials."""
 CLEARLY_LONGER = 0.05
 """Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
 
@@ -290,12 +306,12 @@ CLEARLY_LONGER = 0.05
 def bubble_parts(
     pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | NotCovered
 ) -> Iterator[Estimate | str]:
-    """The expected bubble and the parts of the measured one, and notes: what is absent, which stage is the bottleneck.
+    """Yield the expected bubble and the parts of the measured one, and notes: what is absent, and the bottleneck.
 
-    The parts are those of the run's own figures, so that these add up; each trial's parts give the intervals.
-    found: the run's estimates, of which the measured bubble, the times of stages and the parts of `delay_parts` are
-        read; that of messages is given anew where the transfer, which is in it, is known.
-    transfer_s: of one boundary tensor between two ranks, or why nobody knows.
+    The parts are computed from the run's medians, so that they add up; those of each trial give the intervals.
+    found: the run's estimates: the measured bubble, the times of stages and the parts of `delay_parts`. The message
+        part is yielded anew, without the transfer, where the transfer is known.
+    transfer_s: time to send one boundary tensor between two ranks, or why it is unknown.
     """
     measured = [one for one in found if one.metric == RUN_BUBBLE_RATIO.name]
     times = {
@@ -353,7 +369,7 @@ def _parts_of_bubble(split: BubbleSplit) -> dict[str, float]:
 
 
 def _with_delays(parts: Mapping[str, float], delays: Mapping[str, float]) -> dict[str, float]:
-    """The parts with those of delays, which unexplained has in it without them; a message's has no transfer in it."""
+    """Add the delays' parts and subtract them from unexplained; the transfer is taken out of the message part."""
     beyond = dict(delays)
     if MESSAGE in beyond:
         beyond[MESSAGE] -= parts.get("transfer", 0.0)
@@ -362,11 +378,11 @@ def _with_delays(parts: Mapping[str, float], delays: Mapping[str, float]) -> dic
 
 
 def _rounded(ratio: float) -> float:
-    return round(ratio, _DECIMALS) + 0.0  # Not -0.
+    return round(ratio, _DECIMALS) + 0.0  # Turns -0.0 into 0.0.
 
 
 def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estimate]) -> Iterator[str]:
-    """The rank that all others wait for, where one computes clearly longer than the mean rank."""
+    """Yield a note on the rank that computes longest, where it computes clearly longer than the mean rank."""
     stages_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
     ranks_s = [sum(stages_s[stage] for stage in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
     slowest = max(range(pipeline.ranks), key=ranks_s.__getitem__)
@@ -380,11 +396,11 @@ def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estim
     )
 
 
-# From the timed steps of a run's trials to its bubble, the times of its stages and what they hold.
+# Estimates of a run from its trials' timed steps
 
 
 class TimedTrial(Protocol):
-    """What one trial measured of stages; see `bench.analysis.trials.Trial`."""
+    """What one trial measured of pipeline stages; see `bench.analysis.trials.Trial`."""
 
     @property
     def timed_steps(self) -> tuple[TimedStep, ...]: ...
@@ -398,10 +414,10 @@ def pipeline_estimates(
     trials: Sequence[TimedTrial],
     activations: Sequence[int] | NotCovered,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """What was measured of a pipeline, what it should hold, and what is absent with its reason.
+    """Return the estimates of a pipeline, measured and expected, and what is absent with its reason.
 
-    axes: of the mesh, one of which is the pipeline's; see `bench.analysis.pipeline.pipelines`.
-    activations: bytes that forwards of each stage's live microbatches should leave, or why no law tells them.
+    axes: the mesh's, one of them the pipeline's; see `pipelines`.
+    activations: bytes that forwards of each stage's live microbatches should leave, or why no cost model gives them.
     """
     if not all(trial.timed_steps for trial in trials):
         return (), (
@@ -432,7 +448,7 @@ def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
 def _estimated_delays(
     pipeline: Pipeline, trials: Sequence[TimedTrial], groups: Sequence[Sequence[int]]
 ) -> Iterator[Estimate]:
-    """The parts of the bubble that need no law, of which those of `bench.analysis.pipeline` are the rest."""
+    """Yield the parts of the bubble that need no measured link; `bubble_parts` yields the others."""
     by_trial = [delay_parts(pipeline, trial.timed_steps, groups) for trial in trials]
     for part in by_trial[0]:
         if all(part in parts for parts in by_trial):

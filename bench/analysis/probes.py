@@ -1,4 +1,8 @@
-"""From the logs of a probe's ranks to its Estimates, with a reason for each one that is absent."""
+"""The Estimates of a probe's run from its ranks' logs, with a reason for each one that is absent.
+
+They are the measured times and rates, the link (latency and bandwidth) fitted to each collective's sweep of sizes, and
+the times that the cost model expects of each collective on that link.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +27,21 @@ from workloads.probes import cost_model as probes
 from workloads.probes.cost_model import ALGORITHMS, Algorithm, matmul_flops, moved_bytes
 from workloads.spec import ELEMENT_BYTES
 
-# What the law expects of a run's collectives, on the link that the run's own sweep shows.
+# The link fitted to a run's sweeps, and what the cost model expects of collectives on it
 
 LIBRARY = "library"
 """The label `algorithm` of the backend's own collectives."""
 CALIBRATION = "all_reduce"
-"""The collective on whose fitted link all others of the run are expected."""
+"""The collective whose fitted link is used for the expected times of all collectives."""
 
 POOR_FIT_RATIO = 0.5
-"""A fit that is farther off than this share of a measured time is said to be poor."""
+"""A fit whose largest error exceeds this share of the measured time gets a note."""
 
 
 def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
-    """Latency and bandwidth by each of the library's collectives, and why one has none.
+    """Fit latency and bandwidth to each of the library's collectives; return them, and reasons for those absent.
 
-    Points of one trial share its luck: intervals are over the lines of the trials, which stand beside them.
+    Points of one trial are not independent: intervals come from one fit for each trial.
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
@@ -72,16 +76,16 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
 
 
 def _latency_with_host(collective: str, trials: Sequence[Sequence[Point]]) -> Estimate:
-    """What a loop in Python sees as the link's latency.
+    """Return the link's latency as a loop in Python sees it, fitted to times that include the host.
 
     Raises:
-        NoFit: the sweep does not tell it.
+        NoFit: the sweep does not determine it.
     """
     return _fitted(probes_metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, fit(trials).latency_s)
 
 
 def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
-    """The link that a run fitted by this collective, None where it fitted none."""
+    """Return the link that a run fitted to this collective, None where it fitted none."""
     values = {estimate.metric: estimate.median for estimate in found if estimate.labels == {"collective": collective}}
     bandwidth = values.get(probes_metrics.RUN_LINK_BANDWIDTH.name)
     if bandwidth is None:
@@ -92,7 +96,7 @@ def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | 
 
 
 def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
-    """Time of each measured collective by its law, and what a textbook's algorithm should count."""
+    """Yield the expected time of each measured collective, and the expected rounds and bytes of textbook algorithms."""
     link = link_by(found)
     for measured in _of(found, probes_metrics.RUN_COLLECTIVE_SECONDS):
         labels = measured.labels
@@ -117,7 +121,7 @@ def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
 
 
 def why_not_expected(case: Case, found: Sequence[Estimate]) -> list[str]:
-    """Why no time is expected, where none is."""
+    """Say why no time is expected; empty where one is."""
     if case.ranks == 1 or link_by(found) is not None:
         return []
     return [f"times by the law are absent: they need the link by {CALIBRATION}, which this run does not tell"]
@@ -129,7 +133,8 @@ def _cost(case: Case, algorithm: Algorithm, size_bytes: int) -> probes.Cost:
 
 
 def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
-    """The points of each trial, by the library's collective. times: on the device alone, or with the host."""
+    """Return each trial's points of the sweep, by the library's collective. times: the metric, with the host or
+    without."""
     if case.ranks == 1:
         return {}
     sweeps: dict[str, list[list[Point]]] = defaultdict(list)
@@ -171,9 +176,10 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTrial:
-    """One complete trial of a probe: by the name of a rank's metric, and by labels, one value over all ranks.
+    """One complete trial of a probe.
 
-    reached: clock and power of the GPU of the rank whose products of a shape took longest.
+    values: one value over all ranks, by metric name and then by label values.
+    reached: by shape of a matrix product, clock and power of the GPU of the slowest rank.
     """
 
     values: Mapping[str, Mapping[Labels, float]]
@@ -182,9 +188,9 @@ class ProbeTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLogs:
-    """The trials that every rank finished, and what the ranks said is absent.
+    """The trials that every rank completed, and what the ranks said is absent.
 
-    choices: collective, size, algorithm and protocol that NCCL said it chose, in a trial that is no part of `trials`.
+    choices: collective, size, algorithm and protocol that NCCL logged as chosen, in a trial that is not in `trials`.
     """
 
     trials: tuple[ProbeTrial, ...]
@@ -193,7 +199,7 @@ class ProbeLogs:
 
 
 JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
-    probes_metrics.COLLECTIVE_SECONDS: fmean,  # As nccl-tests has it.
+    probes_metrics.COLLECTIVE_SECONDS: fmean,  # As in nccl-tests.
     probes_metrics.COLLECTIVE_WITH_HOST_SECONDS: fmean,
     probes_metrics.COLLECTIVE_ROUNDS: max,
     probes_metrics.COLLECTIVE_SENT_BYTES: sum,
@@ -203,11 +209,11 @@ JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
     probes_metrics.COPY_SECONDS: max,
     probes_metrics.COPY_WITH_HOST_SECONDS: max,
 }
-"""How the values of several ranks become one."""
+"""How the ranks' values of a metric become one."""
 
 
 def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
-    """Join the logs of all ranks of a run. A trial counts when each rank says that it ended well.
+    """Join the logs of all ranks of a probe's run.
 
     Raises:
         NewerSchema: a newer version wrote the logs.
@@ -225,7 +231,7 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
 
 
 def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """All Estimates of a probe's run, and what is absent with its reason."""
+    """Return all Estimates of a probe's run, and what is absent with its reason."""
     trials = logs.trials
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
@@ -249,7 +255,7 @@ def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
 
 
 def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, Reached]]:
-    """Of each shape, what the node read last while the slowest rank computed it; nothing where it read nothing then."""
+    """Yield the node's last reading of the GPU while the slowest rank computed each shape, where there is one."""
     slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
         for reading in part.of("probed"):
@@ -265,7 +271,7 @@ def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labe
 
 
 def _values(trials: Sequence[ProbeTrial], metric: Metric) -> Iterable[tuple[dict[str, str], list[float]]]:
-    """Labels that every trial has, with the value of each trial."""
+    """Yield the labels that every trial has, with the value of each trial."""
     for labels in trials[0].values[metric.name]:
         if all(labels in trial.values[metric.name] for trial in trials):
             yield (
@@ -279,7 +285,7 @@ def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]
         size_bytes = int(labels["size"])
         yield estimate(probes_metrics.RUN_COLLECTIVE_SECONDS, times_s, **labels)
         yield per_second(probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, size_bytes, times_s, **labels)
-        if case.ranks > 1:  # A rank that is alone has no bus, whatever its factor.
+        if case.ranks > 1:  # A single rank uses no bus, whatever its factor.
             bus_bytes = size_bytes * bus_factor(cast(Collective, labels["collective"]), case.ranks)
             yield per_second(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, float(bus_bytes), times_s, **labels)
     for labels, times_s in _values(trials, probes_metrics.COLLECTIVE_WITH_HOST_SECONDS):
@@ -287,13 +293,13 @@ def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]
 
 
 def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
-    """What NCCL said it chose for the collectives and sizes that were measured."""
+    """Yield what NCCL chose for the collectives and sizes that were measured."""
     measured = {
         (collective, size) for collective, _, size in logs.trials[0].values[probes_metrics.COLLECTIVE_SECONDS.name]
     }
     for labels in logs.choices:
         named = dict(zip(probes_metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
-        if (named["collective"], named["size"]) in measured:  # A barrier is an all_reduce of 4 bytes, too.
+        if (named["collective"], named["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
             yield estimate(probes_metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
 
 
@@ -338,7 +344,7 @@ def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
 
 
 def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Estimate]) -> list[str]:
-    """Why clock and power of the largest products are not told, where they are not."""
+    """Say why clock and power of all products are absent; empty where a product has one."""
     if not trials[0].values[probes_metrics.MATMUL_SECONDS.name]:
         return []
     if case.device == "cpu":

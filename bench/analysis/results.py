@@ -1,4 +1,8 @@
-"""From the trials of a run to its Estimates, with a reason for each one that is absent."""
+"""The Estimates of a run from its trials, with a reason for each one that is absent.
+
+`findings` reads the logs of a run's folder, a training's or a probe's; `results_of` judges a training's trials;
+`memory_estimates` sets measured memory beside what the cost models predict.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +29,17 @@ from workloads.pipeline_parallel.memory import activations_by_stage
 from workloads.pipeline_parallel.spec import counts
 from workloads.spec import DATA_AXES
 
-# What a rank's memory was expected to be beside what it was: accounts, and predicted over measured.
+# A rank's memory: predicted beside measured
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 PEAK_PARTS = ("activations", "other", "total")
 UNEXPLAINED = "unexplained"
 TOTALS = ("live_tensors", "allocator")
-"""Accounts of a trial's peak that count tensors alone; that of the process also holds libraries."""
+"""Accounts of a trial's peak that count tensors alone; the process's resident memory also holds libraries."""
 
 
 class MeasuredMemory(Protocol):
-    """What one trial measured, the most of any rank; see `bench.analysis.trials.Trial`."""
+    """The memory that one trial measured, the most of any rank; see `bench.analysis.trials.Trial`."""
 
     @property
     def state_bytes(self) -> Mapping[str, float]: ...
@@ -55,14 +59,15 @@ def memory_estimates(
     paper_activations: int | NotCovered,
     peak: Prediction | NotCovered,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Each part by each account that knows it, predicted over measured where both do, and notes of what is absent.
+    """Return the bytes of each part of memory by each account, predicted over measured, and notes of what is absent.
 
-    States are those after a step; activations and total are those at its peak, where not all gradients need be there,
-    so that the total is not the sum of the parts.
-    paper, paper_activations: by the papers' accounts of ZeRO's states and of a GPT's activations.
-    states, peak: by this implementation's account; each part is that of the rank that has most of it, as is measured.
-    other: what outlives a step and is no state, such as compression's error feedback. unexplained: what of it, as is
-    measured, no law knows: a leak, perhaps. A part of no bytes is left out of its account.
+    States are taken after a step; activations and total at the step's peak, when some gradients may not exist yet, so
+    the total is not the sum of the parts. Each part is that of the rank that has most of it. A part of no bytes is left
+    out of its account.
+    states, peak: predicted for this implementation.
+    paper, paper_activations: predicted by the papers' formulas for ZeRO's states and a GPT's activations.
+    The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the
+    measured rest of it that no cost model predicts: a leak, perhaps.
     """
     predicted = {} if isinstance(states, NotCovered) else _states(states)
     if isinstance(peak, Prediction):
@@ -92,8 +97,8 @@ def memory_estimates(
 
 
 def _unexplained(others: Sequence[float], peak: Prediction | NotCovered) -> list[float]:
-    """In each trial, what outlives a step beside what the law knows; empty where it knows all in one, or covers
-    nothing."""
+    """Return what outlives a step in each trial beyond the cost model; empty where it explains all of one trial, or
+    does not cover the run."""
     if isinstance(peak, NotCovered):
         return []
     unexplained = [max(0.0, other - peak.other_bytes) for other in others]
@@ -109,7 +114,7 @@ def _states(states: States) -> dict[str, int]:
 
 
 def _measured(trials: Sequence[MeasuredMemory], part: str) -> list[float]:
-    """The part's bytes in each trial; empty where a trial does not know them, or has none."""
+    """Return the part's bytes in each trial; empty where they are unknown or 0 in a trial."""
     values = [_measured_in(trial, part) for trial in trials]
     known = [value for value in values if value]
     return known if len(known) == len(values) else []
@@ -142,7 +147,7 @@ def _notes(
 def results_of(
     case: Case, trials: Sequence[Trial], peak: Peak | Absent
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """All Estimates of a run, and what is absent with its reason."""
+    """Return all Estimates of a training run, and what is absent with its reason."""
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
     times_s = [trial.mean_step_s for trial in trials]
@@ -203,7 +208,7 @@ def _paper_activations(case: Case) -> int | NotCovered:
 
 
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
-    """Of each stage, where no other axis cuts its tensors."""
+    """Return the activation bytes expected of each stage; not covered where another axis shards a stage's tensors."""
     card = case.card()
     absent = peak_not_covered(case) or card.states_not_covered(case)
     if absent is not None:
@@ -258,7 +263,8 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
 
 
 def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
-    """By collective, where there are several: of one alone it is that of all communication."""
+    """Yield the overlap of each collective if there are several; that of a lone one is the overlap of all
+    communication."""
     names = [
         name
         for name in traced[0].collective_overlap_ratios
@@ -270,7 +276,7 @@ def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
 
 
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
-    """Of the ranks that attend least and most, beside what the layout gives them."""
+    """Yield the pairs of the ranks that attend least and most: counted, and expected from the layout."""
     counted = [one.traced.attention_pairs for one in trials if one.traced is not None and one.traced.attention_pairs]
     expected = case.card().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
@@ -283,7 +289,7 @@ def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
 
 
 def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
-    """What the strategy's law says that a rank hands to each collective over each axis, beside what was counted."""
+    """Return the bytes a rank hands to each collective over each mesh axis: expected by the cost model, and counted."""
     accounts: dict[tuple[str, str, str], list[float]] = {
         (name, axis, "expected"): [float(total)] * len(trials) for (name, axis), total in _expected(case) if total
     }
@@ -305,12 +311,12 @@ def _expected(case: Case) -> Iterator[tuple[tuple[str, str], int]]:
             yield (name, axis), total
 
 
-# What the logs of a run's folder say, of training and of probes alike: figures, and what is absent.
+# Reading and judging the logs of a run's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that is known of a run by its own logs; see `bench.runs.summary.Summary` for what each field is."""
+    """All that a run's own logs tell of it; see `bench.runs.summary.Summary` for the fields."""
 
     trials_done: int
     estimates: tuple[Estimate, ...]
@@ -321,7 +327,7 @@ class Findings:
 
 
 def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
-    """Read and judge the logs.
+    """Read the logs of a run's folder and judge them.
 
     device_name: of the GPU, as its driver gives it; None for a CPU.
 

@@ -1,4 +1,4 @@
-"""How much of a rank's speed is left when there are more of them: scaling efficiency against a baseline run."""
+"""Scaling efficiency of a run against a baseline run on fewer ranks, weak or strong."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from workloads.cost_models.shape import DIMENSIONS
 
 Scaling = Literal["weak", "strong"]
 BaselineOrigin = Literal["beside", "history", "told", "unknown"]
-"""beside: measured in turn with the run. history: an earlier run that was measured alike. told: a person named it.
-unknown: an older version did not write it down."""
+"""beside: measured in turn with the run. history: an earlier run, measured in the same way. told: named by a person.
+unknown: the run is of an older version, which did not record it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingEfficiency:
     """Tokens per second and rank of a run, divided by those of its baseline.
 
-    scaling: weak has the baseline's work for each rank that trains, strong the baseline's work in total.
-    baseline_ranks: 1, unless a person named a smaller run of several ranks, or the run is on a curve whose first has
-    several.
+    scaling: weak if each rank that trains has the same work as in the baseline, strong if the total work is the same.
+    baseline_ranks: 1, unless a person named a run of several ranks, or the first run of a scaling curve has several.
     is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
-    is_told: whether a person named the baseline, which then need not have been measured like the run.
+    is_told: whether a person named the baseline, which then need not have been measured in the same way.
     """
 
     scaling: Scaling
@@ -38,7 +37,7 @@ class ScalingEfficiency:
 
     @property
     def baseline(self) -> BaselineOrigin:
-        """Where the baseline is from: efficiencies compare with each other where this is the same."""
+        """Where the baseline is from; only efficiencies with the same origin are comparable."""
         if self.is_told:
             return "told"
         if self.is_beside is None:
@@ -56,12 +55,12 @@ def scaling_efficiency(
     is_beside: bool | None = None,
     is_told: bool = False,
 ) -> ScalingEfficiency:
-    """The efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
+    """Return the efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
 
-    That both ran on the same hardware is for the caller to see to: a Case does not know it.
+    The caller ensures that both ran on the same hardware: a Case does not know it.
 
     Raises:
-        Misuse: the baseline is none, see `scaling_between`.
+        Misuse: the baseline does not fit, see `scaling_between`.
     """
     return ScalingEfficiency(
         scaling=scaling_between(case, baseline_case),
@@ -79,12 +78,12 @@ def scaling_efficiency(
 
 
 def scaling_between(case: Case, baseline_case: Case) -> Scaling:
-    """Which of the two scalings the baseline is for.
+    """Tell whether a run against this baseline is weak or strong scaling.
 
-    The strategies may differ, and so may `accumulate`, which only says how a batch is carried out.
+    The strategies may differ, and so may `accumulate`, which does not change the batch.
 
     Raises:
-        Misuse: the baseline has not fewer ranks, another workload, or a batch that fits neither.
+        Misuse: the baseline does not have fewer ranks, has another workload, or a batch that fits neither scaling.
     """
     name = f"baseline ({baseline_case.strategy}, ranks {baseline_case.ranks})"
     if baseline_case.ranks >= case.ranks:

@@ -1,4 +1,8 @@
-"""The windows of one trial's ranks, joined: who waited for whom in which collective, as samples of the run."""
+"""Waits and stragglers of a run: estimates from the profiler windows of all its ranks, joined trial by trial.
+
+In each trial the ranks' windows are matched to tell which rank waited for which in a collective. The trials then give
+estimates, the straggler, and a reason for what is absent.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ _REASONS_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """One trial. samples: of the run. notes: what they leave out and what was assumed, each once."""
+    """One trial's joined windows. samples: of the run's metrics. notes: what was left out or assumed, each once."""
 
     samples: tuple[Sample, ...]
     lateness: TracedLateness
@@ -39,7 +43,7 @@ class Joined:
 
 
 def join_ranks(timelines: Sequence[Timeline]) -> Joined:
-    """What the windows of all ranks of a trial say together.
+    """Join the windows of all ranks of a trial.
 
     Raises:
         ValueError: two Timelines are of one rank.
@@ -73,7 +77,7 @@ def _left_out(matching: Matching, timelines: Sequence[Timeline]) -> Iterator[str
 
 
 def _without_bandwidth(samples: Sequence[Sample]) -> Iterator[str]:
-    """What is said of collectives that move data, and of which the samples lack a bandwidth."""
+    """Note the collectives that move data and have a time, but no bandwidth, among the samples."""
     timed, known = (
         {one.labels["collective"] for one in samples if one.metric == metric.name}
         for metric in (results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS, results_metrics.RUN_TRACED_BUS_BANDWIDTH)
@@ -101,19 +105,20 @@ def _of_collectives(found: Collectives) -> Iterator[Sample]:
 
 
 def _residual_ns(alignment: Alignment) -> int | None:
-    """How far times of different clocks may be off; None where none is known, or the ranks share one clock."""
+    """Return how far times of different clocks may be off; None where it is unknown, or the ranks share one clock."""
     host_of = {timeline.rank: timeline.about.host for timeline in alignment.timelines}
     known = []
     for one in alignment.agreements:
         hosts = {host_of[rank] for rank in one.ranks}
-        # Within one host it is 0 by definition, no measurement; more where its ranks turn out to have several clocks.
+        # Within one host a residual of 0 is by definition and no measurement. One above 0 counts: the host's ranks then
+        # have several clocks.
         if one.residual_ns is not None and (one.residual_ns or None in hosts or len(hosts) > 1):
             known.append(one.residual_ns)
     return max(known, default=None)
 
 
 def _bus_bandwidth(times: Sequence[CollectiveTime]) -> float | None:
-    """That of all calls together, which weighs each by its time; None where that of one is not known."""
+    """Return the mean bandwidth of all calls, weighted by their time; None where that of one call is unknown."""
     elapsed_ns = [max(time.end_ns) - max(time.arrival_ns) for time in times]
     speeds = [time.bus_bandwidth for time in times]
     known = [speed * ns for speed, ns in zip(speeds, elapsed_ns, strict=True) if speed is not None]
@@ -128,15 +133,14 @@ def _of_lateness(lateness: TracedLateness) -> Iterator[Sample]:
             yield results_metrics.RUN_HELD_UP_RATIO.at(min(1.0, one.delay_ns / lateness.traced_ns), rank=rank)
 
 
-# What the trials of a run say of the rank that holds the others up: an Estimate and a sentence, or the reason why not.
-#
-# By the rule of `collectors.traces.analyzers.stragglers`.
+# The straggler over all trials, by the rule of `collectors.traces.analyzers.stragglers`
 
 
 def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
-    """The straggler's share of each trial's traced time, None where nobody is one; and what is said of it.
+    """Return the straggler's share of the traced time, None where there is no straggler; and the verdict in words.
 
-    Judged by trials: lateness that sticks to a trial is that trial's luck, however many of its steps were traced.
+    The unit of evidence is the trial: a rank that is late in one trial only may owe it to chance, however many steps
+    were traced.
     """
     found = verdict(trials)
     if isinstance(found, Nobody):
@@ -152,15 +156,16 @@ def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
     return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), said
 
 
-# What the trials of a run note, each thing once.
+# Notes of several trials, without repetition
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def said_once(by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """The notes of all trials, with their trials where not all say the same.
+    """Yield each note of the trials once, with its trial where not all trials have it.
 
-    Of notes that differ in their numbers alone, those of the trial with the largest stand for all.
+    Of notes that differ only in their numbers, yield those of the trial with the largest numbers:
+        {0: ["2 of 40 events"], 1: ["7 of 40 events"]}  ->  "trial 1, the worst of 2: 7 of 40 events"
     """
     alike: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
     for trial, notes in by_trial.items():
@@ -182,16 +187,17 @@ def _numbers(note: str) -> list[float]:
     return [float(number) for number in _NUMBER.findall(note)]
 
 
-# The joined ranks of all trials of a run: Estimates of who waits for whom, with a reason for what is absent.
+# Estimates over the joined trials of a run
 
 _METRICS = {metric.name: metric for metric in JOINED_RANKS_METRICS}
 
 
 def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """What the windows of the run's ranks say together; what is absent, with its reason; and who the straggler is.
+    """Return the estimates of waits and stragglers, and notes: what is absent with its reason, and the straggler.
 
-    folder: the run's. trials: so many are complete, the first ones; those of which a rank's window is missing or cannot
-    be read or joined are left out and named. A run that traces nothing, of one rank or of a probe says nothing.
+    Both are empty for a run that traced nothing, a run of one rank, and a probe's run.
+    folder: the run's. trials: the number of complete trials, counted from the first; a note names each trial that is
+    left out because a rank's window is missing, or cannot be read or joined.
     """
     if case.model is None or case.ranks == 1 or not case.trace_steps or not trials:
         return (), ()
@@ -222,7 +228,7 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
 
 
 def _estimates(joined: Mapping[int, Joined], notes: list[str]) -> Iterator[Estimate]:
-    """Of what all trials have; what a trial does not have is noted.
+    """Estimate each metric that all trials have; add a note for each that a trial lacks.
 
     joined: by trial.
     """
@@ -248,6 +254,6 @@ def _estimate(metric: Metric, values: Sequence[float], labels: Mapping[str, str]
         return estimate_share(metric, values, **labels)
     if min(values) > 0:
         return estimate(metric, values, **labels)
-    # Nothing has no logarithm, so that the interval is of the values themselves; none is below nothing.
+    # A value of 0 has no logarithm, so the interval is that of the values themselves, cut off at 0.
     found = estimate_part(metric, values, middle=median(values), **labels)
     return found if found.low is None else replace(found, low=max(0.0, found.low))

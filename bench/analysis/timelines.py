@@ -1,4 +1,7 @@
-"""Trace files read into Timelines, large ones in processes of their own."""
+"""Timelines on disk: where a run keeps its ranks' profiler windows, and how trace files become Timelines.
+
+Large traces are read in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from bench.errors import InfrastructureFailed, Misuse
 from collectors.sample_log import Reading, read
 from collectors.traces.timeline import Timeline, save
 
-# Where the windows of a run's ranks stay: those of each trial in a folder, and the newest beside the ranks' logs.
+# Profiler windows of a run: trial<t>/rank<k>.timeline.npz, and the newest of each rank beside the ranks' logs.
 
 
 def keep(timeline: Timeline, folder: Path, trial: int) -> None:
-    """Write the rank's window of this trial, in place of an earlier one of the same. folder: the run's.
+    """Write the rank's window of this trial; an earlier window of the trial is replaced. folder: the run's.
 
     Raises:
         OSError: the folder cannot be written.
@@ -40,19 +43,19 @@ def keep(timeline: Timeline, folder: Path, trial: int) -> None:
     newest.unlink(missing_ok=True)
     try:
         newest.hardlink_to(path)
-    except OSError:  # Not every file system gives a file two names.
+    except OSError:  # Not every file system has hard links.
         shutil.copyfile(path, newest)
 
 
 def window_path(folder: Path, trial: int, rank: int) -> Path:
-    """Where a rank's window of a trial is. folder: the run's."""
+    """Return the path of a rank's window of a trial. folder: the run's."""
     return folder / f"trial{trial}" / f"rank{rank}.timeline.npz"
 
 
 def newest_windows(folder: Path) -> list[Path]:
-    """The windows of the last trial that kept any, though not of all ranks: those of two trials never met.
+    """Return the windows of the last trial that kept any, even if ranks lack one: windows of two trials never mix.
 
-    folder: the run's; one of before each trial had a folder of its own has them beside the ranks' logs.
+    folder: the run's. Runs of older versions, without a folder for each trial, have their windows beside the logs.
     """
     trials = {
         int(found[1]): path for path in folder.glob("trial*") if (found := re.fullmatch(r"trial(\d+)", path.name))
@@ -64,14 +67,14 @@ def newest_windows(folder: Path) -> list[Path]:
 
 
 OWN = ".timeline.npz"
-"""How the name of a file ends that holds one of our own Timelines."""
+"""Ending of the name of a file that holds one of our own Timelines."""
 APART_FROM_BYTES = 256 << 20
-"""Files that are together larger are read side by side; for less, starting processes costs more than it saves."""
+"""Total size from which foreign traces are read in parallel; below it, starting processes costs more than it saves."""
 _PACKED = 16
-"""How many times as large a trace is without gzip, about."""
+"""Approximate compression ratio of a gzipped trace."""
 
 _BROKEN = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError)
-"""What reading a timeline raises of a damaged one; the RuntimeErrors are zipfile's, of encryptions that it lacks."""
+"""What reading a damaged Timeline raises; zipfile raises RuntimeError for an encryption that it does not support."""
 
 Answer: TypeAlias = tuple[Literal["read"], Timeline] | tuple[Literal["refused", "broken"], str]
 
@@ -79,10 +82,10 @@ Answer: TypeAlias = tuple[Literal["read"], Timeline] | tuple[Literal["refused", 
 def read_files(
     paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
 ) -> tuple[Timeline, ...]:
-    """The Timeline of each file. rank: in place of what the file says.
+    """Return the Timeline of each file. rank: replaces the rank that the file gives.
 
     Raises:
-        Misuse: a file is missing, no trace, or broken.
+        Misuse: a file is missing, not a trace, or broken.
         InfrastructureFailed: a process that read one died.
     """
     found = read_traces(paths, rank=rank, apart_from_bytes=apart_from_bytes)
@@ -95,7 +98,7 @@ def read_files(
 def read_traces(
     paths: Sequence[Path], *, rank: int | None = None, apart_from_bytes: int = APART_FROM_BYTES
 ) -> tuple[Timeline | str, ...]:
-    """The Timeline of each file, or why there is none. rank: in place of what the file says.
+    """Return the Timeline of each file, or why there is none. rank: replaces the rank that the file gives.
 
     Raises:
         InfrastructureFailed: a process that read one died.
@@ -104,7 +107,7 @@ def read_traces(
     cores = len(os.sched_getaffinity(0))
     if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
         return tuple(_value(_read(path, rank)) for path in paths)
-    with ThreadPoolExecutor(cores) as threads:  # Each waits for a process, which ends with what it reads.
+    with ThreadPoolExecutor(cores) as threads:  # Each thread waits for a process that reads one file.
         largest_first = sorted(paths, key=_content_bytes, reverse=True)
         read = threads.map(lambda path: _read_apart(path, rank), largest_first)
         answers = dict(zip(largest_first, read, strict=True))
@@ -120,13 +123,13 @@ def _value(answer: Answer) -> Timeline | str:
 def _content_bytes(path: Path) -> int:
     try:
         return path.stat().st_size * (_PACKED if path.suffix == ".gz" else 1)
-    except OSError:  # Whoever reads it says so.
+    except OSError:  # Reported when the file is read.
         return 0
 
 
 def _read_apart(path: Path, rank: int | None) -> Answer:
-    """What a new process makes of the file."""
-    context = multiprocessing.get_context("forkserver")  # A fork of this one would take locks of its threads with it.
+    """Read the file in a new process."""
+    context = multiprocessing.get_context("forkserver")  # A plain fork would copy locks that our threads hold.
     context.set_forkserver_preload([__name__])
     ours, its = context.Pipe(duplex=False)
     with ours:
@@ -146,11 +149,11 @@ def _read_apart(path: Path, rank: int | None) -> Answer:
 
 
 def _send(to: Connection, path: Path, rank: int | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Whoever interrupts us interrupts it, and one voice is enough.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches both processes; only the parent reports it.
     with to:
         try:
             answer = _read(path, rank)
-        except Exception:  # noqa: BLE001  # Our own mistake is told where it can be written down.
+        except Exception:  # noqa: BLE001  # A bug of ours: the parent raises it again, where it is recorded.
             answer = "broken", traceback.format_exc()
         to.send(answer)
 
@@ -176,23 +179,24 @@ def _load(path: Path, rank: int | None) -> Timeline:
     from collectors.traces.timeline import load
 
     with path.open("rb") as file:
-        is_whole = zipfile.is_zipfile(file)  # Asked first: numpy leaves a file open that is none.
+        is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves a file open that is no zip archive.
     if not is_whole:
         raise Misuse(f"{path} is no timeline of ours, or the first part of one")
     try:
         timeline = load(path)
     except _BROKEN as error:
-        is_told = str(error).startswith(str(path))  # Such as one that a newer version wrote.
+        is_told = str(error).startswith(str(path))  # The message names the file already, e.g. for a newer schema.
         raise Misuse(str(error) if is_told else f"{path} is no timeline of ours, or a broken one: {error}") from None
     return timeline if rank is None else replace(timeline, rank=rank)
 
 
-# How many windows of the profiler each trial of a run had, by what its first rank logged.
+# Profiler windows as rank 0 logged them
 
 
 def windows_by_trial(folder: Path) -> Counter[int]:
-    """By trial the windows of which rank 0 logged a step, between which it measured; empty without its log.
+    """Count the profiler windows of each trial in rank 0's log; empty without the log.
 
+    A window is a run of traced steps with consecutive numbers: 5, 6, 7, 20, 21 are two windows.
     folder: the run's.
 
     Raises:

@@ -1,4 +1,7 @@
-"""From the logs of a run's ranks to one value per metric and trial."""
+"""The logs of a run's ranks, joined to one value per metric and trial.
+
+A trial is complete, and counts, when each rank's log says that it ended well.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from collectors.metrics.rank import (
 )
 from collectors.sample_log import Contents, Ended, Mark, Note, Opened, Performed, Reading, read
 
-# The logs of a run's ranks, sorted by trial; a trial counts when each rank says that it ended well.
+# Rank logs, grouped by trial
 
 
 @dataclass(slots=True)
 class RankTrial:
-    """One rank's part of a trial: its readings, by their marks, and the steps whose actions it timed.
+    """One rank's part of a trial: its readings by mark, and the steps whose pipeline actions it timed.
 
     gpu_uuid: see `collectors.sample_log.Opened`.
     """
@@ -43,13 +46,13 @@ class RankTrial:
     gpu_uuid: str | None = None
 
     def of(self, mark: Mark) -> list[Reading]:
-        """The readings of a mark, in order."""
+        """Return the readings with this mark, in order."""
         return self.readings.get(mark, [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLogs:
-    """trials: of each complete trial, by its number, the parts of all ranks. notes: what the ranks said is absent."""
+    """trials: the parts of all ranks of each complete trial, by its number. notes: what the ranks said is absent."""
 
     trials: dict[int, tuple[RankTrial, ...]]
     notes: tuple[str, ...]
@@ -58,7 +61,7 @@ class RankLogs:
 def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
     """Join the logs of all ranks of a run.
 
-    mark: of the readings that a complete trial has from every rank.
+    mark: a complete trial has readings with this mark from every rank.
 
     Raises:
         NewerSchema: a newer version wrote the logs.
@@ -81,25 +84,28 @@ def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
 
 
 def node_notes(folder: Path) -> tuple[str, ...]:
-    """What the collectors of the run's nodes said is absent."""
+    """Return what the collectors of the run's nodes said is absent."""
     records = [record for path in sorted(folder.glob("node*.jsonl")) for record in read(path).records]
     return tuple(dict.fromkeys(record.text for record in records if isinstance(record, Note)))
 
 
 def samples_of(readings: Iterable[Reading], metric: Metric) -> Iterable[Sample]:
-    """The metric's samples, in order."""
+    """Return the metric's samples, in order."""
     return (sample for reading in readings for sample in reading.samples if sample.metric == metric.name)
 
 
 def values_of(readings: Iterable[Reading], metric: Metric) -> Iterable[float]:
-    """The metric's values, in order."""
+    """Return the metric's values, in order."""
     return (sample.value for sample in samples_of(readings, metric))
 
 
 def by_labels(
     parts: Sequence[RankTrial], mark: Mark, metric: Metric, join: Callable[[Sequence[float]], float]
 ) -> dict[tuple[str, ...], float]:
-    """One value for each set of labels, in the metric's order: the last of each rank that has it, joined."""
+    """Return one value for each set of labels: the last value of each rank that has it, joined over the ranks.
+
+    The keys are label values in the order of the metric's labels.
+    """
     values: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for part in parts:
         last = {
@@ -126,7 +132,7 @@ def _parts(contents: Contents) -> dict[int, RankTrial]:
     return parts
 
 
-# What the traced steps of one trial say, joined over its ranks.
+# Traced steps of one trial, joined over its ranks
 
 PARTS = {
     "compute": rank_metrics.COMPUTE_SECONDS,
@@ -147,9 +153,8 @@ class Traced:
     communication_s: time in which collectives ran, likewise; None where there was no communication.
     overlap_ratio: overlap over communication, likewise; None where there was no communication.
     collective_overlap_ratios: per collective, its overlap over its own time, likewise.
-    attention_pairs: of the rank that attended least in a step, and of the one that attended most; None where ranks do
-        not count.
-    payload_bytes: per collective and mesh axis, what the rank that handed over most did in a step.
+    attention_pairs: the fewest and the most that a rank attended in a step; None where ranks do not count them.
+    payload_bytes: per collective and mesh axis, the most that a rank handed over in a step.
     """
 
     step_s: float | None
@@ -162,7 +167,7 @@ class Traced:
 
 
 def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
-    """The ranks' traced steps, joined; None where there are none."""
+    """Join the ranks' traced steps; None where there are none."""
     shares: dict[str, list[float]] = defaultdict(list)
     overlaps: list[float] = []
     communications_s: list[float] = []
@@ -208,23 +213,22 @@ MEMORY_ACCOUNTS = {"allocator": PEAK_BYTES, "live_tensors": LIVE_TENSOR_BYTES, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What one complete trial says, joined over its ranks.
+    """One complete trial, joined over its ranks.
 
     step_s: the slowest rank's median step. step_spread_ratio: that rank's spread of steps (see `estimate.spread`).
-    mean_step_s: time of all measured steps of the rank that took longest, divided by their number. Rates follow from
-    this one: an input that stutters leaves the median alone.
+    mean_step_s: mean measured step of the rank with the longest mean. Rates are computed from it and not from the
+        median, which an input that stutters does not change.
     phases_s: per phase, the mean over the steps of the rank that spent most in it.
     data_wait_s: the mean over the steps of the rank whose host waited most for its batches; None where the step's clock
-    is the host's.
+        is the host's.
     peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
-    activation_bytes: those alive at the peak of live tensors, the most of any rank; None where nobody tracked them.
-    other_bytes: of what lived there before the step and is no state, as above.
+    activation_bytes: activations alive at the peak of live tensors, the most of any rank; None where not tracked.
+    other_bytes: likewise, what was alive before the step and is no state.
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
-    loss: mean over ranks of the last measured step's; None where a rank that computes one has none there that is
-    finite.
+    loss: mean over ranks of the last measured step's loss; None where a rank that computes one has no finite one there.
     observer_ratio: the largest share of any rank's measured steps that its own collectors took.
-    traced: what the steps under the profiler say, None where there were none.
-    timed_steps: those in which the actions of pipeline stages were timed; none where there are no stages.
+    traced: the steps under the profiler, None where there were none.
+    timed_steps: the steps in which the actions of pipeline stages were timed; empty without stages.
     """
 
     number: int
@@ -246,14 +250,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logs:
-    """The trials that every rank finished, and what the ranks said is absent."""
+    """The trials that every rank completed, and what the ranks said is absent."""
 
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
 
 
 def read_trials(folder: Path, ranks: int) -> Logs:
-    """Join the logs of all ranks of a run. A trial counts when each rank says that it ended well.
+    """Join the logs of all ranks of a training run.
 
     Raises:
         NewerSchema: a newer version wrote the logs.
@@ -297,7 +301,7 @@ def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
 
 
 def _phases(parts: Iterable[RankTrial]) -> list[str]:
-    """The phases of the trial, the usual ones in the order of a step."""
+    """Return the phases of the trial: the usual ones in the order of a step, then others by name."""
     found = {sample.labels["phase"] for part in parts for sample in samples_of(part.of("measured"), PHASE_SECONDS)}
     return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
 
@@ -314,7 +318,10 @@ def _peak_values(part: RankTrial, metric: Metric) -> Iterable[float]:
 
 
 def _loss(parts: Iterable[RankTrial]) -> float | None:
-    """A rank that computes a loss has logged one, finite, in its first step; a rank that computes none never has."""
+    """Return the mean over ranks of the last measured step's loss; None where a rank that computes one lacks it.
+
+    Only finite losses are logged. A rank that has no loss in any step computes none.
+    """
     last: list[float] = []
     for part in parts:
         if not any(True for _ in values_of((*part.of("warm_up"), *part.of("measured")), LOSS)):
