@@ -1,4 +1,8 @@
-"""A convergence check: a strategy on its ranks beside `single` on the same batches, and what their evidence says."""
+"""The convergence check: whether a strategy on several ranks trains as one rank does on the same batches.
+
+`check_cases` makes the three runs of a check, `conclude` and `judge` compare their losses step by step and name what
+explains a difference.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +24,23 @@ from bench.runner import Measured
 from workloads.options import Check, Mistake, check_of, rate_factor
 from workloads.spec import DATA_AXES, LIMITS
 
-# Whether ranks train as one rank does on the same batches: losses step by step, and what explains where they part.
+# The verdict: losses compared step by step
 
 LEAST_TOLERANCE = LIMITS["fp32"]
 TOLERANCE_PER_STEP = 1e-7
-"""Share of the loss that may lie between two fp32 trainings of equal arithmetic in the first step, and what each step
-adds. Measured: at rates up to 3e-3 ddp on 2 and 4 ranks is at most 3e-7 apart from one rank in 50 steps."""
+"""Allowed difference of two fp32 trainings with equal arithmetic, as a share of the loss, in the first step; and what
+each step adds. Measured: at rates up to 3e-3 ddp on 2 and 4 ranks differs from one rank by at most 3e-7 in 50 steps."""
 
 ROUNDING_FACTOR = 30.0
-"""How many times as far apart they may be as one rank is from itself with each batch read backwards. Measured: at a
-rate of 3e-2, where losses are 3e-2 apart after 50 steps, ranks were at most 6 times as far apart."""
+"""Allowed difference as a multiple of the difference between one rank and itself with each batch read backwards.
+Measured: at a rate of 3e-2, where the latter is 3e-2 after 50 steps, ranks differed by at most 6 times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     """One step's mean loss in nats, on one rank and over all ranks; None where it is not finite.
 
-    tolerance_ratio: how far they may be apart, as a share of the one rank's.
+    tolerance_ratio: the allowed difference, as a share of the one rank's loss.
     """
 
     step: int
@@ -46,12 +50,12 @@ class Losses:
 
     @property
     def difference_ratio(self) -> float | None:
-        """How far they are apart, as a share of the one rank's; None where one of them is not finite."""
+        """The difference as a share of the one rank's loss; None where one of them is not finite."""
         return _apart(self.one_rank, self.all_ranks)
 
     @property
     def agree(self) -> bool:
-        """They are within the tolerance; or neither is finite, which two equal trainings have in common."""
+        """Whether the losses are within the tolerance, or both are not finite, as of two equal trainings."""
         ratio = self.difference_ratio
         return self.one_rank == self.all_ranks if ratio is None else ratio <= self.tolerance_ratio
 
@@ -60,10 +64,11 @@ class Losses:
 class Verdict:
     """What a check found.
 
-    outcome: agrees only where no loss parts and no cause is named.
-    parted_at: the first step whose losses are further apart than the tolerance; None where none are.
-    causes: in the order of the evidence. is_explained: one of them is not later than the parting.
-    clip: the largest norm of a gradient, 0 where none is clipped. clipped_steps: in which the one rank's was above it.
+    outcome: agrees only where no loss diverges and no cause is named.
+    parted_at: the first step whose losses differ by more than the tolerance; None where none do.
+    causes: by the step that first shows them. is_explained: a cause shows no later than the losses diverge.
+    clip: the norm that gradients are clipped to, 0 where they are not. clipped_steps: the number of steps in which the
+        one rank's norm was above it.
     """
 
     outcome: Literal["agrees", "disagrees"]
@@ -97,10 +102,10 @@ def judge(witnessed: Witnessed) -> Verdict:
 
 
 def tolerance(step: int, rounding_ratio: float) -> float:
-    """How far apart the losses of a step, counted from 0, may be as a share of the loss.
+    """Return the allowed difference of a step's losses, as a share of the loss. step: counted from 0.
 
-    rounding_ratio: the most that another order of additions has done to this very training up to the step. A training
-    at a high rate is chaotic: what is a last bit at first becomes any size.
+    rounding_ratio: the largest difference up to this step that another order of additions made in the same training.
+    Training at a high rate is chaotic: a difference in the last bit grows to any size.
     """
     return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
 
@@ -119,7 +124,10 @@ def _losses(witnessed: Witnessed) -> Iterator[Losses]:
 
 
 def _mean(seen: Sequence[Seen]) -> float | None:
-    """Over the ranks that compute a loss; each has as many sequences. None where one of theirs is not finite."""
+    """Return the mean loss over the ranks that compute one; None where one of them is not finite.
+
+    No weights: these ranks have equally many sequences.
+    """
     known = [one.loss for one in seen if one.loss is not None]
     return fmean(known) if known and all(one.is_finite for one in seen) else None
 
@@ -144,16 +152,16 @@ NOT_IN_CHECKS = (
 """Parameters of `run` that a check does not take: it measures no speed."""
 
 EPOCHS = 4
-"""That a check goes through, so that what happens at the end of one shows."""
+"""Epochs in a check: several, so that a mistake at the end of an epoch shows."""
 
 LARGEST_CLIP = 0.1
-"""What a check clips gradients to at the most, so that clipping changes them and its mistakes show. Measured: `tiny`
-has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with the layer that normalises over the batch and without it.
-Where the case clips nothing, neither does its check."""
+"""Upper limit of a check's gradient clip, low enough that clipping takes effect and mistakes in it show. Measured:
+`tiny` has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with and without the layer that normalises over the
+batch. A case without clipping is checked without it."""
 
 
 def refuse_measuring_words(words: Sequence[str]) -> None:
-    """Refuse what only a measurement takes. words: those that were said.
+    """Refuse options that only a measurement takes. words: the names of those that were given.
 
     Raises:
         Misuse: there is one.
@@ -164,12 +172,12 @@ def refuse_measuring_words(words: Sequence[str]) -> None:
 
 
 def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
-    """The one rank, the same with its batches read backwards, and the ranks that are compared with it.
+    """Return the cases of a check: one rank, one rank that reads each batch backwards, and the ranks compared with it.
 
-    mistakes: that the ranks make on purpose, and the one rank does not.
+    mistakes: those that the ranks make on purpose, and the one rank does not.
 
     Raises:
-        Misuse: such a case cannot be compared, or a mistake would have no effect.
+        Misuse: the case cannot be compared with one rank, or a mistake would have no effect.
     """
     _refuse_incomparable(case)
     check = Check(
@@ -188,7 +196,10 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
 
 
 def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
-    """The verdict on the ranks, whose run has failed where they disagree; None where a run did not end well."""
+    """Judge the runs of a check; where the ranks disagree with the one rank, their run is marked as failed.
+
+    The verdict is None where a run did not end well.
+    """
     if any(summary.outcome != "done" for summary in measured.summaries):
         return measured, None
     alone, backwards, together = measured.summaries
@@ -208,7 +219,7 @@ def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
 def witnessed(
     case: Case, *, reference: Sequence[Seen], backwards: Sequence[Seen], ranks: Sequence[Sequence[Seen]]
 ) -> Witnessed:
-    """The evidence of a check together with what the case of its ranks says of it."""
+    """Combine the evidence of a check with what the case of its ranks says: shares, learning rates, epochs, clip."""
     check = check_of(case)
     assert check is not None, "it is the case of a check"
     rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
@@ -268,9 +279,9 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
 
 
 def _without_batch_norm(case: Case) -> str | None:
-    """Why the model of a check has no layer that normalises over the batch; None where it has one."""
+    """Say why the model of a check has no layer that normalises over the batch; None where it has one."""
     axes = case.card().mesh(case)
-    # Ranks whose shares are equal have the batch's mean as the mean of theirs.
+    # Data-parallel ranks have equal shares, so the mean of the ranks' means is the batch's mean.
     if not all(axis in DATA_AXES for axis in axes):
         return f"needs a mesh whose axes all share out the batch; {case.strategy} has {', '.join(axes)}"
     if case.backend == "nccl" and case.card().has_second_communicator(case):

@@ -1,6 +1,6 @@
-"""What differs between ranks and the one rank that they are compared with: from evidence to named causes.
+"""The diagnosis of a convergence check: which causes explain that ranks train differently from one rank.
 
-Judged by what ranks used and saw, and by nothing that the harness knows of them.
+It judges by what the ranks recorded, and knows nothing of the mistakes that the harness made them make.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bench.convergence.evidence import Answer, Culprit, NotExamined, RuledOut, W
 from bench.convergence.updates import gap, judge_updates
 from bench.rank.evidence import Seen
 
-# Whether all ranks together read what one rank reads, and how not: from the fingerprints of sequences.
+# The data: whether all ranks together read what one rank reads, by fingerprints of sequences
 
 
 def judge_sequences(witnessed: Witnessed) -> Answer:
-    """Whether they are the same in each step, whoever reads which."""
+    """Judge whether the ranks together read the one rank's sequences in each step, whichever rank reads which."""
     for step in range(witnessed.steps):
         whole, shares = Counter(witnessed.reference[step].sequences), shares_of(witnessed, step)
         if sum(shares, Counter[str]()) != whole:
@@ -28,7 +28,7 @@ def judge_sequences(witnessed: Witnessed) -> Answer:
 
 
 def shares_of(witnessed: Witnessed, step: int) -> list[Counter[str]]:
-    """What each share of the batch consisted of; ranks that have the same share count once, if they read the same."""
+    """Return the sequences of each share of the batch; ranks with the same share count once if they read the same."""
     read = {
         (place, tuple(rank[step].sequences))
         for rank, place in zip(witnessed.ranks, witnessed.places, strict=True)
@@ -38,7 +38,7 @@ def shares_of(witnessed: Witnessed, step: int) -> list[Counter[str]]:
 
 
 def _repeated(witnessed: Witnessed, step: int) -> Culprit | None:
-    """Ranks whose epochs are all alike, where those of the one rank are not."""
+    """Find ranks that read every epoch in the same order, where the one rank does not."""
     epoch = witnessed.epoch_steps
     if step < epoch or _has_one_order(witnessed.reference, epoch, witnessed.steps):
         return None
@@ -77,19 +77,19 @@ def _shared_wrongly(step: int, shares: Sequence[Counter[str]], whole: Counter[st
 RATE_LIMIT = 1e-6
 STATISTICS_LIMIT = 1e-4
 WEIGHT_LIMIT = 1e-6
-"""How far what is compared may be apart: of a rate, of the largest statistic, of a weight's norm. The order of
-additions does less than 1e-6 in fp32, a mistake far more."""
+"""Allowed difference as a share of the rate, of the largest statistic, and of a weight's norm. The order of additions
+makes less than 1e-6 in fp32, a mistake far more."""
 
 
 def examine(witnessed: Witnessed) -> list[Answer]:
-    """One answer for each question: what the ranks used, read, shared and held."""
+    """Answer every question: learning rate, data, batch statistics, initial weights, replicas, gradients, updates."""
     answers = [question(witnessed) for question in QUESTIONS]
     named = judge_updates(witnessed, [answer for answer in answers if isinstance(answer, Culprit)])
     return [*(_less_consequence(answer, named) for answer in answers), *named]
 
 
 def _less_consequence(answer: Answer, named: Sequence[Answer]) -> Answer:
-    """Replicas that drift apart after a step whose gradient or update is named are no cause of their own."""
+    """Demote replicas that drift apart to a consequence, where a named gradient or update differs before."""
     if not isinstance(answer, Culprit) or answer.cause != "replicas":
         return answer
     if not any(isinstance(one, Culprit) and one.step < answer.step for one in named):
@@ -126,7 +126,7 @@ def _statistics(witnessed: Witnessed) -> Answer:
     for step in range(witnessed.steps):
         first, *others = [rank[step].statistics for rank in witnessed.ranks]
         if not first or not all(others):
-            break  # They are not finite any more, which the loss tells too.
+            break  # They are not finite any more, which the loss shows too.
         for rank, other in enumerate(others, start=1):
             if (channel := _differing(first, other)) is not None:
                 return Culprit(
@@ -151,7 +151,7 @@ def _statistics(witnessed: Witnessed) -> Answer:
 
 
 def _differing(one: Sequence[float], other: Sequence[float]) -> int | None:
-    """The place where two equally long lists differ most; None where they are alike."""
+    """Return the index at which two lists of equal length differ most; None where they are within the limit."""
     gaps = [abs(a - b) for a, b in zip(one, other, strict=True)]
     widest = max(range(len(gaps)), key=gaps.__getitem__)
     return widest if gaps[widest] > STATISTICS_LIMIT * max(map(abs, one)) else None
@@ -184,7 +184,7 @@ def _initial_weights(witnessed: Witnessed) -> Answer:
 
 
 def _began_alike(alone: Seen, seen: Seen) -> bool:
-    """To the bit where the rank holds all weights, else by the sketches of those that it has a part of."""
+    """Whether the initial weights match: bit by bit where the rank holds all, else by the sketches of its weights."""
     if seen.weights is not None:
         return seen.weights == alone.weights
     return all(
@@ -218,11 +218,11 @@ QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
     _initial_weights,
     _replicas,
 )
-"""All but those of gradients and updates, which are asked where nothing before them differs."""
+"""All questions but gradients and updates: `judge_updates` takes the answers to these into account."""
 
 
 def _all_of(witnessed: Witnessed, step: int) -> Iterator[tuple[str, Seen]]:
-    """What everybody saw in a step, by the name of who did."""
+    """Yield what the one rank and each rank recorded in a step, with the name of the recorder."""
     yield "the one rank", witnessed.reference[step]
     for rank, seen in enumerate(witnessed.ranks):
         yield f"rank {rank}", seen[step]

@@ -1,4 +1,4 @@
-"""All evidence of a convergence check in one hand, and the answers that can be read from it."""
+"""The evidence of a convergence check, and the kinds of answer that it gives: a cause, ruled out, not examined."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Cause = Literal[
     "gradients",
     "update",
 ]
-"""averaging: ranks used gradients that differ. gradients: all used the same, which is not the one rank's. update: the
-same gradient changed weights otherwise."""
+"""averaging: the ranks used different gradients. gradients: all used the same gradient, but not the one rank's. update:
+the same gradient changed the weights differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witnessed:
     """All evidence of a check.
 
-    reference: the steps of the one rank. backwards: those of the one rank once more, each batch read backwards, which
-    tell what rounding does. ranks: those of each rank that is compared with it.
-    places: which share of the batch each rank trains on, None where it trains on none.
+    reference: the steps of the one rank. ranks: the steps of each rank that is compared with it.
+    backwards: the steps of one rank that reads each batch backwards, which shows the effect of rounding.
+    places: the share of the batch that each rank trains on, None where it trains on none.
     rates: the learning rate of each step by the rule. rule: the rule, in words.
-    epoch_steps: after which the data begin anew.
-    clip: the largest norm of the gradient; 0 where nothing is clipped.
+    epoch_steps: steps of an epoch.
+    clip: the norm that gradients are clipped to; 0 where nothing is clipped.
     """
 
     reference: Sequence[Seen]
@@ -47,13 +47,13 @@ class Witnessed:
 
     @property
     def steps(self) -> int:
-        """How many steps all have."""
+        """The number of steps that all of them have."""
         return min(len(self.reference), len(self.backwards), *(len(rank) for rank in self.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """A cause that the evidence names. step: the first that shows it. next_move: what mends it."""
+    """A cause that the evidence names. step: the first that shows it. next_move: what to do about it."""
 
     cause: Cause
     step: int
@@ -63,14 +63,14 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledOut:
-    """A cause that the evidence speaks against, in words."""
+    """A cause that the evidence rules out, in words."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotExamined:
-    """A cause of which there is no evidence, and why."""
+    """A cause that could not be examined, and why."""
 
     text: str
 
@@ -79,12 +79,12 @@ Answer = Culprit | RuledOut | NotExamined
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """The ranks in words."""
+    """List the ranks in words."""
     return join_names([f"rank {rank}" for rank in ranks])
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names as a list, shortened where they are many."""
+    """Join names to a list in words; of more than four, name three and count the rest."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

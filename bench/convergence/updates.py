@@ -1,6 +1,6 @@
-"""The first step in which ranks part from the one rank in the gradient, in its clipping or in the update, and how.
+"""The first step in which the ranks' gradient, clipping or weight update differs from the one rank's, and how.
 
-Compared by two numbers of each weight, its norm and its product with one direction, and not element by element.
+Tensors are compared by their sketches, two numbers for each weight: its norm and its product with a fixed direction.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from bench.rank.evidence import Seen, Sketch
 
 GRADIENT_LIMIT = 1e-4
 UPDATE_LIMIT = 1e-3
-"""How far a gradient, and what an update changed, may be from the one rank's, as a share of its norm. Another order of
-additions does less than 1e-5 and 2e-4 in the first steps; later ones have at least the share that `ROUNDING_FACTOR`
-times reading each batch backwards gives them."""
+"""Least allowed difference from the one rank's gradient and update, as a share of its norm. Another order of additions
+makes less than 1e-5 and 2e-4 in the first steps; where reading each batch backwards makes more, `ROUNDING_FACTOR` times
+that is allowed."""
 
 ROUNDING_FACTOR = 30.0
-"""As for losses, see `bench.convergence.check`. Measured: at a rate of 3e-2 ranks were at most 15 times as far
-apart."""
+"""As for losses, see `bench.convergence.check`. Measured: at a rate of 3e-2 ranks differed by at most 15 times as
+much."""
 
 TELLING_LIMIT = 0.3
-"""Above it a tolerance tells nothing any more: what a fault leaves out may be less."""
+"""A wider tolerance is useless: the difference that a mistake makes may be smaller."""
 
 CLIP_LIMIT = 1e-3
-"""How far the norm of a clipped gradient may be from the clip, as a share of it."""
+"""Allowed difference of a clipped gradient's norm from the clip, as a share of the clip."""
 
 Kind = Literal["gradients", "updates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far a rank is from the one rank in one weight, as a share of the norm of the one rank's."""
+    """A rank's difference from the one rank in one weight, as a share of the one rank's norm."""
 
     ratio: float
     name: str
@@ -42,9 +42,9 @@ class Gap:
 
 
 def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answer]:
-    """What gradients, clipping and updates say, step by step up to the first that differs.
+    """Examine gradients, clipping and updates step by step, up to the first that differs.
 
-    earlier: the causes that are named already, and change all that comes after them.
+    earlier: causes that are named already; they change everything after them.
     """
     clipping = _not_clipped(witnessed)
     for step in range(witnessed.steps):
@@ -54,7 +54,7 @@ def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answ
         if culprit is not None:
             until = [] if culprit.cause == "clipping" else _clipping_until(witnessed, step, clipping)
             return [culprit, *until]
-        # A wrong rate is used after the gradient is known, and changes the update of its own step.
+        # A wrong learning rate already explains a wrong update in its own step.
         if any(one.step == step for one in earlier):
             continue
         if (culprit := _update(witnessed, step)) is not None:
@@ -70,12 +70,15 @@ def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answ
 
 
 def clipped_steps(witnessed: Witnessed) -> int:
-    """In how many steps the norm of the one rank's gradient was above the clip."""
+    """Count the steps in which the norm of the one rank's gradient was above the clip."""
     return sum(_is_clipped(witnessed, step) for step in range(witnessed.steps))
 
 
 def gap(truth: Sketch, sketch: Sketch | None) -> float:
-    """How far a tensor is from the true one, as a share of its norm; infinite where it is not finite."""
+    """Return a tensor's difference from the true one, as a share of the true norm; infinite where it is not finite.
+
+    It is the larger difference of the two numbers of their sketches; of a true norm of 0, the difference itself.
+    """
     if sketch is None:
         return math.inf
     difference = max(abs(sketch[0] - truth[0]), abs(sketch[1] - truth[1]))
@@ -83,8 +86,8 @@ def gap(truth: Sketch, sketch: Sketch | None) -> float:
 
 
 def _why_not(witnessed: Witnessed, earlier: Sequence[Culprit], step: int) -> str | None:
-    """Why nothing can be said of a step's gradients; None where something can."""
-    # The rate is used after the gradient is known; all else that differs in a step changes its gradient.
+    """Say why a step's gradients cannot be judged; None where they can."""
+    # A wrong rate leaves the gradient of its own step alone; every other cause changes it.
     if any(one.step < step or (one.step == step and one.cause != "learning_rate") for one in earlier):
         return f"gradients and updates from step {step} on: what differs before them changes them too"
     widest = max(_tolerance(witnessed, step, "gradients"), _tolerance(witnessed, step, "updates"))
@@ -97,7 +100,7 @@ def _why_not(witnessed: Witnessed, earlier: Sequence[Culprit], step: int) -> str
 
 
 def _clipping(witnessed: Witnessed, step: int) -> Culprit | None:
-    """The clip holds the norm of the whole gradient; ranks that clip by the norm of their own part do not keep it."""
+    """Find a rank that clipped by the norm of its own part of the gradient: the whole norm is then not the clip."""
     if not _is_clipped(witnessed, step):
         return None
     for rank, steps in enumerate(witnessed.ranks):
@@ -105,7 +108,7 @@ def _clipping(witnessed: Witnessed, step: int) -> Culprit | None:
         used = _whole_norm(witnessed, seen, step)
         if used is None or abs(used - witnessed.clip) <= CLIP_LIMIT * witnessed.clip:
             continue
-        # What is below the clip without having been scaled is another gradient.
+        # Below the clip both before and after clipping: a different gradient, not a mistake in clipping.
         if used > witnessed.clip or (seen.gradient_norm or 0.0) > witnessed.clip:
             return Culprit(
                 cause="clipping",
@@ -143,7 +146,7 @@ def _gradients(witnessed: Witnessed, step: int) -> Culprit | None:
 
 
 def _scaled(witnessed: Witnessed, step: int, tolerance: float) -> Culprit | None:
-    """Clipping makes gradients alike that are wrong by a factor; their norms before it are not."""
+    """Find a gradient that is wrong by a factor: clipping hides the factor, but the norm before clipping shows it."""
     truth = witnessed.reference[step].gradient_norm
     for rank, steps in enumerate(witnessed.ranks):
         norm = steps[step].gradient_norm
@@ -201,14 +204,14 @@ def _weights_so_far(witnessed: Witnessed, step: int) -> str:
 
 
 def _examined(witnessed: Witnessed) -> tuple[int, int]:
-    """Of how many weights some rank told, and of how many none did."""
+    """Count the weights whose update some rank recorded, and those that none did."""
     truth = witnessed.reference[0].updates
     told = {name for rank in witnessed.ranks for name in rank[0].updates if name in truth}
     return len(told), len(truth) - len(told)
 
 
 def _not_clipped(witnessed: Witnessed) -> NotExamined | None:
-    """Why clipping was not seen at work; None where it was."""
+    """Say why clipping took no effect that could be examined; None where it did."""
     if not witnessed.clip:
         return NotExamined(text="clipping: clip is 0, which clips nothing")
     norms = [seen.gradient_norm for seen in witnessed.reference if seen.gradient_norm is not None]
@@ -222,7 +225,7 @@ def _not_clipped(witnessed: Witnessed) -> NotExamined | None:
 
 
 def _clipping_until(witnessed: Witnessed, end: int, not_clipped: NotExamined | None) -> list[Answer]:
-    """What the steps before `end` say of clipping."""
+    """Answer what the steps before `end` say of clipping."""
     if not_clipped is not None:
         return [not_clipped]
     clipped = sum(_is_clipped(witnessed, step) for step in range(end))
@@ -237,7 +240,7 @@ def _is_clipped(witnessed: Witnessed, step: int) -> bool:
 
 
 def _whole_norm(witnessed: Witnessed, seen: Seen, step: int) -> float | None:
-    """Of all gradients that a rank used; None where one of them is not known."""
+    """Return the norm of all gradients that a rank used; None where one of them is unknown."""
     names = witnessed.reference[step].gradients
     sketches = [seen.gradients.get(name) for name in names]
     known = [sketch for sketch in sketches if sketch is not None]
@@ -245,7 +248,7 @@ def _whole_norm(witnessed: Witnessed, seen: Seen, step: int) -> float | None:
 
 
 def _apart_from_first(witnessed: Witnessed, step: int, tolerance: float) -> list[int] | None:
-    """The ranks whose gradients are not those of the first; None where all are."""
+    """Return the ranks whose gradients differ from the first rank's; None where there are none."""
     first = witnessed.ranks[0][step].gradients
     apart = [
         rank
@@ -256,7 +259,8 @@ def _apart_from_first(witnessed: Witnessed, step: int, tolerance: float) -> list
 
 
 def _tolerance(witnessed: Witnessed, step: int, kind: Kind) -> float:
-    """How far gradients or updates of a step may be apart."""
+    """Return the allowed difference of a step's gradients or updates, as a share of the norm."""
+    # The largest effect of rounding up to the step: reading each batch backwards changes the order of additions alone.
     rounding = max(
         (
             _widest(_sketches(witnessed.reference[before], kind), _sketches(witnessed.backwards[before], kind))
@@ -268,7 +272,7 @@ def _tolerance(witnessed: Witnessed, step: int, kind: Kind) -> float:
 
 
 def _gaps(witnessed: Witnessed, step: int, kind: Kind) -> Iterator[Gap]:
-    """Of each weight that a rank tells of, or should: all know whole gradients, and the updates of what they hold."""
+    """Yield the gap of each weight that a rank should have recorded: all gradients, and updates of weights it holds."""
     for rank, steps in enumerate(witnessed.ranks):
         own = _sketches(steps[step], kind)
         held = None if kind == "gradients" else steps[0].updates
