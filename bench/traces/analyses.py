@@ -1,4 +1,7 @@
-"""The roster of analyses: what each tells or draws of traces, and the function that does."""
+"""The registry of trace analyses and drawings: name, line of help, and the function that does the work.
+
+Each function imports its analyzer when it is called, so that help loads none of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bench.errors import Misuse
 
-if TYPE_CHECKING:  # Help needs none of them.
+if TYPE_CHECKING:
     from collectors.traces.perfetto import TraceSpan
     from collectors.traces.table import Table
     from collectors.traces.timeline import Timeline
@@ -18,7 +21,7 @@ Side: TypeAlias = "Sequence[Timeline]"
 
 
 class Tabled(Protocol):
-    """What an analysis finds. notes: what its figures are, and what is not known; they hold for all its tables."""
+    """What an analysis finds. notes: what its figures mean and what is unknown, for all its tables."""
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -30,8 +33,8 @@ class Tabled(Protocol):
 class Analysis:
     """One analysis of traces.
 
-    name: what it is called on the command line. summary: one line of help.
-    run: from its sides to what it finds; Misuse where they cannot be asked that. sides: what each of them is called.
+    name: what it is called on the command line. summary: one line of help. sides: the names of its inputs.
+    run: takes one `Side` for each of these names; raises Misuse where the analysis cannot be made of them.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Analysis:
 
 
 class Drawn(Protocol):
-    """What a drawing gives: a file's content, and what is to be said of it."""
+    """A finished drawing: the file's content, and notes on it."""
 
     @property
     def content(self) -> bytes: ...
@@ -54,7 +57,7 @@ class Drawn(Protocol):
 class Drawing:
     """One way to draw the traces of a run's ranks.
 
-    run: from a side, and what is drawn beside it on a clock of its own.
+    run: takes a side, and spans to draw beside it that have a clock of their own.
     """
 
     name: str
@@ -131,7 +134,6 @@ ANALYSES: tuple[Analysis, ...] = (
         name="diff", summary="What a change of the step time is made of.", run=_difference, sides=("before", "after")
     ),
 )
-"""Imported when they are called, so that help needs none of them."""
 
 DRAWINGS: tuple[Drawing, ...] = (
     Drawing(name="merge", summary="All ranks on one clock, for ui.perfetto.dev.", run=_merge),

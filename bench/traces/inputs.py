@@ -1,4 +1,7 @@
-"""The trace files that somebody names: by file, by folder, or by run."""
+"""The inputs of trace analyses: from names of files, folders and runs to the traces of each rank, side by side.
+
+A side is the traces of one run's ranks, one for each rank; an analysis takes one side or two (before and after).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ ENDINGS = (OWN, ".json", ".json.gz")
 class TraceFiles:
     """Files of one side.
 
-    unsure: those that nobody named but their folder, of which some may be no traces.
-    folder, ranks: of the run that it is, and how many it had; None where the files are not told by a run.
-    notices: what of a folder was not taken, a line each.
+    unsure: files found in a named folder, some of which may not be traces.
+    folder, ranks: the run's folder and number of ranks; None where the files were not found by way of a run.
+    notices: a line for each file of a folder that was skipped.
     """
 
     paths: tuple[Path, ...]
@@ -34,11 +37,11 @@ class TraceFiles:
 
 
 def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -> TraceFiles:
-    """The files that these names mean. A folder means all traces in it, a run the windows of its ranks.
+    """Return the files that these names mean. A folder means all traces in it, a run its ranks' profiler windows.
 
     Raises:
-        Misuse: a name means nothing, what holds no trace, or what may not be looked into.
-        InfrastructureFailed: the history could not be asked for a run.
+        Misuse: a name is unknown, holds no trace, or may not be read.
+        InfrastructureFailed: a run could not be looked up in the history.
     """
     found = [_found(name, runs_folder, store_url) for name in names]
     if len(found) == 1:
@@ -62,7 +65,7 @@ def _found(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles:
 
 @contextmanager
 def _refusing(name: str) -> Iterator[None]:
-    """Refuse what the system does not let us look into."""
+    """Turn an OSError into Misuse."""
     try:
         yield
     except OSError as error:
@@ -70,7 +73,7 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
-    """What is there under this name; None where nothing is, and it may be that of a run kept elsewhere."""
+    """Return the files of this path, or of the run of this name; None where it may be a run of the history."""
     path = Path(name)
     if path.is_dir():
         return _of_run(path) if (path / "case.json").exists() else _of_folder(path)
@@ -143,18 +146,18 @@ def _of_folder(folder: Path) -> TraceFiles:
 
 
 def _is_drawing(path: Path) -> bool:
-    """Whether we drew it. What can be read but once, such as a pipe, is not asked."""
+    """Whether the file is a drawing of ours; not checked for what can be read only once, such as a pipe."""
     return not path.name.endswith(OWN) and path.is_file() and is_own_drawing(path)
 
 
-# The sides of an analysis: each the traces of a run's ranks, one a rank, and what is missing of them.
+# Sides: traces by rank, and what is missing
 
 RANKS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """The trace of a rank, and its file."""
+    """A rank's trace and its file."""
 
     path: Path
     timeline: Timeline
@@ -162,9 +165,9 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSide:
-    """Traces by rank.
+    """The traces of one run's ranks, by rank.
 
-    notices: what is missing of them and of the ranks, a line each. folder: of the run that they are of; None of others.
+    notices: a line for each thing missing: ranks, or parts of a trace. folder: the run's; None if not named by a run.
     """
 
     name: str
@@ -173,18 +176,18 @@ class TraceSide:
     folder: Path | None = None
 
     def timelines(self) -> tuple[Timeline, ...]:
-        """The Timelines alone."""
+        """Return the Timelines without their files."""
         return tuple(trace.timeline for trace in self.traces)
 
 
 def read_sides(
     named: Mapping[str, Sequence[str]], *, rank: int | None, runs_folder: Path, store_url: str | None
 ) -> tuple[TraceSide, ...]:
-    """Each side as read from the files, folders and runs that it names. rank: of a lone trace.
+    """Read each side from the files, folders and runs named for it. rank: replaces the rank of a lone trace.
 
     Raises:
-        Misuse: a name means nothing, a file is no trace, or two are of one rank.
-        InfrastructureFailed: the history could not be asked for a run, or a process that read died.
+        Misuse: a name is unknown, a file is not a trace, or two are of one rank.
+        InfrastructureFailed: a run could not be looked up in the history, or a process that read a trace died.
     """
     files = {side: find_files(names, runs_folder, store_url) for side, names in named.items()}
     most = max(len(found.paths) for found in files.values())
@@ -200,10 +203,10 @@ def read_sides(
 
 
 def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[Path, Timeline], list[str]]:
-    """The traces, and a line for each file that lies in a folder of traces and is none.
+    """Separate the traces from files that are none; return a line for each such file of a named folder.
 
     Raises:
-        Misuse: a file that somebody named is no trace, or none of them is.
+        Misuse: a file named by itself is not a trace, or no file is one.
     """
     found = dict(zip(files.paths, read, strict=True))
     traces = {path: one for path, one in found.items() if isinstance(one, Timeline)}
@@ -218,7 +221,7 @@ def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict
 
 
 def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSide:
-    """The side that these files are. ranks: how many the run had; None where the traces say, or nobody knows.
+    """Make a side of these files. ranks: how many the run had; None where only the traces may tell.
 
     Raises:
         Misuse: two files are of one rank.
@@ -256,7 +259,7 @@ def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
     missing = size - sum(rank < size for rank in here)
     if not missing:
         return []
-    # A world may be said to have more ranks than anybody would list.
+    # A trace may claim a world of very many ranks, so only the first missing ones are named.
     first = islice((rank for rank in range(size) if rank not in here), RANKS_NAMED)
     named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
     return [

@@ -1,4 +1,7 @@
-"""The timed steps of a pipeline's run as a trace file: a row for each stage of a rank, arrows between them."""
+"""Drawings of a pipeline's timed steps: a trace file of their own, or spans to draw beside a run's traces.
+
+Each stage of a rank is a row; in the trace file, arrows show what stages send to each other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ FILE = "stages.perfetto.json"
 
 
 def require_stages(case: Case) -> None:
-    """Refuse a case that has nothing to draw.
+    """Refuse a case without a pipeline to draw.
 
     Raises:
         Misuse: its strategy has no pipeline stages, or no step would be timed.
@@ -32,7 +35,7 @@ def require_stages(case: Case) -> None:
 
 
 def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
-    """The timed steps of the last trial that was completed.
+    """Return the timed steps of the last complete trial.
 
     Raises:
         Misuse: there are none in the folder, or a newer version wrote them.
@@ -48,12 +51,12 @@ def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
 
 
 def typical(steps: Sequence[TimedStep]) -> TimedStep:
-    """The step of median length, of an even number the shorter of the middle two."""
+    """Return the step of median length; of an even number, the shorter of the middle two."""
     return sorted(steps, key=_length_ns)[(len(steps) - 1) // 2]
 
 
 def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
-    """Write the steps into the run's folder; the file.
+    """Write the steps into the run's folder; return the file's path.
 
     Raises:
         InfrastructureFailed: the folder cannot be written.
@@ -86,7 +89,7 @@ def _span(step: TimedStep, work: Work) -> TraceSpan:
 
 
 def _flows(step: TimedStep, ranks: Sequence[int], drawn: Sequence[tuple[TimedStep, Work, TraceSpan]]) -> Iterator[Flow]:
-    """What stages hand on: activations to the next stage, gradients to the one before."""
+    """Yield an arrow for each message: activations to the next stage, gradients to the previous one."""
     spans: dict[tuple[str, int, int], TraceSpan] = {}
     for at, work, span in drawn:
         if at is step and work.rank in ranks and work.action.kind != "weight_backward":
@@ -98,24 +101,24 @@ def _flows(step: TimedStep, ranks: Sequence[int], drawn: Sequence[tuple[TimedSte
             yield Flow(name=way, source=source, target=target)
 
 
-# What the stages of a run's pipeline did, as boxes to draw beside its traces.
+# Stage actions to draw beside a run's traces
 
 ROW = "stage {}, in steps of their own"
 
 
 def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[TraceSpan]:
-    """The actions of all timed steps of the run in this folder; none of a run whose strategy has no stages.
+    """Return the actions of all timed steps of the run in this folder; none if its strategy has no stages.
 
-    They are timed in other steps than those that the profiler sees, on a clock that only ranks of one node share.
+    They are timed in other steps than those under the profiler, on a clock that only ranks of one node share.
 
-    on_notice: is told why a pipeline's are absent.
+    on_notice: called with the reason where a pipeline's actions are absent.
     """
     case = case_file(folder).case
     if case.model is None or case.card().pipeline(case) is None:
         return []
     try:
         steps = timed_steps(case, folder)
-    except Misuse as error:  # Such as a run that ended early, whose traces are drawn all the same.
+    except Misuse as error:  # E.g. the run ended early; its traces are drawn all the same.
         on_notice(f"stage actions are absent: {error}")
         return []
     return [
