@@ -1,4 +1,4 @@
-"""Which runs of a folder somebody works on, and which have ended: told by a lock that ends with its process."""
+"""Active and ended runs of a folder, told apart by a lock on the run's folder that ends with its process."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Literal
 Stage = Literal["not begun", "running", "ended"]
 
 SETTLED_S = 5.0
-"""How long a folder must have kept its time of change before what was found in it counts: file systems tell that time
-in ticks, some of which take seconds, and two changes within one look alike."""
+"""How long a folder's mtime must have been unchanged before a listing of it can be reused: file systems give mtime in
+ticks, some of seconds, and two changes within one tick look alike."""
 AGAIN_S = 30.0
-"""How long a list is good for at most: file systems on a network may tell a change late, or never."""
+"""How long a listing may be reused at most: network file systems may report a change late, or never."""
 
 
 def ended_folders(runs: Path) -> Iterator[Path]:
-    """Folders of runs that nobody works on any more, oldest first."""
+    """Return the folders of runs that no process works on any more, oldest first."""
     return (folder for folder in _folders(runs) if not is_running(folder))
 
 
 def running_folders(runs: Path) -> Iterator[Path]:
-    """Folders of runs that somebody works on, oldest first."""
+    """Return the folders of runs that a process works on, oldest first."""
     return (folder for folder in _folders(runs) if stage_of(folder) == "running")
 
 
 def stage_of(folder: Path) -> Stage:
-    """Whether the folder holds no run yet, one that goes on, or one that is over or not ours to read."""
+    """Return the stage of the run in this folder; ended also where we may not read it."""
     try:
-        # In this order: a run has its lock before it has its case.
+        # The case first: a run takes its lock before it writes its case.
         if not (folder / "case.json").is_file():
             return "not begun"
         is_over = (folder / "summary.json").exists()
@@ -42,12 +42,12 @@ def stage_of(folder: Path) -> Stage:
 
 
 class FollowedFolders:
-    """The runs of a folder that go on, look after look; a run that has ended is looked at no more.
+    """The running runs of a folder, polled again and again; a run that has ended is not examined any more.
 
-    So a look costs what the runs that go on cost, however many were kept. The folder is listed anew when its time of
-    change says so, and when that cannot be relied on; see SETTLED_S and AGAIN_S.
+    A poll therefore costs what the running runs cost, however many were kept. The folder is listed anew when its mtime
+    has changed, and when its mtime cannot be relied on; see SETTLED_S and AGAIN_S.
 
-    stage: of one run's folder. clock_ns: never set back.
+    stage: returns the stage of a run's folder. clock_ns: a monotonic clock.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FollowedFolders:
         self._changed_ns = self._listed_ns = 0
 
     def running(self) -> dict[str, Path]:
-        """The folders of the runs that go on now, by name, oldest first; none where there is no folder of runs.
+        """Return the folders of the runs that are running, by name, oldest first; none without a folder of runs.
 
         Raises:
             OSError: the folder of runs cannot be read.
@@ -82,7 +82,7 @@ class FollowedFolders:
         return found
 
     def leave_out(self, name: str) -> None:
-        """Take the run for one that has ended."""
+        """Treat the run as ended."""
         self._ended.add(name)
         self._names.remove(name)
 
@@ -106,13 +106,13 @@ class FollowedFolders:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether somebody works on the run.
+    """Whether a process works on the run.
 
-    Looks through a lock that any number may hold, so that those who look do not see each other as runs.
+    Tries a shared lock, so that two processes that ask at once do not take each other for the run.
     """
     try:
         lock = lock_folder(folder, fcntl.LOCK_SH)
-    except OSError:  # Deleted while we looked, or another user's: none that could be shown.
+    except OSError:  # Deleted meanwhile, or another user's: not a run that could be shown.
         return False
     if lock is None:
         return True
@@ -121,7 +121,7 @@ def is_running(folder: Path) -> bool:
 
 
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
-    """The folder's lock as a file descriptor, None where somebody else has it. It ends with its process."""
+    """Lock the folder; return the lock's file descriptor, None where it is held already. It ends with its process."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)

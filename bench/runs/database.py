@@ -1,4 +1,7 @@
-"""From the URL of a store to connections of it, with every failure said in one line that never shows the password."""
+"""Connections to the history's database from its URL, SQLite or PostgreSQL.
+
+Every failure becomes a message of one line, which never shows the password.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,26 @@ _CONNECT_WAIT_S = 10
 
 
 class NoStoreYet(InfrastructureFailed):
-    """Nobody has made the store, so that nothing is in it. Told apart, since whoever only reads can say just that."""
+    """The store does not exist yet. A separate error, since a reader can then simply say that there are no runs."""
 
 
 def default_url() -> str:
-    """SQLite in the platform's folder for a user's data."""
+    """Return the URL of the default store: SQLite in the platform's folder for a user's data."""
     return f"sqlite:///{data_folder() / 'history.sqlite'}"
 
 
 def parse_url(text: str) -> URL:
-    """The URL that the text means, with the driver that we install.
+    """Parse a store's URL, and set the driver that we install.
 
     Raises:
-        InfrastructureFailed: it is none, or of another kind of database.
+        InfrastructureFailed: it is not a URL, is of another kind of database, or is SQLite without a file.
     """
     try:
-        text.encode()  # An argument that is no UTF-8 comes as surrogates, and a NUL ends a name.
+        text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8. A NUL would end a name.
         if "\0" in text:
             raise ValueError
         url = make_url(text)
-    except (exc.ArgumentError, ValueError):  # Not shown: what cannot be parsed cannot be relieved of its password.
+    except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.
         raise InfrastructureFailed(
             "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
@@ -58,18 +61,18 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL as it may be printed."""
+    """Return the URL without its passwords, for printing."""
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
 def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
-    """An engine for the store; nothing is opened yet but checked: the folder, and that the driver is installed.
+    """Make an engine for the store. It opens nothing yet, but checks the folder and that the driver is installed.
 
-    is_glance: reading is over in a moment, so that SQLite need lay no files of its own beside a store at rest.
+    is_glance: the store is read for a moment only, so SQLite need not put files of its own beside a store at rest.
 
     Raises:
-        NoStoreYet: it is to be read, and nobody has made it.
-        InfrastructureFailed: the folder or the driver is missing, or the URL asks for what cannot be.
+        NoStoreYet: it is to be read, and does not exist.
+        InfrastructureFailed: the folder or the driver is missing, or the URL asks for something impossible.
     """
     try:
         if url.get_backend_name() == "sqlite":
@@ -86,10 +89,10 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
 
 @contextlib.contextmanager
 def saying(url: URL) -> Iterator[None]:
-    """Turn what the database refuses into one line.
+    """Turn the database's errors into messages of one line.
 
     Raises:
-        Misuse: it is asked for what no store can hold.
+        Misuse: a name is not UTF-8, which no store can hold.
         InfrastructureFailed: the store cannot be reached, read or written.
     """
     try:
@@ -97,7 +100,7 @@ def saying(url: URL) -> Iterator[None]:
     except UnicodeEncodeError as error:
         raise Misuse(f'"{error.object}" is no text in UTF-8, as all names in a history are') from None
     except (exc.IntegrityError, exc.DataError):
-        raise  # A mistake of ours, not of the store.
+        raise  # A bug of ours, not a failure of the store.
     except exc.DBAPIError as error:
         reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
         if url.password:
@@ -117,7 +120,7 @@ def _advice(url: URL, reason: str) -> str:
 
 def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
     path = _sqlite_file(url)
-    if path is None:  # In memory, or a file: URI, which says itself how it is to be opened.
+    if path is None:  # In memory, or a file: URI, which has its own options for opening.
         engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
     else:
         _check_file(url, path, writable)
@@ -165,26 +168,31 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
 
 
 def _is_frozen(path: Path, is_glance: bool) -> bool:
-    """Nobody writes it now, and we may not, or only look in: SQLite is told that it needs no files of its own."""
+    """Whether SQLite may open the file as immutable, without files of its own beside it.
+
+    So it may where no process writes the store now (there is no write-ahead log), and we may not write the folder, or
+    read for a moment only.
+    """
     is_ours_to_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     return (is_glance or not is_ours_to_write) and not path.with_name(path.name + "-wal").exists()
 
 
 def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
-    # Transactions are begun by `_begin_*`: the driver's own handling leaves CREATE TABLE outside of them.
+    # Transactions are begun by `_begin_writing` and `_begin_reading`: the driver's own leave CREATE TABLE outside.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
 
 
 def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:
-    # Not by opening it read-only: who does may not remove the write-ahead log at the end, and leaves an empty one.
+    # Not by opening it read-only: such a connection cannot remove the write-ahead log at its end and leaves an empty
+    # one.
     connection.execute("PRAGMA query_only = ON")
 
 
 def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:
-    """With a write-ahead log nobody who reads waits for who writes. Where the file system knows none, they wait.
+    """Switch to a write-ahead log, with which readers do not wait for writers; not every file system supports it.
 
-    Two processes that switch a new file to it at once may be told "locked" without the driver's wait, so we wait.
+    Two processes that switch a new file at once may get "locked" without the driver's waiting, so we wait here.
     """
     give_up_s = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -200,7 +208,7 @@ def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_writing(connection: Connection) -> None:
-    # At once, so that two processes which read the version and then migrate wait for each other instead of failing.
+    # IMMEDIATE: two processes that read the version and then migrate wait for each other instead of failing.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

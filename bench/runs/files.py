@@ -1,4 +1,4 @@
-"""Small files that somebody names, read whole but not without end: the name may be that of a device."""
+"""Reading small files whole, with a limit on their size: a name that a user gives may be that of a device."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from bench.errors import Misuse
 
 MOST_BYTES = 64 << 20
-"""More than any file has that is read whole here; traces are streamed and know no such end."""
+"""Size limit of a file that is read whole. Traces are streamed and have no limit."""
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The file's content.
+    """Return the file's content.
 
     Raises:
-        Misuse: it goes on for longer than any such file.
+        Misuse: it is larger than the limit.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

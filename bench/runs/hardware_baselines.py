@@ -1,4 +1,8 @@
-"""What earlier probes of the same hardware add to a run: MFU of a measured ceiling, what a measured link explains."""
+"""Baselines from earlier probes of the same hardware: MFU of a measured ceiling, and what a measured link explains.
+
+A ceiling is the fastest matrix product in a `matmul` run; a link is the latency and bandwidth fitted to a sweep of
+collectives, which gives a strategy's expected communication and explains a pipeline's bubble.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +25,20 @@ from workloads.cost_models.interconnect import Interconnect, Level, traffic_time
 from workloads.cost_models.terms import NotCovered, Transfer
 from workloads.probes.spec import MATMUL_CARD
 
-# The fastest matrix product that this hardware was seen to compute, and model FLOP/s as a share of it.
+# The measured ceiling, and model FLOP/s as a share of it
 #
-# A data sheet promises a peak that no product reaches, and none for a CPU. What a `matmul` run measured on the same
-# hardware at the same precision is within reach, so that what is missing from 1 is the training's own.
+# A data sheet gives a peak that no product reaches, and none for a CPU. What a `matmul` run measured on the same
+# hardware at the same precision can be reached, so that what is missing from 1 is the training's own.
 
 RUNS_SEARCHED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """The fastest shape of a `matmul` run.
+    """The fastest shape of a `matmul` run: an m by k matrix times a k by n matrix.
 
-    run: its id. m, n, k: of an m by k times a k by n matrix. flops_per_second: of the slowest rank. clock_hertz,
-    power_watts: of that rank's GPU meanwhile; None where nobody read them.
+    run: the run's id. flops_per_second: of the slowest rank.
+    clock_hertz, power_watts: of that rank's GPU meanwhile; None where they were not read.
     """
 
     run: str
@@ -47,12 +51,12 @@ class Ceiling:
 
     @property
     def at(self) -> str:
-        """The clock and the power for people: "1,755 MHz, 690 W"; "" where neither is known."""
+        """Clock and power, formatted for people: "1,755 MHz, 690 W"; "" where neither is known."""
         return clock_and_power(self.clock_hertz, self.power_watts)
 
 
 def ceiling_from(summary: Summary) -> Ceiling | Absent:
-    """The shape of highest median rate, absent where the run measured no product."""
+    """Return the shape of highest median rate; absent where the run measured no product."""
     products = [found for found in summary.estimates if found.metric == RUN_MATMUL_FLOPS.name]
     if not products:
         return Absent(
@@ -74,11 +78,11 @@ def ceiling_from(summary: Summary) -> Ceiling | Absent:
 
 
 def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absent:
-    """The highest of the `matmul` runs that ended well where the case runs, and at its precision.
+    """Return the highest ceiling of the `matmul` runs that ended well on the case's hardware, at its precision.
 
-    The highest and not the newest: a later run of small products, or on a busy machine, does not lower what was within
-    reach. Ranks on a CPU share its clock and memory, so there their number counts, as do their threads; a GPU is its
-    rank's own. A run by another version of the probe does not count.
+    The highest and not the newest: a later run of small products, or on a busy machine, does not lower what can be
+    reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
+    rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
     alike = [
         ceiling_from(summary)
@@ -94,10 +98,10 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
 
 
 def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
-    """Model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling, absent where it would exceed 1.
+    """Return model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling; absent where it would exceed 1.
 
-    low, high: of the ratio of two medians, see `bench.analysis.estimate.ratio`, so that the ceiling's own noise is in
-    it; None where either side has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
+    low, high: of the ratio of two medians, see `bench.analysis.estimate.ratio`, so that the ceiling's own noise is
+    included; None where that ratio has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
     """
     share = ratio(flops, ceiling.flops_per_second)
     if share.value > 1:
@@ -131,12 +135,12 @@ def _command(case: Case) -> str:
 
 
 PROBES = ("collectives", "all_reduce")
-"""Probes that sweep an all_reduce, and so tell a link."""
+"""Probes that sweep an all_reduce, and so can give a link."""
 LOOKED_THROUGH = 200
 
 
 def against_history(summary: Summary, history: History) -> Summary:
-    """The summary with what the history knows of its hardware; a probe's, and one without a trial, as it is.
+    """Return the summary with what the history adds; unchanged for a probe's run, and for one without a trial.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -147,14 +151,14 @@ def against_history(summary: Summary, history: History) -> Summary:
     given = [one for one in found if isinstance(one, Estimate)]
     return replace(
         summary,
-        # A part of the bubble may be given anew.
+        # What is given anew, such as a part of the bubble, replaces the summary's own.
         estimates=(*(one for one in summary.estimates if not any(map(one.is_same_as, given))), *given),
         notes=(*summary.notes, *(one for one in found if isinstance(one, str))),
     )
 
 
 def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """MFU against the ceiling, or why there is none."""
+    """Yield MFU against the ceiling, and notes on the ceiling or on why the MFU is absent."""
     ceiling = find_ceiling(history, summary.case, summary.hardware)
     if isinstance(ceiling, Absent):
         yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
@@ -173,7 +177,7 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 
 def _communication(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """Time of the strategy's collectives in a step on the measured link, or why none is expected."""
+    """Yield the expected time of the strategy's collectives in a step on the measured link, or why it is absent."""
     transfers = summary.case.card().transfers(summary.case)
     if not transfers:
         return
@@ -187,7 +191,7 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
 
 
 def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
-    """What explains the bubble of a pipeline; without a link, all but the wire."""
+    """Yield what explains the bubble of a pipeline; without a link, all parts but the transfer."""
     case = summary.case
     pipeline = case.card().pipeline(case)
     if pipeline is None:
@@ -201,16 +205,16 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 
 def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
-    """All transfers of a step one after another, between ranks that one and the same link joins."""
+    """Return the time of all transfers of a step in turn, between ranks that are all joined by this link."""
     axes = summary.case.card().mesh(summary.case)
     node = Interconnect(levels=(Level(name="node", ranks=summary.case.ranks, link=link),))
     return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
 
 
 def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
-    """The link that the newest sweep on as many ranks of this hardware and backend told.
+    """Return the link from the newest sweep on as many ranks of the same hardware and backend.
 
-    collectives: whose sweep tells it, the best first.
+    collectives: those whose sweep may give it, the preferred one first.
     """
     case = summary.case
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]

@@ -1,4 +1,4 @@
-"""The history: every run that was ever measured, in a database."""
+"""The history: every run that was ever measured, in a database (SQLite or PostgreSQL)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CANDIDATES_SHOWN = 6
 class History:
     """A store of runs. Use it in a `with`.
 
-    url: of SQLAlchemy; SQLite in the user's data folder unless told otherwise.
-    writable: makes and migrates the store, and proves that it can be written, before anything is measured; without it
-    a store that may only be read is enough.
-    is_glance: of reading that is over in a moment, and leaves not even SQLite's own files behind.
+    url: in SQLAlchemy's form; by default SQLite in the user's data folder.
+    writable: create and migrate the store on entering, which proves that it can be written. Without it a read-only
+        store is enough.
+    is_glance: the store is read for a moment only, so that SQLite leaves no files of its own behind.
 
     Raises:
         InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
@@ -60,7 +60,7 @@ class History:
         self._engine.dispose()
 
     def add(self, summary: Summary, machine: Machine) -> None:
-        """Keep the run; one of the same id is replaced."""
+        """Keep the run, in place of an earlier one of the same id."""
         run = {
             "id": summary.run,
             "key": summary.case.key(),
@@ -92,26 +92,26 @@ class History:
                     connection.execute(insert(table), rows)
 
     def runs(self, limit: int, strategy: str | None = None) -> tuple[Summary, ...]:
-        """The newest runs, newest first."""
+        """Return the newest runs, newest first."""
         query = _NEWEST.limit(limit)
         return self._summaries(query if strategy is None else query.where(RUNS.c.strategy == strategy))
 
     def names(self, limit: int) -> tuple[str, ...]:
-        """The newest runs' ids, newest first."""
+        """Return the ids of the newest runs, newest first."""
         with saying(self._url), self._engine.begin() as connection:
             newest = select(RUNS.c.id).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
             return tuple(connection.scalars(newest))
 
     def find(self, prefix: str) -> Summary:
-        """The run of this id, or else the only one whose id begins so.
+        """Return the run with this id, or else the only run whose id begins with it.
 
         Raises:
-            Misuse: no run or several begin so; they are listed.
+            Misuse: no id begins with it, or several do; the message lists candidates.
         """
         found = self._summaries(_NEWEST.where(RUNS.c.id == prefix))
         if found:
             return found[0]
-        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix  # Not LIKE: SQLite's knows no upper case.
+        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix  # Not LIKE, which ignores case in SQLite.
         candidates = self._summaries(_NEWEST.where(begins).limit(_CANDIDATES_SHOWN + 1)) if prefix else ()
         if len(candidates) == 1:
             return candidates[0]
@@ -123,24 +123,24 @@ class History:
         raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more letters')
 
     def machine(self, run: str) -> Machine | None:
-        """The machine that the run of this id ran on, None where the run is unknown."""
+        """Return the machine that the run with this id ran on; None where the run is unknown."""
         with saying(self._url), self._engine.begin() as connection:
             found = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
         return None if found is None else msgspec.json.decode(found, type=Machine)
 
     def known(self, ids: Iterable[str] | None = None) -> frozenset[str]:
-        """Which of these ids are in the history; without ids, all that are."""
+        """Return those of these ids that are in the history; without ids, all ids of the history."""
         with saying(self._url), self._engine.begin() as connection:
             known = frozenset(connection.scalars(select(RUNS.c.id)))
         return known if ids is None else known.intersection(ids)
 
     def folders(self) -> dict[str, str]:
-        """The folder of each run, by its id."""
+        """Return the folder of each run, by the run's id."""
         with saying(self._url), self._engine.begin() as connection:
             return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
 
     def move(self, run: str, folder: str) -> None:
-        """Note that the run's folder is at another place now; nothing else of the run changes."""
+        """Record that the run's folder has moved; nothing else of the run changes."""
         with saying(self._url), self._engine.begin() as connection:
             of_run = RUNS.c.id == run
             summary = connection.scalar(select(RUNS.c.summary_json).where(of_run))
@@ -152,7 +152,7 @@ class History:
             )
 
     def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
-        """Runs that ended well with this case key on this hardware, newest first."""
+        """Return the runs that ended well with this case key on this hardware, newest first."""
         return self._summaries(
             _NEWEST.where(RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done").limit(limit)
         )
@@ -164,10 +164,10 @@ class History:
 
 
 def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summary:
-    """The run that `History.find` finds in this store. url, is_glance: see `History`.
+    """Return the run that `History.find` finds in this store. url, is_glance: see `History`.
 
     Raises:
-        Misuse: no run or several begin so, or there is no history yet.
+        Misuse: as `History.find`, or there is no history yet.
         InfrastructureFailed: the store cannot be read.
     """
     try:

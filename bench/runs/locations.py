@@ -1,4 +1,4 @@
-"""Where runs and their history are kept unless a command line says otherwise."""
+"""Default places of runs and of their history, for when the command line names none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import platformdirs
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"
 STORE_VARIABLE = "OBSERVATORY_STORE"
-"""Environment variables in place of --runs and --store; others see the command line of a process, and not these."""
+"""Environment variables in place of --runs and --store: unlike a command line, other users cannot read them."""
 
 
 def data_folder() -> Path:
-    """The folder of everything that we keep."""
+    """Return the folder of everything that we keep."""
     return Path(platformdirs.user_data_dir(APPLICATION))

@@ -1,4 +1,4 @@
-"""One measured Case: its folder, who may write there, and what its files say in the end."""
+"""The folder of a run: made with its case and machine, locked while the run goes on, read into a Summary afterwards."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from collectors.errors import in_words
 from collectors.sample_log import NewerSchema
 from workloads.registry import CARDS
 
-# Small numbers that tell the runs apart which go on at the same time in one folder of runs.
+# Slots: small numbers that tell apart the runs that are running at the same time in one folder of runs
 
 
 def lowest_free(taken: Container[int]) -> int:
-    """The lowest slot that is not taken."""
+    """Return the lowest slot that is not taken."""
     return next(slot for slot in count() if slot not in taken)
 
 
 @contextmanager
 def one_at_a_time(runs: Path) -> Iterator[None]:
-    """Who is inside is alone there among all that begin a run in this folder, so that no two choose the same slot.
+    """Hold a lock that each process takes to begin a run in this folder, so that no two choose the same slot.
 
     Raises:
         OSError: the folder cannot be opened.
@@ -61,10 +61,10 @@ T = TypeVar("T")
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of case.json: what was asked for, and the fault of a fire drill.
+    """The content of case.json: the case, and the fault to inject if any.
 
-    slot: the lowest number that no other run of the folder had when this one began.
-    store: where it was to be kept, None for the user's own history; see `store_name`.
+    slot: the lowest number that no other running run of the folder had when this one began.
+    store: the store that was to keep the run, None for the user's own history; see `store_name`.
     purpose: what the run is for.
     """
 
@@ -82,8 +82,8 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """A run in progress.
 
-    slot: tells its live series from those of other runs beside it.
-    lock: a file descriptor; while it is open, nobody takes the run for abandoned.
+    slot: tells its live series from those of other runs in the same folder.
+    lock: the file descriptor of the folder's lock; while it is open, the run counts as running.
     """
 
     id: str
@@ -94,7 +94,7 @@ class Run:
     lock: int
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the folder's lock."""
         os.close(self.lock)
 
 
@@ -140,7 +140,7 @@ def begin(
 
 
 def check_place(runs: Path) -> None:
-    """Refuse a folder of runs that could not be made or written; nothing is left there.
+    """Refuse a folder of runs that could not be made or written; leave nothing there.
 
     Raises:
         InfrastructureFailed: with the reason.
@@ -159,15 +159,15 @@ def check_place(runs: Path) -> None:
 
 
 def store_name(url: str | None) -> str | None:
-    """A store's URL as it may be written into a file: without user and password."""
+    """Return a store's URL without user and password, to write into a file."""
     return None if url is None else redact(url)
 
 
 def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
-    """What the files of a run's folder say; whatever trials are complete count, however the run ended.
+    """Summarise a run from the files of its folder; complete trials count, however the run ended.
 
     Raises:
-        Misuse: the folder holds no run, or one that a newer version wrote.
+        Misuse: the folder holds no run, or one that a newer version wrote, or of a strategy that this one lacks.
     """
     file = case_file(folder)
     machine = _read(folder / "machine.json", Machine)
@@ -195,7 +195,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         effective_batch=found.effective_batch,
         peak=found.peak,
         step_spread_ratio=found.step_spread_ratio,
-        # What a node lacks for GPUs says nothing of a run on its CPU.
+        # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
         notes=(*found.notes, *not_joined, *(node_notes(folder) if case.device == "cuda" else ())),
         folder=str(folder),
         purpose=file.purpose,
@@ -203,8 +203,8 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
 
 
 def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """What the traced windows of the run's ranks say together."""
-    from bench.analysis.stragglers import joined_estimates  # Who only reads a summary does without numpy.
+    """Return the estimates and notes of the joined profiler windows of the run's ranks."""
+    from bench.analysis.stragglers import joined_estimates  # Imported here: reading a summary needs no numpy.
 
     try:
         return joined_estimates(case, folder, trials)
@@ -213,7 +213,7 @@ def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...]
 
 
 def _device_name(case: Case, machine: Machine) -> str | None:
-    """The GPU's name as its driver gives it; None for a CPU."""
+    """Return the GPU's name as its driver gives it; None for a CPU."""
     if case.device == "cpu":
         return None
     return machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
@@ -236,12 +236,12 @@ def save(summary: Summary) -> None:
 
 
 def load(folder: Path) -> Summary:
-    """The summary of a run's folder, made anew from its logs where the runner died before it wrote one.
+    """Read the summary of a run's folder; make it from the logs where the runner died before it wrote one.
 
-    Its folder is the one that it is read from, wherever the run was measured.
+    Its `folder` is the one that it is read from, wherever the run was measured.
 
     Raises:
-        Misuse: the folder holds no run, files of two runs, or what a newer version wrote.
+        Misuse: the folder holds no run, a running one, files of two runs, or what a newer version wrote.
     """
     path = folder / "summary.json"
     if path.exists():
@@ -256,9 +256,9 @@ def load(folder: Path) -> Summary:
 
 
 def found_again(run: str, stored: str, runs: Path) -> Path | None:
-    """The run's folder among `runs`, where the one that the history has of it is no more.
+    """Return the run's folder in `runs`, where the folder `stored` in the history does not exist any more.
 
-    None where that one is there, so that this one is a copy, or where this one is not the run's.
+    None where the stored folder exists, so that the one in `runs` is a copy, and where that one is not the run's.
     """
     try:
         Path(stored).stat()
@@ -267,17 +267,17 @@ def found_again(run: str, stored: str, runs: Path) -> Path | None:
             folder = runs.absolute() / run
             return folder if case_file(folder).run == run else None
     except OSError:
-        pass  # It may well be there, and we may not look.
+        pass  # The stored folder may exist; we may not look.
     return None
 
 
 def machine_of(folder: Path) -> Machine:
-    """The machine of a run's folder."""
+    """Read machine.json of a run's folder."""
     return _read(folder / "machine.json", Machine)
 
 
 def case_file(folder: Path) -> CaseFile:
-    """What case.json of a run's folder says.
+    """Read case.json of a run's folder.
 
     Raises:
         Misuse: the folder holds no run, or one that a newer version wrote.
@@ -288,13 +288,13 @@ def case_file(folder: Path) -> CaseFile:
 def _slots_taken(runs: Path) -> frozenset[int]:
     taken = set()
     for folder in running_folders(runs):
-        with contextlib.suppress(Misuse):  # What cannot be read has no series that ours could be taken for.
+        with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
             taken.add(case_file(folder).slot)
     return frozenset(taken)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace the file only when the new one is whole and on the disk."""
+    """Write the file atomically: it is replaced only when the new one is whole and on the disk."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         file.write(msgspec.json.format(data, indent=2) + b"\n")
@@ -306,7 +306,7 @@ def _write(path: Path, data: bytes) -> None:
 def _read(path: Path, kind: type[T]) -> T:
     try:
         data = read_small(path)
-        version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
+        version = msgspec.json.decode(data, type=_Versioned).schema_version  # First: a newer form may not decode.
         if version > SCHEMA_VERSION:
             raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
         return msgspec.json.decode(data, type=kind)

@@ -1,4 +1,7 @@
-"""Whether a run of the history may serve another as its baseline: only one that was measured alike does."""
+"""Scaling over several runs: the curve of one command on several numbers of ranks, and the fitness of a baseline.
+
+A run of the history is a baseline for another only if both were measured in the same way.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from bench.machine.machine import Machine
 from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND, RUN_TOKENS_PER_SECOND_PER_DEVICE
 
-# One command on several numbers of ranks: throughput of each, and its efficiency against the first.
+# Scaling curve: the throughput of each run, and its efficiency against the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One number of ranks. throughput: tokens per second over all ranks; None where no trial was complete.
+    """One run of the curve. throughput: tokens per second over all ranks; None where no trial was complete.
 
-    efficiency: tokens per second and rank, divided by those of the first; of the same batch, and so of strong scaling.
-    None of the first itself, of a probe, and where one of both has no throughput, for `reason`.
+    efficiency: tokens per second and rank, divided by those of the first run. All have the same batch, so it is of
+        strong scaling. None for the first run, for a probe, and where either run has no throughput; see `reason`.
     """
 
     summary: Summary
@@ -28,7 +31,7 @@ class Point:
 
 
 def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
-    """The runs, in the order of their measurement, each against the first of them."""
+    """Return the curve of the runs, in their order, each against the first."""
     first, *others = [_throughput(summary) for summary in summaries]
     points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
     for summary, throughput in zip(summaries[1:], others, strict=True):
@@ -50,16 +53,19 @@ def _per_rank(throughput: Estimate, summary: Summary) -> Estimate:
     return estimate(RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / summary.case.ranks for rate in throughput.trials])
 
 
+# Whether a run was measured like its baseline
+
 OLDEST_DAYS = 14
-"""How far from the run in time a baseline may be: machines and their settings change."""
+"""Most days between a run and its baseline: machines and their settings change."""
 ENOUGH_TRIALS = 3
-"""So many do, also for a run that has more."""
+"""A baseline with this many trials is enough for any run; for a run with fewer, as many as the run has."""
 
 
 def unlike(run: Summary, machine: Machine, baseline: Summary, its_machine: Machine) -> str | None:
-    """How the baseline was measured otherwise than the run, None where it serves.
+    """Say how the baseline was measured differently from the run; None where it serves.
 
-    Both have cases that may be compared, on hardware of the same name; see `scaling_between` and `Machine.hardware`.
+    The caller has checked that the cases are comparable and the hardware has the same name; see `scaling_between` and
+    `Machine.hardware`.
     """
     differences = list(_differences_of_runs(run, machine, baseline, its_machine))
     return "; ".join(differences) or None

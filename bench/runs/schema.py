@@ -1,6 +1,6 @@
-"""The tables of the history, as this version reads and writes them; `migrations` makes them.
+"""The schema of the history: its tables as this version reads and writes them, and the migrations that make them.
 
-A run's summary and machine are kept whole as JSON, and what is searched or plotted in columns beside it.
+A run's summary and machine are kept whole as JSON; what is searched or plotted has columns of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCHEMA_VERSION = Table(
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("written_by", Text, nullable=False),
 )
-"""One row for each migration done; written_by: the version of this program that did it."""
+"""One row for each migration done. written_by: the version of this program that did it."""
 
 RUNS = Table(
     "runs",
@@ -71,7 +71,7 @@ ESTIMATES = Table(
     Column("low", Double),
     Column("high", Double),
 )
-"""labels: JSON with sorted names, so that equal labels are equal text."""
+"""labels: JSON with sorted names, so that equal labels have equal text."""
 
 TRIAL_VALUES = Table(
     "trial_values",
@@ -84,14 +84,12 @@ TRIAL_VALUES = Table(
 )
 
 
-# Brings a store to this program's schema, one migration after another.
-#
-# A migration is frozen once released: it is written in SQL that SQLite and PostgreSQL share, and never reads `schema`,
-# which moves on.
+# Migrations. Once released, a migration never changes: it is SQL that SQLite and PostgreSQL share, and does not use the
+# tables above, which follow the newest version.
 
 Migration = Callable[[Connection], None]
 
-# Any number, so long as no other program locks the same one in the same database.
+# An arbitrary number; no other program may lock the same one in the same database.
 _ADVISORY_LOCK = 7_206_114_508
 
 
@@ -117,14 +115,14 @@ def _make_runs(connection: Connection) -> None:
 
 
 MIGRATIONS: tuple[Migration, ...] = (_make_runs,)
-"""In order; a store of version n has seen the first n."""
+"""In order: a store of version n has had the first n."""
 
 
 def upgrade(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Do the migrations that the store has not seen, each in a transaction of its own.
+    """Do the migrations that the store has not had, each in a transaction of its own.
 
-    Several processes may do so at once: each waits for the others' transactions. A store that needs none is written
-    to all the same, without a change to its content, so that one which may only be read is refused.
+    Several processes may do so at once: each waits for the others' transactions. A store that needs no migration is
+    written to all the same, without a change to its content, so that a read-only store is refused.
 
     Raises:
         InfrastructureFailed: the store is of a newer version.
@@ -150,7 +148,7 @@ def check_version(connection: Connection, migrations: Sequence[Migration] = MIGR
 
 def _is_one_step_the_last(engine: Engine, migrations: Sequence[Migration]) -> bool:
     with engine.begin() as connection:
-        if connection.dialect.name == "postgresql":  # SQLite locks with BEGIN IMMEDIATE, see `connecting`.
+        if connection.dialect.name == "postgresql":  # SQLite locks with BEGIN IMMEDIATE, see `bench.runs.database`.
             connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
         SCHEMA_VERSION.create(connection, checkfirst=True)
         version = _version(connection)

@@ -1,4 +1,4 @@
-"""What is known of a run when it is over: the content of its summary.json, and of its place in the history."""
+"""The summary of a finished run: the content of its summary.json, which the history also keeps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from bench.case import ONE_RUN, Case, Purpose
 from bench.errors import Misuse
 from bench.rank.messages import Cause, Outcome
 
-# The short name of what a run is comparable with, for places where a whole case key is too long.
-
 
 def series_of(case: Case, hardware: str) -> str:
-    """The first 12 hex digits of the SHA-256 of the case's key and of what it ran on, as `Machine.hardware` says it."""
+    """Return the short name of the series of comparable runs, for places where a whole case key is too long.
+
+    It is the first 12 hex digits of the SHA-256 of the case's key and the hardware, in the words of `Machine.hardware`.
+    """
     return hashlib.sha256(f"{case.key()}\n{hardware}".encode()).hexdigest()[:12]
 
 
@@ -27,14 +28,15 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One run, judged.
+    """One run and its results.
 
     hardware: what it ran on, in the words that comparable runs share (`Machine.hardware`).
-    commit, torch_version: of this program where it ran from a source tree, and of torch.
+    commit: this program's, where it ran from a source tree. torch_version: torch's.
     started_ns, ended_ns: Unix time.
-    trials_done: trials that were completed by all ranks; the only ones that count.
-    effective_batch: local, data_ranks, accumulate and total, in sequences; empty for a probe.
-    peak: what the run's MFU is a share of; None where it is unknown.
+    trials_done: trials that all ranks completed; only these count.
+    effective_batch: total in sequences = local x data_ranks x parts, with parts the microbatches of a data rank's
+        batch; empty for a probe.
+    peak: the denominator of the run's MFU; None where it is unknown.
     step_spread_ratio: see `bench.analysis.estimate.spread`; None where nothing was measured.
     notes: what is absent, and why.
     purpose: what the run was for; see `bench.case.why_ad_hoc`.
@@ -66,18 +68,18 @@ class _Versioned(msgspec.Struct):
 
 
 def encode(summary: Summary) -> bytes:
-    """The summary as JSON, its schema version included."""
+    """Return the summary as JSON, with its schema version."""
     return msgspec.json.encode(summary)
 
 
 def decode(data: bytes, source: str = "summary") -> Summary:
-    """The summary that the JSON holds. source: its place, for messages.
+    """Decode a summary from JSON. source: where it is from, for messages.
 
     Raises:
-        Misuse: a newer version wrote it, or it is no summary.
+        Misuse: a newer version wrote it, or it is not a summary.
     """
     try:
-        version = msgspec.json.decode(data, type=_Versioned).schema_version  # A newer form may not decode otherwise.
+        version = msgspec.json.decode(data, type=_Versioned).schema_version  # First: a newer form may not decode.
         if version > SCHEMA_VERSION:
             raise Misuse(
                 f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
