@@ -94,10 +94,9 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
 
 
 def per_second(metric: Metric, amount: float, times_s: Sequence[float], **labels: str) -> Estimate:
-    """Return the rate at which each trial did this amount: the amount divided by the times' median and interval.
+    """Return the estimate of a rate: the amount divided by the trials' times, by their median and by their interval.
 
-    The median of the rates themselves would not be the amount over the times' median where the number of trials is
-    even.
+    With an even number of trials, the median of the rates would not be the amount divided by the times' median.
 
     Raises:
         ValueError: as `estimate`, or the amount is not positive.
@@ -137,6 +136,7 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     if found.low is None or found.high is None:
         return found
     if min(trials) > 0 and max(trials) < 1:
+        # The interval's ends on the logits, turned back by the logistic function (1 + tanh(x / 2)) / 2.
         logits = [math.log(share / (1 - share)) for share in trials]
         ends = [(1 + math.tanh((fmean(logits) + reach) / 2)) / 2 for reach in (-_reach(logits), _reach(logits))]
     else:

@@ -133,8 +133,10 @@ def _cost(case: Case, algorithm: Algorithm, size_bytes: int) -> probes.Cost:
 
 
 def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
-    """Return each trial's points of the sweep, by the library's collective. times: the metric, with the host or
-    without."""
+    """Return the points of each trial's sweep, by the library's collective.
+
+    times: the metric to read, on the device alone or with the host.
+    """
     if case.ranks == 1:
         return {}
     sweeps: dict[str, list[list[Point]]] = defaultdict(list)

@@ -97,8 +97,10 @@ def memory_estimates(
 
 
 def _unexplained(others: Sequence[float], peak: Prediction | NotCovered) -> list[float]:
-    """Return what outlives a step in each trial beyond the cost model; empty where it explains all of one trial, or
-    does not cover the run."""
+    """Return the bytes of each trial that outlive a step and that the cost model does not explain.
+
+    Empty where it explains all of them in one trial, or does not cover the run.
+    """
     if isinstance(peak, NotCovered):
         return []
     unexplained = [max(0.0, other - peak.other_bytes) for other in others]
@@ -263,8 +265,7 @@ def _traced(trials: Sequence[Trial]) -> list[Estimate]:
 
 
 def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
-    """Yield the overlap of each collective if there are several; that of a lone one is the overlap of all
-    communication."""
+    """Yield the overlap of each collective if there are several: a lone one's is that of all communication."""
     names = [
         name
         for name in traced[0].collective_overlap_ratios
