@@ -1,6 +1,6 @@
-"""Which sizes a sweep over collectives has, and how many elements each call moves, as nccl-tests counts them.
+"""Sizes of a sweep over collectives, and the elements that each call moves, as nccl-tests counts them.
 
-Imports no torch, so that a card can say beforehand what a rank will hold.
+Imports no torch, so that a spec can predict what a rank will hold.
 Source: nccl-tests, GetCollByteCount of src/*.cu and TimeTest of src/common.cu.
 """
 
@@ -13,29 +13,30 @@ from workloads.cost_models.terms import Collective
 
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 IN_PLACE: frozenset[Collective] = frozenset({"all_reduce", "broadcast", "reduce"})
-"""Their result takes the place of what was given, as torch.distributed has them."""
+"""Collectives whose result overwrites the input, as in torch.distributed."""
 
 UNDIVIDED: frozenset[Collective] = IN_PLACE | {"send"}
-"""Ranks move the whole buffer; of the others each rank has a part of it."""
+"""Collectives that move the whole buffer; in the others each rank has a part of it."""
 
 ROOT = 0
-"""The rank that gather and reduce bring together on, and that scatter and broadcast come from."""
+"""Rank that gather and reduce collect on, and that scatter and broadcast start from."""
 
 PART_BYTES = 16
-"""A rank's part of a divided buffer is a multiple of it; what is left over is not moved."""
+"""A rank's part of a divided buffer is a multiple of this size; the remainder is not moved."""
 
 CHECKED_AT_ONCE = 2**16
 """Elements of a result that are compared at a time."""
 
 CHECK_BYTES = 8 * 8 * CHECKED_AT_ONCE
-"""What the comparison holds at most: eight int64 for each element."""
+"""Upper bound of what the comparison holds: eight int64 for each element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """Elements of one call, on the rank that has most: the root where there is one.
 
-    give, take: handed in, and got. held: of both, once where they are the same buffer.
+    give: elements of the input. take: elements of the result. held: both together, counted once where they share a
+    buffer.
     """
 
     give: int
@@ -49,7 +50,7 @@ class Counts:
 
 
 def counts(collective: Collective, size_bytes: int, ranks: int, element_bytes: int) -> Counts:
-    """What a call moves that was asked to be of this size; never more, and less where ranks do not divide it."""
+    """Return what a call of the requested size moves: never more, and less where the ranks do not divide it."""
     whole = size_bytes // element_bytes
     line = PART_BYTES // element_bytes
     part = whole // ranks // line * line
@@ -67,19 +68,19 @@ def counts(collective: Collective, size_bytes: int, ranks: int, element_bytes: i
 
 
 def held_elements(collective: Collective, counts: Counts, rank: int) -> int:
-    """Elements that a rank holds: of gather and scatter the root has a part and the whole, the others a part."""
+    """Return the elements that a rank holds; for gather and scatter only the root holds a part and the whole."""
     if rank != ROOT and collective in ("gather", "scatter"):
         return min(counts.give, counts.take)
     return counts.held
 
 
 def least_bytes(collective: Collective, ranks: int, element_bytes: int) -> int:
-    """The smallest size that moves anything: an element, or the smallest part of each rank."""
+    """Return the smallest size that moves anything: one element, or the smallest part of each rank."""
     return element_bytes if collective in UNDIVIDED else ranks * PART_BYTES
 
 
 def sweep(min_bytes: int, max_bytes: int, factor: int) -> tuple[int, ...]:
-    """The sizes that are asked for, ascending; none where the first is too large."""
+    """Return the requested sizes, ascending; none if the first is too large."""
     sizes = []
     size_bytes = min_bytes
     while size_bytes <= max_bytes:

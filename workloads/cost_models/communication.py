@@ -1,6 +1,6 @@
-"""What a rank's collectives cost in one step: the bytes that it sends and receives, and their time on a given link.
+"""Cost model of collectives: bytes on the wire, bandwidths as nccl-tests defines them, and time on a given link.
 
-Bytes are payload on the wire, without headers: Ethernet, IP and TCP add about 5 % at an MTU of 1500.
+Wire bytes are payload without headers: Ethernet, IP and TCP add about 5 % at an MTU of 1500.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Literal
 
 from workloads.cost_models.terms import Collective, Transfer
 
-# How fast collectives go in nccl-tests' terms: algorithm bandwidth, and the bus bandwidth that links are compared by.
+# Algorithm and bus bandwidth, as nccl-tests defines them.
 #
-# The bus factor is a definition: for each collective, what the busiest link must carry under the best algorithm of
-# plain sends and receives. It knows no backend, so figures of all backends compare. What a backend really sends is
-# `communication.wire_factor`: gloo's reduce sends more than its bus factor says, so its bus bandwidth stays below
-# what its links carry; a switch that adds (nccl's NVLS) sends less, so its bus bandwidth may lie above them.
+# The bus factor is a definition: the load of the busiest link under the best algorithm of plain sends and receives. It
+# is the same for every backend, so that figures of all backends compare. What a backend really sends is `wire_factor`:
+# gloo's reduce sends more than its bus factor, so its bus bandwidth stays below the bandwidth of its links; a switch
+# that adds (NCCL's NVLS) sends less, so its bus bandwidth may exceed it.
 
 
 def bus_factor(collective: Collective, ranks: int) -> Fraction:
-    """What turns an algorithm bandwidth into a bus bandwidth.
+    """Return the factor that turns an algorithm bandwidth into a bus bandwidth.
 
-    One rank has the factor of the formula, as in nccl-tests: 0 where it holds n - 1, so that its bus bandwidth is 0,
-    and 1 for broadcast, reduce and send.
-    Source: nccl-tests, PERFORMANCE.md; gather.cu, scatter.cu and sendrecv.cu for those that it leaves out.
+    One rank gets the value of the formula, as in nccl-tests: 0 where the formula contains n - 1, so that its bus
+    bandwidth is 0, and 1 for broadcast, reduce and send.
+    Source: nccl-tests, PERFORMANCE.md; gather.cu, scatter.cu and sendrecv.cu for the collectives that it leaves out.
 
     Raises:
         ValueError: there is no rank.
@@ -44,14 +44,15 @@ def bus_factor(collective: Collective, ranks: int) -> Fraction:
 
 
 def algorithm_bandwidth(size_bytes: int, elapsed_s: float) -> float:
-    """Size over time, in bytes per second.
+    """Return size divided by time, in bytes per second.
 
-    size_bytes: of one buffer, by collective:
-        all_reduce, broadcast, reduce, send: of a rank's buffer, which is as large on all ranks;
-        all_gather: of what a rank receives, all ranks' parts; reduce_scatter: of what a rank gives, all ranks' parts;
-        all_to_all: of what a rank gives, its own part with it, which is as large as what it receives;
-        gather: of what the root receives, its own part with it; scatter: of what the root gives, likewise.
-    This is the tensor that `communication.wire_factor` reads.
+    size_bytes: size of one buffer, by collective:
+        all_reduce, broadcast, reduce, send: the buffer of a rank, which has the same size on all ranks;
+        all_gather: what a rank receives, the parts of all ranks; reduce_scatter: what a rank gives, the parts of all
+            ranks;
+        all_to_all: what a rank gives, including its own part, which is as large as what it receives;
+        gather: what the root receives, including its own part; scatter: what the root gives, including its own part.
+    `wire_factor` refers to the same tensor.
     Source: nccl-tests, the column "size": the larger of a rank's two buffers.
 
     Raises:
@@ -65,9 +66,9 @@ def algorithm_bandwidth(size_bytes: int, elapsed_s: float) -> float:
 
 
 def bus_bandwidth(collective: Collective, ranks: int, size_bytes: int, elapsed_s: float) -> float:
-    """Bytes per second to compare with the hardware's, whatever the collective and the number of ranks.
+    """Return the bus bandwidth in bytes per second, which compares with the hardware for any collective and rank count.
 
-    size_bytes: as `algorithm_bandwidth` reads it.
+    size_bytes: as in `algorithm_bandwidth`.
 
     Raises:
         ValueError: there is no rank, the size is below 0, or the time not above 0.
@@ -80,9 +81,9 @@ CommunicationBackend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What one rank can send while it receives as much.
+    """A rank's full-duplex link: it sends at this bandwidth while it receives at the same bandwidth.
 
-    latency_s: from the start of a message to its arrival, without the time of its bytes.
+    latency_s: time from the start of a message to its arrival, without the time of its bytes.
 
     Raises:
         ValueError: the bandwidth is not above 0, or the latency is below 0.
@@ -99,16 +100,18 @@ class Link:
 
 
 def wire_factor(collective: Collective, ranks: int, backend: CommunicationBackend) -> Fraction:
-    """Bytes that the busiest rank sends, or receives if that is more, for each byte of the tensor; 0 where it is alone.
+    """Return the wire bytes of the busiest rank per byte of the tensor; 0 for a rank that is alone.
 
-    The tensor is what all_reduce, broadcast and reduce leave on a rank, what all_gather and gather bring together, what
-    reduce_scatter, scatter and all_to_all take in, and what send sends. The root of gather and of gloo's reduce
-    receives more than anybody sends; elsewhere the busiest rank sends as much as any receives, or more.
-    This is what is really sent, and so knows the backend; a bus bandwidth's factor is a definition, and is in `bus`.
-    gloo's reduce_scatter is an all_reduce of the whole input in torch 2.11 to 2.13, its broadcast a binomial tree,
-    whose root sends once a level, and its reduce a ring's reduce_scatter whose parts the root gathers.
-    gloo's factors are counted on a link, in torch 2.13; nccl's are those of its rings, from source: its other
-    algorithms may send less (NVLS, where the switch adds).
+    Wire bytes are what a rank sends, or what it receives if that is more.
+    The tensor is the result on a rank for all_reduce, broadcast and reduce; the collected result for all_gather and
+    gather; the whole input for reduce_scatter, scatter and all_to_all; the message for send. The root of gather and of
+    gloo's reduce receives more than any rank sends; in all other collectives the busiest rank sends at least as much as
+    any rank receives.
+    The factor counts what a backend really sends; the definition behind bus bandwidth is `bus_factor`.
+    In torch 2.11 to 2.13, gloo's reduce_scatter is an all_reduce of the whole input, its broadcast a binomial tree
+    whose root sends once per level, and its reduce a ring reduce_scatter whose parts the root gathers.
+    gloo's factors were counted on a link, in torch 2.13. nccl's are those of its ring algorithms, read from source; its
+    other algorithms may send less (NVLS, where the switch adds).
     Source: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms; gloo, reduce.cc, gather.cc, scatter.cc;
     torch, nccl.cpp (gather and scatter are sends from and to the root, all at once).
 
@@ -134,7 +137,7 @@ def wire_factor(collective: Collective, ranks: int, backend: CommunicationBacken
 
 
 def wire_messages(collective: Collective, ranks: int, backend: CommunicationBackend) -> int:
-    """Messages that follow each other on the longest way through one call: how often it pays the latency.
+    """Return the consecutive messages on the longest path through one call: how often it pays the latency.
 
     Messages that a rank sends to several others, or receives from them, travel at once and count as one.
 
@@ -159,9 +162,9 @@ def wire_messages(collective: Collective, ranks: int, backend: CommunicationBack
 
 
 def wire_bytes(transfer: Transfer, ranks: int, backend: CommunicationBackend) -> int:
-    """Bytes that the busiest rank sends or receives in one step for these collectives, rounded up.
+    """Return the bytes that the busiest rank sends or receives in one step for this transfer, rounded up.
 
-    ranks: those of the transfer's mesh axis.
+    ranks: size of the transfer's mesh axis.
 
     Raises:
         ValueError: there is no rank.
@@ -178,12 +181,13 @@ def collective_time_s(
     *,
     calls: int = 1,
 ) -> float:
-    """Time of collectives, one after another, when all ranks are ready: latency x messages + bytes / bandwidth.
+    """Return the time of consecutive collectives when all ranks are ready: latency x messages + bytes / bandwidth.
 
-    payload_bytes: the tensor's bytes, as `wire_factor` reads it, over all calls.
-    calls: how many collectives the payload is divided into; each pays the latency of its messages.
-    Assumes a link of its own for each rank, and that the busiest rank never waits for another: an oversubscribed switch
-    is not covered, nor a tree whose ranks pass on only what they hold whole (gloo's broadcast from 4 ranks on).
+    payload_bytes: size of the tensor as in `wire_factor`, over all calls.
+    calls: number of collectives that share the payload; each pays the latency of its messages.
+    Assumes that each rank has a link of its own and that the busiest rank never waits for another. Not covered: an
+    oversubscribed switch, and a tree whose ranks forward a tensor only when they hold all of it (gloo's broadcast from
+    4 ranks on).
     Source: Hockney 1994, The communication challenge for MPP.
 
     Raises:
@@ -195,7 +199,7 @@ def collective_time_s(
 
 
 def transfer_time_s(transfer: Transfer, ranks: int, link: Link, backend: CommunicationBackend) -> float:
-    """Time of these collectives in one step, as `collective_time_s` has it.
+    """Return the time of this transfer in one step; see `collective_time_s`.
 
     Raises:
         ValueError: there is no rank.
@@ -204,10 +208,10 @@ def transfer_time_s(transfer: Transfer, ranks: int, link: Link, backend: Communi
 
 
 def link_of(transfer: Transfer, ranks: int, backend: CommunicationBackend, elapsed_s: float) -> Link:
-    """The link on which one call of this transfer takes the time that was measured; its latency is in the bandwidth.
+    """Return the link on which one call of this transfer takes the measured time; the bandwidth absorbs the latency.
 
     Raises:
-        ValueError: nothing was sent, or in no time, so no bandwidth can be told.
+        ValueError: nothing was sent, or in no time, so that the bandwidth is undefined.
     """
     sent_bytes = wire_bytes(transfer, ranks, backend)
     if sent_bytes == 0 or not elapsed_s > 0:
@@ -230,15 +234,12 @@ def _is_alone(ranks: int) -> bool:
 
 
 def _levels(ranks: int) -> int:
-    """Depth of a binomial tree: the logarithm to base 2, rounded up."""
+    """Return the depth of a binomial tree: the logarithm to base 2, rounded up."""
     return (ranks - 1).bit_length()
 
 
-# The bytes that torch's Flight Recorder counts for the transfers of a step, so that both can stand side by side.
-
-
 def recorded_bytes(transfers: Iterable[Transfer], backend: CommunicationBackend) -> dict[Collective, int]:
-    """Payload of one step, by the collective that the backend runs for each.
+    """Return the payload that torch's Flight Recorder counts in one step, by the collective that the backend runs.
 
     gloo's reduce_scatter is an all_reduce of the whole input, in torch 2.11 to 2.13.
     """

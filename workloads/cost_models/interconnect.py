@@ -1,16 +1,16 @@
-"""The interconnect as levels, each of units that hold the next smaller: the time of a mesh axis' collectives over it.
+"""Interconnect as nested levels of units, and the time of collectives over a mesh axis on it.
 
-A node holds ranks, a cluster holds nodes. Each level's link joins the units below it: every unit has one, and all that
-enters or leaves the unit passes over it. A message between two ranks passes the links of all levels up to the first
-whose unit holds both.
+A node holds ranks, a cluster holds nodes. Each level's link joins the units below it: every unit has one, and all
+traffic that enters or leaves the unit passes over it. A message between two ranks passes the links of all levels up to
+the first level with a unit that holds both.
 
-All groups of an axis communicate at once, as ranks of one program do. What they send over one link shares it, and the
-link that takes longest for its bytes decides: 8 groups of stride 8, one through each GPU of a node, leave the node over
-the one link that the node has, an eighth for each. A group that is alone on a link may use all of it, however many
-cards the link is made of, as nccl does with a ring for each card.
+All groups of an axis communicate at once, as ranks of one program do. They share a link that several of them use, and
+the link that takes longest for its bytes decides: 8 groups of stride 8, one through each GPU of a node, leave the node
+over its one link, each with an eighth of the bandwidth. A group that is alone on a link may use all of it, however many
+cards the link has, as NCCL does with one ring per card.
 Not covered: collectives of two axes at the same time; a switch that is slower than its links together; and hierarchical
-algorithms, which send 2 (N - 1) / N of the data over the links of N nodes, where the flat ring of n ranks here sends
-2 (n - 1) / n: half as much on 2 nodes, and little less from 8 on.
+algorithms, which send 2 (N - 1) / N of the data over the links of N nodes, where the flat ring of n ranks here sends 2
+(n - 1) / n: half as much on 2 nodes, and little less from 8 on.
 Source: Leiserson 1985, Fat-trees (the load factor: bytes that must cross a cut over the cut's capacity, which bounds
 the time from below).
 """
@@ -31,9 +31,9 @@ from workloads.cost_models.terms import Collective, Transfer
 class Level:
     """Units of equally many consecutive ranks, such as nodes.
 
-    ranks: that one unit holds.
-    link: between a unit of the next smaller level (of the innermost: a rank) and the others in the same unit. A node's
-        link is all of its network cards together.
+    ranks: number of ranks in one unit.
+    link: joins a unit of the next smaller level (a rank, for the innermost level) to the others in the same unit. A
+    node's link is all of its network cards together.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """An axis as the world's ranks see it: groups of `size` ranks, `stride` apart.
+    """A mesh axis in terms of world ranks: groups of `size` ranks, `stride` apart.
 
-    stride: ranks of all axes inside it, and so the groups that interleave.
-    repeats: ranks of all axes outside it, and so how often the pattern stands beside itself.
+    stride: product of the sizes of all inner axes, and so the number of interleaved groups.
+    repeats: product of the sizes of all outer axes, and so how often the pattern repeats.
 
     Raises:
         ValueError: one of them is below 1.
@@ -65,21 +65,21 @@ class MeshAxis:
 
     @property
     def ranks(self) -> int:
-        """All ranks of the world."""
+        """Number of ranks in the world."""
         return self.size * self.stride * self.repeats
 
     def cut(self, size: int) -> MeshAxis:
-        """The axis in groups of fewer ranks, which lie next to each other on it.
+        """Return the axis cut into smaller groups of ranks that are adjacent on it.
 
         Raises:
-            ValueError: they do not divide it.
+            ValueError: the size does not divide the axis.
         """
         if size < 1 or self.size % size:
             raise ValueError(f"an axis of {self.size} ranks cannot be cut into groups of {size}")
         return MeshAxis(size=size, stride=self.stride, repeats=self.repeats * (self.size // size))
 
     def groups(self) -> Iterator[range]:
-        """The ranks of each group, in order."""
+        """Yield the ranks of each group, in order."""
         block = self.size * self.stride
         for start in range(0, self.ranks, block):
             for offset in range(self.stride):
@@ -88,7 +88,7 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """Levels, innermost first; ranks are numbered so that each unit's follow each other.
+    """Levels, innermost first; the ranks of each unit are consecutive.
 
     Raises:
         ValueError: there is no level, or a unit does not hold a whole number, 2 or more, of the next smaller.
@@ -110,15 +110,15 @@ class Interconnect:
 
     @property
     def ranks(self) -> int:
-        """Ranks that find room."""
+        """Number of ranks that the interconnect has room for."""
         return self.levels[-1].ranks
 
     def meeting(self, one: int, other: int) -> int:
-        """Number of the innermost level with a unit that holds both ranks."""
+        """Return the index of the innermost level with a unit that holds both ranks."""
         return next(number for number, level in enumerate(self.levels) if one // level.ranks == other // level.ranks)
 
     def level_of(self, axis: MeshAxis) -> Level:
-        """The innermost level whose units hold each group of the axis whole.
+        """Return the innermost level at which every group of the axis lies within one unit.
 
         Raises:
             ValueError: the mesh has more ranks than the interconnect.
@@ -127,7 +127,7 @@ class Interconnect:
         return self.levels[max(self.meeting(group[0], group[-1]) for group in axis.groups())]
 
     def check_room(self, axis: MeshAxis) -> None:
-        """Nothing, where all ranks of the axis' world find room.
+        """Check that the interconnect has room for all ranks of the axis' world.
 
         Raises:
             ValueError: the mesh has more ranks than the interconnect.
@@ -141,11 +141,12 @@ class Interconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
-    """A part of a collective that begins when the part before it is done, among members 0 to n - 1 of a group.
+    """One phase of a collective among members 0 to n - 1 of a group; it begins when the phase before it is done.
 
-    sent: from which member to which, and how many nths of the tensor.
-    messages: that follow each other.
-    is_in_turn: the messages go from hop to hop round a ring, and so pay the mean latency of its hops; else the slowest.
+    sent: (source member, destination member, nths of the tensor) for each message.
+    messages: number of consecutive messages.
+    is_in_turn: messages go from hop to hop round a ring, and so pay the mean latency of its hops; otherwise the
+    largest.
     """
 
     sent: Sequence[tuple[int, int, int]]
@@ -154,7 +155,9 @@ class _Phase:
 
 
 def mesh_axes(axes: Mapping[str, int]) -> dict[str, MeshAxis]:
-    """Each axis of a mesh, given by name and size, outermost first; the last axis' neighbours are neighbours in rank.
+    """Return each axis of a mesh that is given by name and size, outermost first.
+
+    Neighbours on the last axis have adjacent ranks.
 
     Raises:
         ValueError: an axis has no rank.
@@ -175,7 +178,7 @@ def axis_time_s(
     *,
     calls: int = 1,
 ) -> float:
-    """Time of collectives, one after another, that all groups of an axis run at once.
+    """Return the time of consecutive collectives that all groups of an axis run at once.
 
     On one level this is `communication.collective_time_s`, without the rounding to whole bytes.
     payload_bytes, calls: as there.
@@ -199,9 +202,9 @@ def traffic_times_s(
     interconnect: Interconnect,
     backend: CommunicationBackend,
 ) -> dict[str, float]:
-    """Time of a strategy's transfers in one step, by mesh axis, each after the other and nothing hidden.
+    """Return the time of a strategy's transfers in one step, by mesh axis, one after another and none hidden.
 
-    axes: name and size, outermost first, as a card's mesh gives them.
+    axes: name and size, outermost first, as the mesh of a spec gives them.
 
     Raises:
         ValueError: a transfer's axis is not in the mesh, or the mesh has more ranks than the interconnect.
@@ -227,13 +230,14 @@ def traffic_times_s(
 
 
 def _phases(collective: Collective, ranks: int, backend: CommunicationBackend) -> list[_Phase]:
-    """What a collective sends, as `wire_factor` counts it; member 0 is the root."""
+    """Return the messages of a collective, phase by phase, as `wire_factor` counts them; member 0 is the root."""
     members, others = range(ranks), range(1, ranks)
     messages = wire_messages(collective, ranks, backend)
     chain = [(member - 1, member, ranks) for member in others]
     match collective, backend:
         case ("broadcast", "gloo"):
-            # Of a member's number the highest bit is the level at which it is reached, the rest who sends to it.
+            # Binomial tree: the highest bit of a member's number is the level that reaches it, the rest is its sender.
+            # Member 6 = 0b110 receives from 0b010 = 2 at level 2.
             tree = [(member ^ (1 << member.bit_length() - 1), member, ranks) for member in others]
             return [_Phase(sent=tree, messages=messages)]
         case ("broadcast", "nccl"):
@@ -260,7 +264,11 @@ def _phases(collective: Collective, ranks: int, backend: CommunicationBackend) -
 
 
 def _nths_per_bandwidth(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> list[float]:
-    """Of each link and direction: what passes over it in nths of the tensor, divided by its bandwidth."""
+    """Return the load of each link and direction, in nths of the tensor, divided by the link's bandwidth.
+
+    Example: on 2 nodes of 4 ranks, `below` is [1, 4, 8]. A message from rank 1 to rank 6 meets at level 1, and so loads
+    four links: out of rank 1 and into rank 6 at level 0, out of node 0 and into node 1 at level 1.
+    """
     below = [1, *(level.ranks for level in interconnect.levels)]
     loads: Counter[tuple[int, str, int]] = Counter()
     for group in axis.groups():
@@ -273,7 +281,7 @@ def _nths_per_bandwidth(phase: _Phase, axis: MeshAxis, interconnect: Interconnec
 
 
 def _latency_s(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> float:
-    """Latency of the messages that follow each other, in the group that pays most."""
+    """Return the latency of the consecutive messages in the group that pays most."""
     slowest_s = 0.0
     for group in axis.groups():
         hops_s = [

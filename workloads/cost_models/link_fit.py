@@ -1,4 +1,4 @@
-"""A link's latency and bandwidth with their intervals, fitted to collectives that were timed at several sizes.
+"""Fit of a link's latency and bandwidth, with intervals, to collectives timed at several sizes.
 
 The model is T = latency x messages + wire_bytes / bandwidth, with the messages and bytes of `communication`.
 Source: Hockney 1994, The communication challenge for MPP.
@@ -16,22 +16,25 @@ from workloads.cost_models.communication import Link
 CONFIDENCE = 0.95
 LEAST_SIZES = 3
 RESOLVED_REACHES = 2.0
-"""How many times half the interval that independent points would give it a slope must be to count as told.
-With 1 instead of 2, every 40th sweep that holds nothing but latency would pass for one that tells a bandwidth."""
+"""A slope counts as resolved if it is more than this many half-widths of its interval above 0.
+
+The interval is the one that independent points would give. With 1 instead of 2, every 40th sweep of pure latency would
+pass as one that resolves a bandwidth.
+"""
 ROUNDS = 20
 SAME_SLOPE = 1e-9
 """Squared sine of the angle between the columns of messages and of bytes, below which rounding decides the fit."""
 
 
 class NoFit(ValueError):
-    """The sweep does not tell latency and bandwidth; the message says why, and what to measure instead."""
+    """The sweep does not determine latency and bandwidth; the message says why, and what to measure instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One size of the sweep, once timed.
+    """One timed size of the sweep.
 
-    messages, wire_bytes: as `communication.wire_messages` and `wire_bytes` have them for the call that was timed.
+    messages, wire_bytes: of the timed call, from `communication.wire_messages` and `communication.wire_bytes`.
 
     Raises:
         ValueError: nothing was sent, or in no time.
@@ -50,7 +53,7 @@ class Point:
 
     @property
     def message_bytes(self) -> float:
-        """Mean size of the messages that follow each other: what tells latency from bandwidth."""
+        """Mean size of the consecutive messages; its spread separates latency from bandwidth."""
         return self.wire_bytes / self.messages
 
 
@@ -58,8 +61,8 @@ class Point:
 class Interval:
     """A value with its 95 % interval.
 
-    low, high: both None where there is one trial, or the trials are equal to the last digit.
-    trials: the value of each trial by itself, in order.
+    low, high: both None for a single trial, or where the trials are equal to the last digit.
+    trials: value of each trial by itself, in order.
     """
 
     value: float
@@ -70,12 +73,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A link as a sweep tells it.
+    """A link fitted to a sweep.
 
-    latency_s: low is 0 where the trials do not resolve latency; it is then below high, and that is all that is known.
-        A trial's value is 0 where it comes out below.
-    largest_error_ratio: of all points, how far the fitted time is from the measured, as a share of the measured. Where
-        it is much above the noise of the timing, the link has no one latency and bandwidth at all sizes.
+    latency_s: low is 0 where the trials do not resolve latency; all that is known then is that it is below high. A
+    trial's value is 0 where it comes out negative.
+    largest_error_ratio: over all points, the largest deviation of the fitted time from the measured, as a share of the
+    measured. Where it is much above the noise of the timing, no single latency and bandwidth fit all sizes.
     """
 
     latency_s: Interval
@@ -84,7 +87,7 @@ class Fit:
     largest_error_ratio: float
 
     def link(self) -> Link:
-        """The link of the fitted values, without their intervals."""
+        """Return the link of the fitted values, without their intervals."""
         return Link(
             bandwidth_bytes_per_second=self.bandwidth_bytes_per_second.value,
             latency_s=self.latency_s.value,
@@ -93,7 +96,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """T = per_message_s x messages + per_byte_s x bytes, with half of each one's interval by independent points."""
+    """T = per_message_s x messages + per_byte_s x bytes.
+
+    per_message_reach_s, per_byte_reach_s: half-widths of the intervals, if the points were independent.
+    """
 
     per_message_s: float
     per_byte_s: float
@@ -105,20 +111,20 @@ class _Line:
 
 
 def fit(trials: Sequence[Sequence[Point]]) -> Fit:
-    """The line through the points of all trials, in which small and large messages count alike.
+    """Fit one line to the points of all trials, weighting small and large messages alike.
 
-    Least squares on relative errors: each point weighs 1 / T^2, where T is first its measured time and then, round by
-    round, its fitted one, because noisy weights favour what happened to be short. A trial's points share its processes
-    and its luck, so an interval is Student's t on the lines of the trials, each drawn with the weights of the line
-    through all: on their logarithms, as times are skewed to one side, but for a latency that may be 0. Whether the
-    sweep tells the link at all is asked of the points: one for each size (the median of a trial, not its single calls).
-    Where latency comes out below 0, but by no more than noise, it is 0, and bandwidth is fitted alone. No span of sizes
-    is asked for: whether a sweep is long enough is told by what the points leave over.
+    Least squares on relative errors: each point weighs 1 / T^2, where T is at first its measured time and then, round
+    by round, its fitted one, because weights from noisy times favour points that happened to be short. The points of a
+    trial share its processes and its luck, so an interval is Student's t over the lines of the trials, each fitted with
+    the weights of the line through all points. It is taken on logarithms, as times are skewed to one side, except for a
+    latency that may be 0. Whether the sweep determines the link at all is decided by the points: one for each size (the
+    median of a trial, not its single calls). Where latency comes out below 0 by no more than noise, it is 0, and
+    bandwidth is fitted alone. No span of sizes is required: the residuals decide whether a sweep is long enough.
 
     Raises:
         NoFit: there are fewer than 3 sizes of messages in a trial, or all are nearly equal; latency hides the
-            bandwidth, whose slope is less than 4 times its uncertainty, or which some trial does not tell; or small
-            messages are faster than no latency at all allows.
+            bandwidth, whose slope is less than 4 times its uncertainty, or which some trial does not determine; or
+            small messages are faster than no latency at all allows.
     """
     points = [point for trial in trials for point in trial]
     sizes = sorted({point.message_bytes for point in points})
@@ -135,7 +141,7 @@ def fit(trials: Sequence[Sequence[Point]]) -> Fit:
 
 
 def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
-    """The fit that a line within its limits tells, with those of its trials."""
+    """Return the fit of a line within its limits, with intervals from the lines of its trials."""
     per_message_s, per_byte_s = line.per_message_s, line.per_byte_s
     if per_message_s < 0:
         per_message_s, per_byte_s = 0.0, fmean(point.elapsed_s / point.wire_bytes for point in points)
@@ -167,11 +173,11 @@ def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
 
 
 def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple[float, float] | None:
-    """Student's t interval of what each trial says, widened to hold the value; None where trials have none.
+    """Return Student's t interval over the trials' values, widened to contain `held`; None where the trials are equal.
 
-    skewed: it is taken on logarithms where all are positive.
+    skewed: take it on logarithms, if all values are positive.
     """
-    from scipy.special import stdtrit  # Whoever only predicts does without scipy.
+    from scipy.special import stdtrit  # Imported here: predicting alone needs no scipy.
 
     if min(values) == max(values):
         return None
@@ -184,7 +190,7 @@ def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple
 
 
 def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
-    """The line whose own times weigh the points."""
+    """Fit the line by iterative reweighting: the fitted times of each round are the weights of the next."""
     times_s = [point.elapsed_s for point in points]
     for _ in range(ROUNDS):
         line = _draw(points, times_s, sizes)
@@ -199,13 +205,14 @@ def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
 
 
 def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
-    """Least squares with each point divided by its time, by the normal equations of two unknowns."""
-    from scipy.special import stdtrit  # Whoever only predicts does without scipy.
+    """Fit least squares with each point divided by its time, by the normal equations of two unknowns."""
+    from scipy.special import stdtrit  # Imported here: predicting alone needs no scipy.
 
     rows = [
         (point.messages / time_s, point.wire_bytes / time_s, point.elapsed_s / time_s)
         for point, time_s in zip(points, times_s, strict=True)
     ]
+    # Normal equations: [mm mb; mb bb] [per_message_s; per_byte_s] = [m1; b1], with sums over the weighted rows.
     messages_square = sum(messages**2 for messages, _, _ in rows)
     bytes_square = sum(size**2 for _, size, _ in rows)
     product = sum(messages * size for messages, size, _ in rows)
@@ -218,6 +225,7 @@ def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[flo
     bytes_aim = sum(size * aim for _, size, aim in rows)
     per_message_s = (bytes_square * messages_aim - product * bytes_aim) / determinant
     per_byte_s = (messages_square * bytes_aim - product * messages_aim) / determinant
+    # Half-widths: t quantile x sqrt(residual variance x diagonal of the inverse matrix).
     left = [aim - per_message_s * messages - per_byte_s * size for messages, size, aim in rows]
     variance = sum(each**2 for each in left) / (len(rows) - 2)
     quantile = float(stdtrit(len(rows) - 2, (1 + CONFIDENCE) / 2))
@@ -230,7 +238,7 @@ def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[flo
 
 
 def _unresolved(line: _Line, points: Sequence[Point], sizes: Sequence[float]) -> str:
-    """Why the bandwidth is not told: bytes are most of the largest message's time and scatter, or latency is."""
+    """Return why the bandwidth is not resolved: times scatter too much, or latency dominates the largest message."""
     largest = max(points, key=lambda point: point.message_bytes)
     if line.per_byte_s * largest.wire_bytes > largest.elapsed_s / 2:
         return (

@@ -1,7 +1,7 @@
-"""The bytes of training state on one rank by the accounts of papers.
+"""Memory of a rank: activations of one microbatch, and the states and activations that papers account for.
 
-The states as this implementation keeps them are the card's to say, see `workloads.cost_models.terms`; what lives beside
-them in a step is in `workloads.cost_models.peak_memory`.
+States as this implementation keeps them are in `workloads.cost_models.terms`; the peak of a step, which counts all live
+tensors, is in `workloads.cost_models.peak_memory`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import Literal
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States
 
-# What one forward leaves behind for its backward on a rank, in bytes: tensor by tensor for this model.
+# Activations that one forward keeps for its backward on a rank, in bytes.
 #
-# Two accounts: `activation_bytes` is this implementation's, `paper_activation_bytes` a paper's, of another model.
+# There are two accounts: `activation_bytes` of this implementation, `paper_activation_bytes` of a paper, for another
+# model.
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpoint = Literal["none", "full", "selective"]
 
 FULL_BYTES = 4
-"""Of one element in fp32, which weights, residual stream, norms and loss keep in every precision."""
+"""Bytes of one fp32 element; weights, residual stream, norms and loss are fp32 in every precision."""
 HALF_BYTES = 2
+"""Bytes of one bf16 or fp16 element."""
 INDEX_BYTES = 8
-"""Of one token's number, int64."""
+"""Bytes of one token's number, int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """The tensors of one microbatch on one rank that holds the whole model, in bytes.
+    """Tensors of one microbatch on one rank that holds the whole model, in bytes.
 
-    sequences: those that go through the model at a time.
-    Under autocast (bf16, fp16) products and attention are in half precision, and the rest stays in fp32.
-    Covers torch's kernels on the CPU, not compiled, whose norm also keeps its output before its weight. Not covered are
-    those of CUDA, and heads of 2 elements, which torch gives to another attention.
+    sequences: number of sequences that pass through the model at a time.
+    Under autocast (bf16, fp16) matrix products and attention are in half precision, and the rest stays in fp32.
+    Covers torch's kernels on the CPU, not compiled; their norm also keeps its output before the multiplication by its
+    weight. Not covered: CUDA kernels, and heads of 2 elements, for which torch uses another attention kernel.
 
     Raises:
         ValueError: there is no sequence.
@@ -51,17 +53,17 @@ class Microbatch:
 
     @property
     def is_autocast(self) -> bool:
-        """Whether products are computed in another precision than the weights have."""
+        """Whether matrix products are computed in another precision than the weights have."""
         return self.precision != "fp32"
 
     @property
     def tokens_bytes(self) -> int:
-        """The numbers of the tokens; inputs and targets are views of them."""
+        """Token numbers; inputs and targets are views of them."""
         return INDEX_BYTES * self.sequences * (self.shape.sequence + 1)
 
     @property
     def targets_bytes(self) -> int:
-        """The targets laid end to end: a copy, unless they lie so already."""
+        """Contiguous targets: a copy, unless the view is contiguous already."""
         return INDEX_BYTES * self._positions if min(self.sequences, self.shape.sequence) > 1 else 0
 
     @property
@@ -71,43 +73,43 @@ class Microbatch:
 
     @property
     def width_bytes(self) -> int:
-        """What a product reads from the stream, or adds to it."""
+        """What a product reads from the stream, or adds to it; (tokens, width)."""
         return self._product_bytes(self.shape.width)
 
     @property
     def inner_bytes(self) -> int:
-        """One of the tensors inside of the MLP."""
+        """One tensor inside the MLP; (tokens, mlp_width)."""
         return self._product_bytes(self.shape.mlp_width)
 
     @property
     def logits_bytes(self) -> int:
-        """The logits as the head computes them. Backward does not read them, but the step holds them."""
+        """Logits as the head computes them. Backward does not read them, but the step holds them."""
         return self._product_bytes(self.shape.vocabulary)
 
     @property
     def probabilities_bytes(self) -> int:
-        """The logarithms of the probabilities, or their gradient."""
+        """Logarithms of the probabilities, or their gradient."""
         return FULL_BYTES * self._positions * self.shape.vocabulary
 
     @property
     def block_casts_bytes(self) -> int:
-        """The copies of one block's weights that autocast makes."""
+        """Autocast's copies of one block's weights."""
         return HALF_BYTES * self.shape.block_parameters() if self.is_autocast else 0
 
     @property
     def down_cast_bytes(self) -> int:
-        """The copy of the MLP's last weight, one of the block's."""
+        """Autocast's copy of the MLP's last weight, one of the block's."""
         return HALF_BYTES * self.shape.width * self.shape.mlp_width if self.is_autocast else 0
 
     @property
     def head_cast_bytes(self) -> int:
-        """The copy of the head's weight."""
+        """Autocast's copy of the head's weight."""
         return HALF_BYTES * self.shape.width * self.shape.vocabulary if self.is_autocast else 0
 
     @property
     def block_bytes(self) -> int:
-        """All that backward reads of one block, from the block's input to what its last product reads."""
-        # Attention's output lies head by head, and the product behind it reads a copy that lies token by token.
+        """All that backward reads of one block, from the block's input to the input of its last product."""
+        # Attention's output is laid out by head; the projection after it reads a copy laid out by token.
         copy_bytes = self.width_bytes if min(self.shape.heads, self.shape.sequence) > 1 else 0
         attention = self.width_bytes + 2 * self._kv_bytes + self._attended_bytes + copy_bytes
         mlp = 4 * self.inner_bytes  # Gate, its silu, up, and the product of these two.
@@ -116,7 +118,7 @@ class Microbatch:
 
     @property
     def stored_block_bytes(self) -> int:
-        """What forward leaves of one block, by the way of checkpointing."""
+        """What forward keeps of one block under the chosen checkpointing."""
         if self.checkpoint == "none":
             return self.block_bytes
         if self.checkpoint == "full":
@@ -126,14 +128,15 @@ class Microbatch:
 
     @property
     def head_bytes(self) -> int:
-        """What forward leaves of the last norm, the head and the loss, whose sum of weights is a scalar."""
+        """What forward keeps of the last norm, the head and the loss, whose sum of weights is a scalar."""
         head = self.stream_bytes + self.norm_bytes(readers=1) + self.head_cast_bytes
         return head + self.probabilities_bytes + self.targets_bytes + FULL_BYTES
 
     def norm_bytes(self, readers: int) -> int:
-        """A norm's scale of each token, its output before the weight, and what the products behind it read.
+        """Return what a norm keeps for backward, where `readers` products read its output.
 
-        Its input is the stream's. Under autocast each product makes a copy of its own.
+        That is a scale per token, its output before the weight, and what the products read. Its input is the residual
+        stream, counted elsewhere. Under autocast each product makes its own copy.
         """
         read = readers * self.width_bytes if self.is_autocast else self.stream_bytes
         return FULL_BYTES * self._positions + self.stream_bytes + read
@@ -156,7 +159,7 @@ class Microbatch:
 
 
 def activation_bytes(shape: Shape, sequences: int, precision: Precision, checkpoint: Checkpoint) -> int:
-    """Bytes kept for backward when one microbatch's forward is through, without weights and tables of positions.
+    """Return the bytes kept for backward after one microbatch's forward, without weights and tables of positions.
 
     This implementation's account, to the byte; see `Microbatch`.
     """
@@ -165,11 +168,11 @@ def activation_bytes(shape: Shape, sequences: int, precision: Precision, checkpo
 
 
 def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint) -> int:
-    """The paper's account: bytes kept of the blocks of a GPT in fp16 with dropout, on one rank.
+    """Return the paper's account: bytes that the blocks of a GPT in fp16 with dropout keep on one rank.
 
-    Its attention keeps all scores, which this model's never does; embedding, head and loss are not counted. Of the
-    shape only layers, width, heads and sequence are read.
-    selective: all but what attention makes between its products.
+    The paper's attention keeps all scores, which this model's never does; embedding, head and loss are not counted. Of
+    the shape only layers, width, heads and sequence are read.
+    selective: keeps all but what attention makes between its products.
     Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, table 2.
 
     Raises:
@@ -184,12 +187,12 @@ def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint)
 
 
 Stage = Literal[0, 1, 2, 3]
-"""What ZeRO divides among data ranks: nothing, optimizer states, gradients too, parameters too."""
+"""What ZeRO divides among data ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Bytes of state that an account gives each parameter, before anything is divided."""
+    """Bytes of state per parameter, before anything is divided."""
 
     parameters: int
     gradients: int
@@ -197,13 +200,13 @@ class Account:
 
 
 MIXED_PRECISION = Account(parameters=2, gradients=2, optimizer=12)
-"""The paper's: fp16 weights and gradients; weights, momentum and variance of Adam in fp32.
+"""The paper's account: fp16 weights and gradients; weights, momentum and variance of Adam in fp32.
 
 Source: Rajbhandari et al. 2020, ZeRO, section 3.1.
 """
 
 HALF_PRECISION = Account(parameters=2, gradients=2, optimizer=4)
-"""All in two bytes, Adam's two moments too, and no fp32 copy of the weights: a popular account that is too low."""
+"""Two bytes for everything, Adam's two moments included, and no fp32 copy of the weights: popular, but too low."""
 
 
 def paper_states(
@@ -214,9 +217,9 @@ def paper_states(
     model_ranks: int = 1,
     account: Account = MIXED_PRECISION,
 ) -> States:
-    """States of one rank, each part rounded up to the byte; as if every part could be divided evenly.
+    """Return the states of one rank, each part rounded up to the byte; assumes that every part divides evenly.
 
-    model_ranks: those that divide the model itself among them, by tensors or by layers.
+    model_ranks: ranks that divide the model itself among them, by tensors or by layers.
     Source: Rajbhandari et al. 2020, ZeRO, section 5 and figure 1.
 
     Raises:

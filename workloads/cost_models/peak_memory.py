@@ -1,6 +1,7 @@
-"""The peak of live tensors in one step of a rank that holds the whole model, sought moment by moment.
+"""Peak of live tensors in one step of a rank that holds the whole model, searched moment by moment.
 
-Backward frees activations while gradients grow: the peak is not the sum of all parts, nor always at one place.
+Backward frees activations while gradients grow: the peak is not the sum of all parts, and not always at one place. A
+moment is a point of the step that can be the peak.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from workloads.cost_models.terms import States
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What lives on one rank at the moment of a step at which most does, in this implementation.
+    """Live bytes on one rank at the peak of a step, in this implementation.
 
-    Sorted as torch's MemTracker sorts: by what made a tensor, and by when.
-    buffers_bytes: the tables of positions.
-    gradients_bytes: those of weights that are there at that moment; after the step all are.
-    activations_bytes: what forward made, or ran again, or the step holds beside it: tokens, logits, and the copy of the
-    gradients that is averaged at once.
-    temporary_bytes: what backward made and still needs: gradients of activations, and of the weight it is at.
-    other_bytes: what outlives the step and is no state: what compression left out of gradients, and goes on from.
-    Left out are scalars, and what is no tensor: the loader, libraries, the allocator's own.
+    Sorted as torch's MemTracker sorts them: by what made a tensor, and when.
+    buffers_bytes: tables of positions.
+    gradients_bytes: gradients of weights that exist at the peak; after the step all do.
+    activations_bytes: what forward made, or recomputed, or what the step holds besides: tokens, logits, and the copy of
+    the gradients that is averaged in one piece.
+    temporary_bytes: what backward made and still needs: gradients of activations, and of the weight in progress.
+    other_bytes: what outlives the step and is no state: the part of gradients that compression left out and adds next
+    time.
+    Not counted: scalars, and what is not a tensor: the loader, libraries, the allocator's own memory.
     """
 
     parameters_bytes: int
@@ -37,34 +39,34 @@ class Prediction:
 
     @property
     def total_bytes(self) -> int:
-        """All that lives."""
+        """All live bytes."""
         states_bytes = self.parameters_bytes + self.buffers_bytes + self.gradients_bytes + self.optimizer_bytes
         return states_bytes + self.activations_bytes + self.temporary_bytes + self.other_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
-    """The bytes of gradients that are there before one microbatch's backward, and after it."""
+    """Bytes of gradients that exist before and after the backward of one microbatch."""
 
     before_bytes: int
     after_bytes: int
 
     def at(self, ready: Fraction) -> int:
-        """Those that are there when this share of the weights has its gradient."""
+        """Return the bytes that exist when this share of the weights has its gradient."""
         return self.before_bytes + int((self.after_bytes - self.before_bytes) * ready)
 
 
 def fresh_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backward, ...]:
-    """The backwards of a step that first frees its gradients: they grow in one, and are added to in the others."""
+    """Return the backwards of a step that frees its gradients first: they grow in the first, later ones add to them."""
     grow = Backward(before_bytes=0, after_bytes=gradients_bytes)
     add = Backward(before_bytes=gradients_bytes, after_bytes=gradients_bytes)
     return (grow, *[add] * (microbatches - 1))
 
 
 def bucketed_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backward, ...]:
-    """The backwards of a step whose gradients live in buckets that are never freed, as DistributedDataParallel's.
+    """Return the backwards of a step whose gradients live in permanent buckets, as in DistributedDataParallel.
 
-    What is accumulated grows beside the buckets, until the last backward moves it into them.
+    Accumulated gradients grow beside the buckets, until the last backward moves them into the buckets.
     """
     if microbatches == 1:
         return (Backward(before_bytes=gradients_bytes, after_bytes=gradients_bytes),)
@@ -78,13 +80,13 @@ def bucketed_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backwar
 def step_peak(
     microbatch: Microbatch, *, states: States, backwards: Sequence[Backward], averaged_bytes: int = 0
 ) -> Prediction:
-    """What lives at the peak of a step; see `Microbatch` for what is covered.
+    """Predict the live bytes at the peak of a step; see `Microbatch` for what is covered.
 
     backwards: one for each microbatch.
-    averaged_bytes: gradients that are laid end to end after the last backward, beside themselves.
-    Looks at those moments only that can be the peak where the MLP is at least twice as wide as the residual stream. In
-    microbatches of no more tokens than the stream is wide, other moments come near: the total is right within 3 %,
-    while its parts may be those of another moment.
+    averaged_bytes: gradients that are copied end to end after the last backward, while the originals live.
+    Examines only the moments that can be the peak if the MLP is at least twice as wide as the residual stream. In
+    microbatches with no more tokens than the stream is wide, other moments come close: the total is right within 3 %,
+    but its parts may be those of another moment.
     """
     shape = microbatch.shape
     step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
@@ -103,9 +105,9 @@ def step_peak(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What the work itself holds at one moment.
+    """Bytes that the computation itself holds at one moment.
 
-    ready: the share of the weights that have their gradient.
+    ready: share of the weights that have their gradient.
     """
 
     activations_bytes: int
@@ -114,7 +116,7 @@ class Moment:
 
     @property
     def bytes(self) -> int:
-        """Both together."""
+        """Activations and temporaries together."""
         return self.activations_bytes + self.temporary_bytes
 
 
@@ -129,17 +131,18 @@ class Step:
     held_bytes: int
 
     def moments(self) -> Iterator[Moment]:
-        """From the end of forward to that of backward."""
+        """Yield the moments from the end of forward to the end of backward."""
         yield self.end_of_forward()
         yield self.loss()
         yield self.head()
         yield self.last_norm()
-        # Blocks are alike, and so is the change from each to the one below: the peak is at one of the two ends.
+        # Blocks are alike, and each block changes the total by the same amount: the peak is at the top or the bottom
+        # block.
         yield from self.mlp(below=self.microbatch.shape.layers - 1)
         yield from self.mlp(below=0)
 
     def end_of_forward(self) -> Moment:
-        """Until here live autocast's copies of all weights, checkpointed or not, and of the logits."""
+        """End of forward: autocast's copies of all weights, checkpointed or not, and of the logits live until here."""
         size = self.microbatch
         copies_bytes = size.probabilities_bytes if size.is_autocast else 0
         if size.checkpoint != "none":
@@ -147,7 +150,7 @@ class Step:
         return Moment(activations_bytes=self.stored_bytes + size.head_bytes + copies_bytes)
 
     def loss(self) -> Moment:
-        """The gradient of the logarithms becomes that of the logits; the targets are gone."""
+        """Backward of the loss: the gradient of log-probabilities becomes that of logits; targets are freed."""
         size = self.microbatch
         return Moment(
             activations_bytes=self.stored_bytes + size.head_bytes - size.targets_bytes,
@@ -155,7 +158,10 @@ class Step:
         )
 
     def head(self) -> Moment:
-        """The gradients of the head's weight and input; under autocast it has read both already, and copies them."""
+        """Backward of the head: gradients of its weight and input.
+
+        Under autocast it has read both already, and copies their gradients.
+        """
         size = self.microbatch
         norm_bytes = size.stream_bytes + size.norm_bytes(readers=1)
         made_bytes = size.stream_bytes + FULL_BYTES * self._head_weights
@@ -167,7 +173,7 @@ class Step:
         return Moment(activations_bytes=self.stored_bytes + norm_bytes, temporary_bytes=made_bytes)
 
     def last_norm(self) -> Moment:
-        """The gradient of its input comes together from five tensors of that size."""
+        """Backward of the last norm: five tensors of the stream's size make up the gradient of its input."""
         size = self.microbatch
         return Moment(
             activations_bytes=self.stored_bytes + size.stream_bytes,
@@ -176,14 +182,14 @@ class Step:
         )
 
     def mlp(self, below: int) -> Iterator[Moment]:
-        """The MLP's last product gets its gradients, then gate and up get theirs.
+        """Backward of an MLP: its last product gets its gradients, then gate and up get theirs.
 
-        below: blocks beneath this one.
+        below: number of blocks beneath this one.
         """
         size, shape = self.microbatch, self.microbatch.shape
         down_weights = shape.width * shape.mlp_width
         down_gradient_bytes = FULL_BYTES * down_weights
-        read_bytes = size.inner_bytes + size.down_cast_bytes  # By the last product; nothing after it needs them.
+        read_bytes = size.inner_bytes + size.down_cast_bytes  # Inputs of the last product, unused afterwards.
         kept_bytes = self.held_bytes + below * size.stored_block_bytes + size.block_bytes - read_bytes
         made_bytes = size.stream_bytes
         if size.checkpoint != "none":  # The stream between attention and MLP is made anew, by backward.
@@ -209,7 +215,7 @@ class Step:
 
     @property
     def stored_bytes(self) -> int:
-        """What forward leaves of all blocks, and what is held."""
+        """What forward keeps of all blocks, and what the step holds."""
         return self.held_bytes + self.microbatch.shape.layers * self.microbatch.stored_block_bytes
 
     @property
@@ -220,27 +226,27 @@ class Step:
         return Fraction(weights, self.microbatch.shape.parameters())
 
 
-# What the work itself holds at moments of a block that can be the peak only where weights come and go.
+# Further moments of a block, besides those of `Step`: in its last forward, and in its backward product by product.
 #
-# Beside those of `workloads.cost_models.peak_memory`: of its last forward, and of its backward, product by product.
+# They can be the peak only where a rank does not hold the whole model through the step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockMoments:
-    """The moments of one block of a microbatch.
+    """Moments of one block of a microbatch.
 
-    held_bytes: what the step holds through forward and backward but the logits.
+    held_bytes: what the step holds through forward and backward, without the logits.
     """
 
     microbatch: Microbatch
     held_bytes: int
 
     def last_block_begins(self) -> Moment:
-        """Forward has come to the last block; its input is there."""
+        """Forward has reached the last block; its input exists."""
         return Moment(activations_bytes=self._before_last_bytes + self.microbatch.stream_bytes)
 
     def last_mlp_begins(self) -> Moment:
-        """Forward has come to the last MLP, and its norm is through."""
+        """Forward has reached the last MLP, and its norm is done."""
         size = self.microbatch
         half_bytes = {
             "none": self._attention_bytes,
@@ -250,7 +256,7 @@ class BlockMoments:
         return Moment(activations_bytes=self._before_last_bytes + half_bytes + self._attention_casts_bytes)
 
     def last_mlp_ends(self) -> Moment:
-        """The last product of the last block, in forward."""
+        """Forward computes the last product of the last block."""
         size = self.microbatch
         block_bytes = {
             "none": size.block_bytes + size.width_bytes,
@@ -260,22 +266,22 @@ class BlockMoments:
         return Moment(activations_bytes=self._before_last_bytes + block_bytes)
 
     def head_ends(self) -> Moment:
-        """The head's product, in forward; the loss has not begun."""
+        """Forward computes the head's product; the loss has not begun."""
         size = self.microbatch
         norm_bytes = size.stream_bytes + size.norm_bytes(readers=1) + size.head_cast_bytes
         if size.is_autocast:
-            norm_bytes += size.stream_bytes  # The head was handed what the norm gave, and has made a copy.
+            norm_bytes += size.stream_bytes  # The head got the norm's output and has copied it.
         blocks_bytes = size.shape.layers * (size.stored_block_bytes + self._casts_bytes)
         return Moment(activations_bytes=self.held_bytes + size.logits_bytes + blocks_bytes + norm_bytes)
 
     def backward_begins(self, below: int) -> Moment:
-        """Backward has come to the block. below: blocks beneath it."""
+        """Backward has reached the block. below: number of blocks beneath it."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + size.stored_block_bytes
         return Moment(activations_bytes=kept_bytes, temporary_bytes=size.stream_bytes)
 
     def up(self, below: int) -> Moment:
-        """Under autocast: the gradient of a weight of the MLP, the second that is ready, is copied to fp32."""
+        """Under autocast: backward copies the gradient of the MLP's second weight (`up`) to fp32."""
         size, after = self.microbatch, self.mlp_ends(below)
         return Moment(
             activations_bytes=after.activations_bytes + size.inner_bytes + size.width_bytes + size.down_cast_bytes,
@@ -283,7 +289,7 @@ class BlockMoments:
         )
 
     def gate(self, below: int) -> Moment:
-        """Under autocast: the gradient of the MLP's last weight is copied to fp32."""
+        """Under autocast: backward copies the gradient of the MLP's last weight (`gate`) to fp32."""
         after = self.mlp_ends(below)
         return Moment(
             activations_bytes=after.activations_bytes,
@@ -291,7 +297,7 @@ class BlockMoments:
         )
 
     def mlp_ends(self, below: int) -> Moment:
-        """Backward is through with the MLP, and not yet with its norm."""
+        """Backward is done with the MLP, but not with its norm."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + self._attention_bytes + self._attention_casts_bytes
         made_bytes = 2 * size.stream_bytes
@@ -303,12 +309,12 @@ class BlockMoments:
         return Moment(activations_bytes=kept_bytes, temporary_bytes=made_bytes)
 
     def query(self, below: int) -> Moment:
-        """The last of the block's products gets its gradients, those of its weight and input."""
+        """Backward of the block's last product (`query`): gradients of its weight and input."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + size.stream_bytes
         weights = size.shape.width**2
         made_bytes = 2 * size.stream_bytes + FULL_BYTES * weights
-        if size.is_autocast:  # What it read is gone, and the gradient of its weight is copied to fp32.
+        if size.is_autocast:  # Its inputs are freed, and the gradient of its weight is copied to fp32.
             return Moment(
                 activations_bytes=kept_bytes + size.norm_bytes(readers=0),
                 temporary_bytes=made_bytes + HALF_BYTES * weights,
@@ -319,7 +325,7 @@ class BlockMoments:
         )
 
     def backward_ends(self, below: int) -> Moment:
-        """The gradient of the block's input is all that it leaves."""
+        """Backward is done with the block: only the gradient of its input is left."""
         return Moment(activations_bytes=self._below_bytes(below), temporary_bytes=self.microbatch.stream_bytes)
 
     def _below_bytes(self, below: int) -> int:
@@ -332,7 +338,7 @@ class BlockMoments:
 
     @property
     def _casts_bytes(self) -> int:
-        """A block's copies of weights, where forward stores none of them: they live until its end."""
+        """Copies of a block's weights under checkpointing: forward does not store them, but they live until its end."""
         return self.microbatch.block_casts_bytes if self.microbatch.checkpoint != "none" else 0
 
     @property
@@ -341,12 +347,12 @@ class BlockMoments:
 
     @property
     def _attention_bytes(self) -> int:
-        """Of what backward reads of a block, all but the MLP, what its products read, and copies of weights."""
+        """What backward reads of a block, without the MLP, the inputs of the MLP's products, and copies of weights."""
         size = self.microbatch
         read_bytes = (2 if size.is_autocast else 1) * size.width_bytes
         return size.block_bytes - size.block_casts_bytes - 4 * size.inner_bytes - read_bytes
 
     @property
     def _mlp_copy_bytes(self) -> int:
-        """A gradient of one of the MLP's weights, in both precisions."""
+        """Gradient of one of the MLP's weights, in both precisions."""
         return (FULL_BYTES + HALF_BYTES) * self.microbatch.shape.width * self.microbatch.shape.mlp_width

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline does, in its order: the actions of its stages, schedule by schedule.
+"""Pipeline schedules: the cut of blocks into stages, each rank's actions in order, and the microbatches it holds.
 
 Sources: Huang et al. 2019, GPipe, section 2.3; Narayanan et al. 2021, Efficient large-scale language model training on
 GPU clusters, section 2.2 (1F1B, interleaved); Qi et al. 2023, Zero bubble pipeline parallelism, sections 3 and 6.
@@ -14,15 +14,16 @@ from typing import Literal
 
 from workloads.cost_models.shape import Shape
 
-# How a row of blocks is cut into stages so that the longest stage is as short as it can be.
+# Cutting blocks into stages so that the longest stage is as short as possible.
 
 
 def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after: float = 0.0) -> tuple[int, ...]:
-    """How many blocks each stage has, one or more.
+    """Return the number of blocks of each stage, one or more.
 
-    blocks: what each costs, in the order of the model. before, after: what the first and the last stage do beside.
-    Of divisions whose longest stage is equal the one whose early stages have more blocks is taken: in most schedules
-    those wait longer.
+    blocks: cost of each block, in the order of the model. before, after: additional cost of the first and of the last
+    stage.
+    Of cuts with an equally long longest stage, take the one whose early stages have more blocks: in most schedules
+    early stages wait longer.
     Exact, by dynamic programming over the ends of stages.
 
     Raises:
@@ -36,7 +37,8 @@ def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after:
         outer = (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
         return sums[end] - sums[start] + outer
 
-    # longest[end]: of the best cut of the first `end` blocks into the stages so far; starts: where its last begins.
+    # longest[end]: longest stage of the best cut of the first `end` blocks into the stages so far.
+    # starts[stage - 1][end]: first block of the last stage of that cut.
     longest = {end: cost(0, 0, end) for end in range(1, len(blocks) + 1)}
     starts: list[dict[int, int]] = []
     for stage in range(1, stages):
@@ -46,6 +48,8 @@ def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after:
         }
         longest = {end: length for end, (length, _) in best.items()}
         starts.append({end: -start for end, (_, start) in best.items()})
+
+    # Walk back from the last stage to the first: each stage ends where the one after it starts.
     counts, end = [], len(blocks)
     for of_stage in reversed(starts):
         counts.append(end - of_stage[end])
@@ -54,7 +58,7 @@ def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after:
 
 
 def equal_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """The same number of blocks for each stage.
+    """Return the same number of blocks for each stage.
 
     Raises:
         ValueError: stages do not divide them.
@@ -65,7 +69,7 @@ def equal_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def flops_balance(shape: Shape, stages: int) -> tuple[int, ...]:
-    """Blocks of each stage by the operations of a step, with the head, which the last stage has; an embedding has none.
+    """Return the blocks of each stage, balanced by FLOPs: the head counts in the last stage, the embedding has none.
 
     Raises:
         ValueError: there are more stages than blocks, or none.
@@ -75,19 +79,17 @@ def flops_balance(shape: Shape, stages: int) -> tuple[int, ...]:
     return balance([block] * shape.layers, stages, after=head)
 
 
-# What a card says of its pipeline: the schedule, how large it is, and what stages hand to each other.
-
 ScheduleName = Literal["naive", "gpipe", "one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv"]
 
 HALVED_BACKWARD: tuple[ScheduleName, ...] = ("interleaved_zero_bubble", "zbv")
-"""Those that part backward into that of inputs and that of weights."""
+"""Schedules that split backward into the gradients of inputs and the gradients of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One pipeline: the ranks of the mesh axis `stage`.
+    """One pipeline: the ranks of the mesh axis `stage`, their schedule, and the size of what stages hand on.
 
-    boundary_bytes: of the tensor that a stage hands to the next for one microbatch; its gradient comes back as large.
+    boundary_bytes: size of the tensor that a stage sends to the next for one microbatch; its gradient is as large.
     """
 
     schedule: ScheduleName
@@ -98,11 +100,11 @@ class Pipeline:
 
     @property
     def stages(self) -> int:
-        """Stages of the whole model."""
+        """Number of stages of the whole model."""
         return self.ranks * self.stages_per_rank
 
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank that holds a stage: in turn, or, in a V, there and back.
+        """Return the pipeline rank that holds a stage: round-robin, or down and back up in a V.
 
         Raises:
             ValueError: there is no such stage.
@@ -114,15 +116,15 @@ class Pipeline:
         return stage % self.ranks
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a pipeline rank holds, in the order of the model."""
+        """Return the stages that a pipeline rank holds, in the order of the model."""
         return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
 
 
 ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
-"""backward: of inputs and weights together; the other two are its halves, where a schedule parts them."""
+"""backward: gradients of inputs and weights together; the other two are its halves, where a schedule splits them."""
 
 MessageEnd = Literal["sent", "asked"]
-"""What an action made is handed over to be sent; what one needs is asked for."""
+"""sent: the output of an action was handed over for sending. asked: an action's input was asked for."""
 
 _KindOfStage = tuple[ActionKind, int]
 
@@ -137,7 +139,7 @@ class Action:
 
 
 def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-    """The actions of each pipeline rank, in its order.
+    """Return the actions of each pipeline rank, in order.
 
     Raises:
         ValueError: the schedule cannot run these microbatches on these stages.
@@ -150,7 +152,7 @@ def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
 
 
 def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:
-    """Why a schedule cannot run this, with the numbers that would work; None where it can."""
+    """Return why a schedule cannot run this, with numbers that would work; None where it can."""
     if ranks < 1 or stages_per_rank < 1 or microbatches < 1:
         return (
             f"ranks, stages per rank and microbatches are {ranks}, {stages_per_rank} and {microbatches};"
@@ -188,7 +190,7 @@ def _why_not_microbatches(schedule: ScheduleName, ranks: int, microbatches: int)
 
 
 def _round_microbatches(ranks: int, microbatches: int) -> int:
-    """Microbatches that a rank runs through one stage before it turns to its next."""
+    """Return the microbatches that a rank runs through one stage before it turns to its next."""
     return microbatches // max(1, microbatches // ranks)
 
 
@@ -197,7 +199,7 @@ def _has_equal_rounds(ranks: int, microbatches: int) -> bool:
 
 
 def _fill_and_drain(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    """All forwards, then all backwards; a naive pipeline is one of a single microbatch."""
+    """Yield all forwards, then all backwards; the naive pipeline is the case of a single microbatch."""
     for microbatch in range(pipeline.microbatches):
         yield Action(kind="forward", stage=rank, microbatch=microbatch)
     for microbatch in range(pipeline.microbatches):
@@ -209,25 +211,26 @@ def _one_f_one_b(pipeline: Pipeline, rank: int) -> Iterator[Action]:
 
 
 def _interleaved(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    # Each rank nearer to the start is a forward and a backward further from the end.
+    # Each rank nearer to the start waits one forward and one backward longer for its first gradient.
     return _alternating(pipeline, rank, warm_up=_first_passes(pipeline) + 2 * (pipeline.ranks - 1 - rank))
 
 
 def _interleaved_zero_bubble(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    # Later ranks put off more weights, so that all ranks begin with weights at the same time.
+    # Later ranks delay more weight_backwards, so that all ranks begin them at the same time.
     warm_up = _first_passes(pipeline) + pipeline.ranks - 1 - rank
     return _alternating(pipeline, rank, warm_up=warm_up, put_off=rank)
 
 
 def _first_passes(pipeline: Pipeline) -> int:
-    """Forwards of the first round before a rank's last stage has its turn."""
+    """Return the forwards of the first round before a rank's last stage has its turn."""
     return (pipeline.stages_per_rank - 1) * _round_microbatches(pipeline.ranks, pipeline.microbatches)
 
 
 def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | None = None) -> Iterator[Action]:
-    """Forwards to warm up, then one forward and one backward in turns, and backwards to cool down.
+    """Yield warm-up forwards, then one forward and one backward in turn, then the remaining backwards.
 
-    put_off: backwards are halved, and so many weights wait while inputs go ahead; None: they are whole.
+    put_off: split each backward, and let this many weight_backwards wait behind the input_backwards; None: do not
+    split.
     """
     stages = pipeline.stages_of(rank)
     forwards = list(_in_rounds(pipeline, stages))
@@ -250,7 +253,7 @@ def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | 
 
 
 def _in_rounds(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Stage and microbatch: each round's microbatches pass through one stage after the other."""
+    """Yield stage and microbatch: each round's microbatches pass through one stage after the other."""
     size = _round_microbatches(pipeline.ranks, pipeline.microbatches)
     for first in range(0, pipeline.microbatches, size):
         for stage in stages:
@@ -259,9 +262,10 @@ def _in_rounds(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[in
 
 
 def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    """The V of two stages a rank, each weight right behind its input but at the end.
+    """Yield the actions of the V, with two stages per rank.
 
-    Fewer microbatches than fill the V leave gaps in the order of those that do.
+    Each weight_backward directly follows its input_backward, except at the end. With fewer microbatches than fill the
+    V, take the order of a full V and leave out the missing ones.
     """
     filling = max(2 * pipeline.ranks - 1, pipeline.microbatches)
     counts: Counter[_KindOfStage] = Counter()
@@ -273,7 +277,7 @@ def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
 
 
 def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_KindOfStage]:
-    """What a rank of a V does in turn, and for which of its stages: the one going down, or the one coming up."""
+    """Yield what a rank of a V does, and for which of its two stages: `down` (first half) or `up` (second half)."""
     down, up = pipeline.stages_of(rank)
     ranks = pipeline.ranks
     # warm-up: fill the way down, then both ways, until backward comes up
@@ -308,20 +312,19 @@ _ORDERS: dict[ScheduleName, Callable[[Pipeline, int], Iterator[Action]]] = {
 }
 
 
-# How many microbatches a pipeline rank holds at once, by the order of its actions alone.
+# Microbatches that a pipeline rank holds at once, by the order of its actions alone.
 #
-# A microbatch is held from the beginning of its forward to the end of its backward. Where a schedule parts backward,
-# that is the end of weight_backward, the later half: weights need the layers' inputs, which input_backward does not
-# free.
+# A microbatch is held from the start of its forward to the end of its backward. Where a schedule splits backward, that
+# is the end of weight_backward: it needs the layers' inputs, which input_backward does not free.
 
 
 def live_microbatches(order: Sequence[Sequence[Action]]) -> tuple[int, ...]:
-    """The most that each rank holds at once, those of its stages added."""
+    """Return the most microbatches that each rank holds at once, summed over its stages."""
     return tuple(_most(actions) for actions in order)
 
 
 def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, int]:
-    """The most that each stage holds at once, in the order of stages."""
+    """Return the most microbatches that each stage holds at once, in the order of stages."""
     by_stage: dict[int, list[Action]] = {}
     for actions in order:
         for action in actions:
@@ -330,7 +333,7 @@ def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, 
 
 
 def held_microbatches(actions: Sequence[Action]) -> list[Counter[int]]:
-    """What a rank holds during each of its actions: microbatches by stage."""
+    """Return the microbatches that a rank holds during each of its actions, by stage."""
     held: Counter[int] = Counter()
     during = []
     for action in actions:

@@ -1,6 +1,6 @@
-"""The size of one training step: a Llama-like model and its batch, with parameters and FLOPs by arithmetic.
+"""Shape of a training step: dimensions of a Llama-like model and its batch, with parameter and FLOP counts.
 
-Knows no torch and nothing of the other parts: the laws read it too.
+Imports no torch and no other part of the project.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Formula = Literal["palm", "palm_causal"]
-"""How the FLOPs of a step are counted.
+"""Formula that counts the FLOPs of a step; L layers, H heads, Q head width, T sequence.
 
-palm: 6 N + 12 L H Q T per token, with attention counted in full although it is causal (PaLM, appendix B).
-palm_causal: 6 N + 6 L H Q T, the half of attention that a causal kernel need compute.
-N counts the weights that are multiplied: the embedding table is looked up, and norms multiply element by element.
-Rematerialisation is not counted, so the figure is of the model and not of the hardware.
+palm: 6 N + 12 L H Q T per token; counts attention in full although it is causal (PaLM, appendix B).
+palm_causal: 6 N + 6 L H Q T per token; counts only the half of attention that a causal kernel must compute.
+N counts the weights that take part in matrix products: the embedding table is looked up, and norms multiply element by
+element.
+Rematerialisation is not counted: the figure describes the model, not the hardware.
 Source: Chowdhery et al. 2022, PaLM, appendix B.
 """
 
@@ -23,7 +24,7 @@ Source: Chowdhery et al. 2022, PaLM, appendix B.
 class Shape:
     """Dimensions of the model and of the batch of one optimizer step.
 
-    batch: sequences of one optimizer step over all ranks and all accumulated parts (the effective batch).
+    batch: sequences of one optimizer step, over all ranks and all accumulated microbatches (the effective batch).
     kv_heads: key and value heads, each shared by heads / kv_heads query heads.
     mlp_width: inner width of the SwiGLU.
 
@@ -57,7 +58,7 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """Elements of one head."""
+        """Width of one head, in elements."""
         return self.width // self.heads
 
     @property
@@ -66,30 +67,30 @@ class Shape:
         return self.batch * self.sequence
 
     def block_parameters(self) -> int:
-        """Weights of one block that are multiplied: attention and MLP, without the norms."""
+        """Return the weights of one block that matrix products use: attention and MLP, without the norms."""
         attention = self.width * (2 * self.width + 2 * self.kv_heads * self.head_width)
         return attention + 3 * self.width * self.mlp_width
 
     def multiplied_parameters(self) -> int:
-        """Weights that take part in a matrix product: all blocks and the head."""
+        """Return the number of weights that take part in a matrix product: all blocks and the head."""
         return self.layers * self.block_parameters() + self.width * self.vocabulary
 
     def parameters(self) -> int:
-        """All trained weights: blocks, norms, embedding and head (not tied)."""
+        """Return the number of trained weights: blocks, norms, embedding and head (not tied)."""
         norms = (2 * self.layers + 1) * self.width
         return self.multiplied_parameters() + norms + self.vocabulary * self.width
 
     def parameter_tensors(self) -> int:
-        """How many tensors the weights are kept in: nine a block, the embedding, the last norm and the head."""
+        """Return the number of weight tensors: nine per block, the embedding, the last norm and the head."""
         return 9 * self.layers + 3
 
     def flops_per_token(self, formula: Formula = "palm") -> int:
-        """Floating-point operations of forward and backward for one token; see `Formula`."""
+        """Return the floating-point operations of forward and backward for one token; see `Formula`."""
         attention = (12 if formula == "palm" else 6) * self.layers * self.width * self.sequence
         return 6 * self.multiplied_parameters() + attention
 
     def flops_per_step(self, formula: Formula = "palm") -> int:
-        """Floating-point operations of one optimizer step over all ranks; see `Formula`."""
+        """Return the floating-point operations of one optimizer step over all ranks; see `Formula`."""
         return self.tokens * self.flops_per_token(formula)
 
 

@@ -1,7 +1,7 @@
-"""How long a step takes when communication is hidden behind computation, and when it is not.
+"""Cost model of a step's time: computation, and communication that is hidden behind it or exposed.
 
-Assumes that communication takes nothing from computation: no core, no memory bandwidth, no streaming multiprocessor.
-A step that is slower than this law pays for one of them, or for a collective that waits where it need not.
+Assumes that communication takes nothing from computation: no core, no memory bandwidth, no streaming multiprocessor. A
+step that is slower than predicted pays for one of them, or for a collective that waits needlessly.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from workloads.cost_models.communication import CommunicationBackend, Link, tran
 from workloads.cost_models.shape import Formula, Shape
 from workloads.cost_models.terms import Transfer
 
-# What a rank's arithmetic costs in one step: its FLOPs, and their time at a given rate.
+# Compute time: a rank's FLOPs at a given rate.
 #
-# The rate is what the device reaches on this work, not its peak; theory does not know it.
+# The rate is what the device reaches on this work, not its peak; the model takes it as given.
 
 FORWARD_SHARE = 1 / 3
-"""Backward multiplies twice where forward does once: by the weights, and by the activations."""
+"""Backward has twice the FLOPs of forward: it multiplies by the weights, and by the activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTime:
-    """Time of one step in which a rank computes, by the phase that it computes in."""
+    """Compute time of a rank in one step, by phase."""
 
     forward_s: float
     backward_s: float
@@ -32,17 +32,17 @@ class ComputeTime:
 
     @property
     def step_s(self) -> float:
-        """The step's time if communication took none."""
+        """Time of the step if communication took none."""
         return self.forward_s + self.backward_s + self.optimizer_s
 
 
 def flops_per_rank(
     shape: Shape, sharing_ranks: int, formula: Formula = "palm", *, recomputed_ratio: float = 0.0
 ) -> float:
-    """Floating-point operations of one optimizer step on one rank.
+    """Return the floating-point operations of one optimizer step on one rank.
 
-    sharing_ranks: ranks that divide the arithmetic equally among them, whether by sequences, tensors or layers.
-    recomputed_ratio: the part of forward that backward computes again; 1 where whole blocks are checkpointed.
+    sharing_ranks: ranks that divide the arithmetic equally among them, by sequences, tensors or layers.
+    recomputed_ratio: part of forward that backward computes again; 1 where whole blocks are checkpointed.
 
     Raises:
         ValueError: there is no rank, or the ratio is not between 0 and 1.
@@ -62,7 +62,7 @@ def compute_time(
     *,
     recomputed_ratio: float = 0.0,
 ) -> ComputeTime:
-    """Time of forward and backward at a rate that the rank keeps up; the optimizer's is left out, as its FLOPs are.
+    """Return the time of forward and backward at a sustained rate; the optimizer is left out, as its FLOPs are.
 
     Raises:
         ValueError: as `flops_per_rank`, or the rate is not above 0.
@@ -76,7 +76,7 @@ def compute_time(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What theory expects of one step.
+    """Predicted time of one step.
 
     communication_s: time in which collectives run, hidden or not.
     exposed_s: the part of it in which the rank computes nothing.
@@ -88,7 +88,7 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """The whole step."""
+        """Time of the whole step."""
         return self.compute.step_s + self.exposed_s
 
     @property
@@ -107,15 +107,15 @@ def step_time(
     link: Link,
     backend: CommunicationBackend,
 ) -> StepTime:
-    """One step: each transfer behind the phase that its `behind` names, or waited for where it names none.
+    """Predict one step: each transfer overlaps the phase that its `behind` names, or is exposed where that is None.
 
-    axes: ranks of each mesh axis.
+    axes: size of each mesh axis.
 
     Raises:
         ValueError: an axis has no rank.
     """
     communication_s = exposed_s = 0.0
-    # The transfers of one phase share the link: they stand in one queue, in the order in which they are listed.
+    # The transfers of one phase share the link, so they form one queue, in the order in which they are listed.
     queues: dict[str, list[float]] = {"forward": [], "backward": []}
     for transfer in transfers:
         ranks = transfer.ranks or axes[transfer.axis]
@@ -131,19 +131,21 @@ def step_time(
 
 
 def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:
-    """Time from the phase's start until computation and all buckets are done.
+    """Return the time from the start of the phase until computation and all buckets are done.
 
-    A bucket is ready when its share of the phase, equal to its share of all bytes, has been computed; buckets go out in
-    this order, one at a time. Each bucket therefore bounds the end: what was computed until it was ready, then it and
-    all that follow. With k equal buckets and C seconds of communication this is max(compute + C / k, compute / k + C):
-    the last bucket cannot be hidden, and before the first is ready nothing can be sent. One bucket hides nothing.
-    Buckets that must arrive before their share is computed, as FSDP gathers weights in forward, give the same time:
-    it is the same schedule backwards.
+    A bucket is ready when its share of the phase, equal to its share of all bytes, has been computed; buckets are sent
+    in this order, one at a time. Each bucket is therefore a lower bound: the computation until it is ready, plus its
+    transfer and all that follow. With k equal buckets and C seconds of communication the time is max(compute + C / k,
+    compute / k + C): the last bucket cannot be hidden, and nothing can be sent before the first is ready. One bucket
+    hides nothing.
+    Buckets that must arrive before their share is computed, as FSDP gathers weights in forward, give the same time: it
+    is the same schedule backwards.
     Source: Li et al. 2020, PyTorch Distributed, section 3.2.3 (buckets overlap backward).
     """
     whole_s = sum(buckets_s)
     if whole_s == 0:
         return compute_s
+    # Bucket i: computed up to its end (sent_s / whole_s of the phase), then transfers of itself and all later buckets.
     ends_s = [
         compute_s * sent_s / whole_s + (whole_s - sent_s + bucket_s)
         for bucket_s, sent_s in zip(buckets_s, accumulate(buckets_s), strict=True)

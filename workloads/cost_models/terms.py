@@ -1,6 +1,6 @@
-"""What a card tells the laws: the transfers of one step, and the bytes of state that a rank holds.
+"""Terms in which a strategy's spec states its costs: transfers of one step, bytes of state, weight tensors.
 
-Plain figures of one rank; the laws turn them into times and totals.
+All figures are of one rank; the other cost models turn them into times and totals.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Literal
 
 from workloads.cost_models.shape import Shape
 
-# Who holds which tensor where tensors are divided whole: the largest first, each to who has least.
-
 
 def divide(sizes: Sequence[int], holders: int) -> tuple[int, ...]:
-    """The holder of each tensor, counted from 0; those beyond the number of tensors hold none.
+    """Assign whole tensors to holders, largest first, each to the holder with the least; return the holder of each.
 
-    Of holders that have equally much the first gets it, and of tensors that are equally large the first goes first.
+    Holders count from 0; those beyond the number of tensors hold none. Ties go to the first holder and the first
+    tensor.
     Source: Graham 1969, Bounds on multiprocessing timing anomalies: the fullest has at most 4/3 of the best division's.
 
     Raises:
@@ -51,10 +50,10 @@ Collective = Literal[
 class Transfer:
     """Equal collectives that one rank takes part in during one optimizer step.
 
-    axis: the mesh axis whose ranks take part. ranks: how many of them do, where it is not all.
-    payload_bytes: the tensor's bytes over all calls, before the collective's own factor (2 (n - 1) / n for a ring).
-    calls: collectives that the payload is divided into, equally; each pays the latency of its messages.
-    behind: the phase it may be hidden behind, None where the step must wait for it.
+    axis: mesh axis whose ranks take part. ranks: how many of them take part; None where all do.
+    payload_bytes: size of the tensor over all calls, before the collective's own factor (2 (n - 1) / n for a ring).
+    calls: number of equal collectives that share the payload; each pays the latency of its messages.
+    behind: phase that may hide the transfer; None where the step must wait for it.
 
     Raises:
         ValueError: there is no call.
@@ -73,7 +72,7 @@ class Transfer:
 
 
 def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
-    """Collectives that a payload is divided into.
+    """Return the number of collectives that a payload is divided into.
 
     Raises:
         ValueError: a bucket has no byte.
@@ -85,14 +84,14 @@ def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCovered:
-    """A figure that a law does not know, and why."""
+    """A figure that a cost model cannot give, and the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
-    """Bytes of training state on one rank, as this implementation keeps them (not the paper's account)."""
+    """Bytes of training state on one rank, as this implementation keeps them (a paper's account may differ)."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -100,12 +99,15 @@ class States:
 
 
 def made_whole_bytes(shape: Shape) -> int:
-    """The whole model's weights as every strategy makes them, in fp32 whatever it computes in."""
+    """Return the bytes of the whole model's weights as every strategy first creates them: fp32 in every precision."""
     return 4 * shape.parameters()
 
 
 def replicated_states(shape: Shape) -> States:
-    """Weights, gradients and AdamW's two moments whole on the rank, all in fp32, with a step count for each tensor."""
+    """Return the states of a rank that holds weights, gradients and AdamW's two moments whole.
+
+    All are fp32; AdamW also keeps a step count for each tensor.
+    """
     weights_bytes = made_whole_bytes(shape)
     return States(
         parameters_bytes=weights_bytes,
@@ -114,41 +116,41 @@ def replicated_states(shape: Shape) -> States:
     )
 
 
-# The tensors that the weights of a `Shape`'s model are kept in, by their dimensions, in the order of their names.
+# Weight tensors of a `Shape`'s model, by their dimensions, in the order of their names.
 
 Dimensions = tuple[int, ...]
-"""Of one tensor, as torch gives them: a linear layer's are its outputs and its inputs."""
+"""Dimensions of one tensor, in torch's order: a linear layer has (outputs, inputs)."""
 
 
 def attention_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """The four products of one block's attention."""
+    """Return the four projections of one block's attention."""
     width, kv_width = shape.width, shape.kv_heads * shape.head_width
     return (width, width), (kv_width, width), (kv_width, width), (width, width)
 
 
 def mlp_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """The three products of one block's MLP."""
+    """Return the three projections of one block's MLP."""
     return (shape.mlp_width, shape.width), (shape.mlp_width, shape.width), (shape.width, shape.mlp_width)
 
 
 def block_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """All of one block: each half behind its norm."""
+    """Return the weights of one block: attention and MLP, each preceded by its norm."""
     norm = (shape.width,)
     return norm, *attention_weights(shape), norm, *mlp_weights(shape)
 
 
 def outer_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """What stands in no block: embedding, last norm and head."""
+    """Return the weights outside the blocks: embedding, last norm and head."""
     table = (shape.vocabulary, shape.width)
     return table, (shape.width,), table
 
 
 def model_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """The whole model."""
+    """Return the weights of the whole model."""
     embedding, norm, head = outer_weights(shape)
     return embedding, *block_weights(shape) * shape.layers, norm, head
 
 
 def elements(weights: Iterable[Dimensions]) -> int:
-    """Elements of all these tensors together."""
+    """Return the total number of elements of these tensors."""
     return sum(math.prod(dimensions) for dimensions in weights)
