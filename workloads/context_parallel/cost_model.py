@@ -1,9 +1,9 @@
-"""How long one attention on a ring takes, and how much of its communication is hidden behind attention.
+"""Cost models of `ring_attention` and `ulysses`: attention pairs, messages, and time of attention on a ring.
 
-A rank attends to the block that it holds, while it passes that block on and receives the next; then all meet again.
-With equal work and n ranks, forward is (n - 1) max(attention, transfer) + attention: hidden is all of the
-communication where attention lasts longer, and attention / transfer of it where the transfer does.
-Assumes a link of its own for each rank, and that communication takes nothing from computation.
+On a ring a rank attends to the block that it holds while it passes that block on and receives the next; then neighbours
+wait for each other. With equal work and n ranks, forward takes (n - 1) max(attention, transfer) + attention: all of the
+communication is hidden where attention takes longer, and the share attention / transfer where the transfer does.
+Assumes that each rank has a link of its own, and that communication takes nothing from computation.
 Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3.
 """
 
@@ -17,24 +17,24 @@ from typing import Literal
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Transfer
 
-# What a rank of ring attention computes and sends: pairs of query and key, and the bytes that travel the ring.
+# Ring attention: pairs of query and key, and the bytes that travel the ring.
 #
-# Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3; the zigzag layout is Zhu's, of
-# ring-flash-attention, and Brandon et al.'s idea (2023, Striped Attention) of an equal share of the mask for all.
+# Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3; the zigzag layout is from Zhu's
+# ring-flash-attention; an equal share of the mask for all ranks is the idea of Brandon et al. 2023, Striped Attention.
 
 Layout = Literal["plain", "zigzag"]
-"""Which positions a rank holds.
+"""Positions that a rank holds.
 
-plain: neighbouring ones, rank by rank.
+plain: consecutive positions, in the order of ranks.
 zigzag: of twice as many chunks as ranks, the rank-th from the front and the rank-th from the end.
 """
 
 GRADIENT_BYTES = 4
-"""Of one element of the gradients that travel: they are summed over all ranks, in fp32."""
+"""Bytes of one element of the travelling gradients, which are summed over all ranks in fp32."""
 
 
 def ring_pairs(layout: Layout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
-    """Pairs of query and key that a rank computes in forward, for one head of one sequence."""
+    """Return the pairs of query and key that a rank computes in forward, for one head of one sequence."""
     return sum(
         pairs_with(source, layout, is_causal=is_causal, sequence=sequence, rank=rank, ranks=ranks)
         for source in range(ranks)
@@ -42,7 +42,7 @@ def ring_pairs(layout: Layout, *, is_causal: bool, sequence: int, rank: int, ran
 
 
 def pairs_with(source: int, layout: Layout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
-    """Those among them whose keys the source holds."""
+    """Return the pairs among them whose keys the source rank holds."""
     held = sequence // ranks
     if not is_causal:
         return held * held
@@ -57,8 +57,9 @@ def pairs_with(source: int, layout: Layout, *, is_causal: bool, sequence: int, r
 class RingTraffic:
     """What a rank sends in one optimizer step.
 
-    sequences: those that go through the model at a time; microbatches: how many times that happens in a step.
-    element_bytes: of keys and values as they travel.
+    sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
+    step.
+    element_bytes: size of an element of the travelling keys and values.
     is_recomputed: backward runs attention's forward again, with its messages.
     """
 
@@ -77,19 +78,19 @@ class RingTraffic:
 
     @property
     def gradients_bytes(self) -> int:
-        """Their gradients."""
+        """Gradients of these keys and values."""
         return self._elements * GRADIENT_BYTES
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All messages to the next rank: keys and values visit all others, their gradients come home too."""
+        """All messages to the next rank: keys and values visit all other ranks; their gradients also return home."""
         if self.ranks == 1:
             return ()
         visits = self.ranks - 1
         forward = self._sent(visits, self.block_bytes, behind="forward")
         again = self._sent(visits, self.block_bytes, behind="backward")
         gradients = self._sent(visits, self.gradients_bytes, behind="backward")
-        # Nothing is left to attend to when the sums are complete: the way home is waited for.
+        # When the gradient sums are complete there is nothing left to compute: the last hop home is exposed.
         home = self._sent(1, self.gradients_bytes, behind=None)
         return (forward, *[again] * (1 + self.is_recomputed), gradients, home)
 
@@ -111,10 +112,10 @@ class RingTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingTime:
-    """What theory expects of one rank.
+    """Predicted time of one rank.
 
-    communication_s: time in which a message is under way to it; hidden_s: the part in which it attends.
-    What is neither attention nor communication is waiting for a neighbour that has more to do.
+    communication_s: time in which a message to the rank is under way; hidden_s: the part of it in which the rank
+    attends. Time that is neither attention nor communication is waiting for a neighbour that has more to do.
     """
 
     elapsed_s: float
@@ -124,15 +125,16 @@ class RingTime:
 
     @property
     def hidden_ratio(self) -> float | None:
-        """Hidden communication divided by all; None where there is none."""
+        """Hidden communication divided by all communication; None where there is none."""
         return self.hidden_s / self.communication_s if self.communication_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """What happens between two meetings of neighbours.
+    """What happens between two synchronisations of neighbours.
 
-    attention_s: of each rank, with what it holds; transfer_s: of the messages to the next rank; 0 where there is none.
+    attention_s: time of each rank's attention to the block that it holds; transfer_s: time of the messages to the next
+    rank, 0 where there are none.
     """
 
     attention_s: Sequence[float]
@@ -140,7 +142,7 @@ class Hop:
 
 
 def forward_hops(attention_s: Sequence[Sequence[float]], *, block_s: float) -> list[Hop]:
-    """The hops of forward. attention_s: by hop and rank; block_s: transfer of a rank's keys and values."""
+    """Return the hops of forward. attention_s: by hop and rank; block_s: transfer of a rank's keys and values."""
     last = len(attention_s) - 1
     return [
         Hop(attention_s=of_ranks_s, transfer_s=block_s if hop < last else 0.0)
@@ -149,7 +151,7 @@ def forward_hops(attention_s: Sequence[Sequence[float]], *, block_s: float) -> l
 
 
 def backward_hops(attention_s: Sequence[Sequence[float]], *, block_s: float, gradients_s: float) -> list[Hop]:
-    """The hops of backward: gradients follow their block one hop later, and in the end come home.
+    """Return the hops of backward: gradients follow their block one hop later, and return home in an extra hop.
 
     attention_s: by hop and rank; block_s, gradients_s: transfer of a rank's keys and values, and of their gradients.
     """
@@ -163,9 +165,9 @@ def backward_hops(attention_s: Sequence[Sequence[float]], *, block_s: float, gra
 
 
 def ring_time(hops: Sequence[Hop], *, is_overlapped: bool) -> tuple[RingTime, ...]:
-    """The time of each rank, when all begin at once.
+    """Return the time of each rank, when all start at once.
 
-    is_overlapped: a rank attends while messages are under way; else it waits for them first.
+    is_overlapped: a rank attends while messages are under way; otherwise it waits for them first.
     """
     ranks = len(hops[0].attention_s)
     begun_s, communication_s, hidden_s = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
@@ -174,6 +176,7 @@ def ring_time(hops: Sequence[Hop], *, is_overlapped: bool) -> tuple[RingTime, ..
         for rank, attention_s in enumerate(hop.attention_s):
             attends_s = begun_s[rank] if is_overlapped else meeting.done_s[rank]
             attended_s = attends_s + attention_s
+            # Overlap of attention [attends_s, attended_s] with the incoming message [left_s, came_s].
             beside_s = min(attended_s, meeting.came_s[rank]) - max(attends_s, meeting.left_s[rank])
             communication_s[rank] += hop.transfer_s
             hidden_s[rank] += max(0.0, beside_s)
@@ -191,7 +194,7 @@ def ring_time(hops: Sequence[Hop], *, is_overlapped: bool) -> tuple[RingTime, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Meeting:
-    """When the message to each rank left and came, and when the rank was done with both of its neighbours."""
+    """When the message to each rank left and arrived, and when the rank was done with both neighbours."""
 
     left_s: list[float]
     came_s: list[float]
@@ -201,14 +204,14 @@ class _Meeting:
 def _meeting(begun_s: Sequence[float], transfer_s: float) -> _Meeting:
     if not transfer_s:
         return _Meeting(left_s=[*begun_s], came_s=[*begun_s], done_s=[*begun_s])
-    # A message leaves when both its ends are there.
+    # A message leaves when both sender and receiver are ready.
     left_s = [max(begun_s[rank - 1], at_s) for rank, at_s in enumerate(begun_s)]
     came_s = [at_s + transfer_s for at_s in left_s]
     done_s = [max(at_s, came_s[(rank + 1) % len(came_s)]) for rank, at_s in enumerate(came_s)]
     return _Meeting(left_s=left_s, came_s=came_s, done_s=done_s)
 
 
-# What a rank of DeepSpeed-Ulysses computes and sends: its positions of all heads go for all positions of its heads.
+# DeepSpeed-Ulysses: all_to_all exchanges a rank's positions of all heads for all positions of its heads.
 #
 # Source: Jacobs et al. 2023, DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
 # transformer models, section 3.2.
@@ -216,10 +219,11 @@ def _meeting(begun_s: Sequence[float], transfer_s: float) -> _Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraffic:
-    """What a rank hands to all_to_all in one optimizer step.
+    """What a rank passes to all_to_all in one optimizer step.
 
-    sequences: those that go through the model at a time; microbatches: how many times that happens in a step.
-    element_bytes: of queries, keys and values, of attention's output, and of their gradients.
+    sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
+    step.
+    element_bytes: size of an element of queries, keys and values, of attention's output, and of their gradients.
     is_recomputed: backward runs attention's forward again, with its exchanges.
     """
 
@@ -237,12 +241,12 @@ class HeadTraffic:
 
     @property
     def returned_bytes(self) -> int:
-        """Attention's output for as many positions."""
+        """Attention's output for the same positions."""
         return self._heads_bytes(self.shape.heads)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Both exchanges of every layer, forward and back; nothing is left to compute meanwhile."""
+        """Both exchanges of every layer, forward and backward; all are exposed, as nothing is left to compute."""
         if self.ranks == 1:
             return ()
         calls = self.shape.layers * self.microbatches * (3 if self.is_recomputed else 2)
@@ -257,16 +261,16 @@ class HeadTraffic:
 
 
 def ulysses_pairs(*, sequence: int, ranks: int) -> Fraction:
-    """Pairs of query and key that a rank computes in forward, for one sequence, as a mean over all heads.
+    """Return the pairs of query and key that a rank computes in forward, for one sequence, as a mean over all heads.
 
-    Every rank computes the same: all causal pairs of its share of the heads.
+    Every rank computes the same number: all causal pairs of its share of the heads.
     """
     return Fraction(sequence * (sequence + 1), 2 * ranks)
 
 
 def paper_forward_elements(shape: Shape, *, ranks: int) -> int:
-    """The paper's account of what a rank sends in forward for one sequence, 4 N d / P for each layer.
+    """Return the paper's account of the elements that a rank sends in forward for one sequence: 4 N d / P per layer.
 
-    It is of a model with as many key and value heads as query heads; grouped ones send less.
+    It assumes as many key and value heads as query heads; grouped heads send less.
     """
     return 4 * shape.layers * shape.sequence * shape.width // ranks

@@ -1,7 +1,7 @@
-"""Attention over a sequence that is divided among ranks: keys and values travel a ring, queries stay.
+"""Ring attention: positions are divided among ranks, keys and values travel a ring, queries stay.
 
-Dimensions: b batch, h query heads, k key and value heads, s positions of this rank, q and t those of a block's queries
-and keys, e elements of a head, p the pair of keys and values, which travel together.
+Dimensions: b batch, h query heads, k key and value heads, s positions of this rank, q and t the queries and keys of a
+block, e elements of a head, p the pair of keys and values, which travel together.
 Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3.
 """
 
@@ -26,21 +26,19 @@ from workloads.core.attention_kernels import Kernel
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
-# How much attention a rank computes: the pairs of query and key in forward, counted where they are computed.
-#
-# Dimensions: b batch, h query heads, k key heads, q queries, t keys, e elements of a head.
+# Counting the attention work of a rank: pairs of query and key in forward.
 
 
 class PairCount:
-    """Pairs of all heads, sequences and layers, in forward alone: what checkpoints compute again does not count."""
+    """Pairs over all heads, sequences and layers, in forward only: recomputation by checkpoints does not count."""
 
     def __init__(self) -> None:
         self.pairs = 0
-        """Since its making."""
+        """Pairs since construction."""
         self._is_forward = False
 
     def watch(self, phase: Phase) -> Phase:
-        """The same marks, by which forward is known."""
+        """Wrap the phase marks so that the count knows when forward runs."""
 
         @contextmanager
         def mark(name: str) -> Iterator[None]:
@@ -54,21 +52,21 @@ class PairCount:
         return mark
 
     def add(self, q_bhqe: Tensor, k_bkte: Tensor, *, is_causal: bool) -> None:
-        """These queries attend to these keys. is_causal: query i to keys 0 to i."""
+        """Count the attention of these queries to these keys. is_causal: query i attends to keys 0 to i."""
         if self._is_forward:
             batch, heads, queries, _ = q_bhqe.shape
             seen = queries * (queries + 1) // 2 if is_causal else queries * k_bkte.shape[2]
             self.pairs += batch * heads * seen
 
 
-# A ring of ranks: each sends to the next while it receives from the one before, and may compute meanwhile.
+# A ring of ranks: each sends to the next while it receives from the previous, and may compute meanwhile.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passing:
     """A tensor on its way to the next rank, and another on its way here.
 
-    sent: held until it has left.
+    sent: kept alive until it has left.
     """
 
     works: Sequence[dist.Work]
@@ -76,7 +74,7 @@ class Passing:
     received: Tensor
 
     def wait(self) -> Tensor:
-        """What the rank before has sent, when both are through; on a GPU the current stream waits.
+        """Return the previous rank's tensor when both transfers are complete; on a GPU the current stream waits.
 
         Call it once: gloo would wait for another message.
         """
@@ -86,13 +84,13 @@ class Passing:
 
 
 class Ring:
-    """A rank's place in the ring of its group, and the bytes that it has sent there.
+    """A rank's place in the ring of its group, and a count of the bytes that it has sent there.
 
     All ranks pass on tensors of equal sizes in the same order. On NCCL a rank must have set its current device.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, is_overlapped: bool) -> None:
-        """is_overlapped: messages travel while the rank computes; else it waits for each before it goes on."""
+        """is_overlapped: messages travel while the rank computes; otherwise it waits for each before it continues."""
         self.rank = group.rank()
         self.ranks = group.size()
         self.sent_bytes = 0
@@ -100,9 +98,9 @@ class Ring:
         self._is_overlapped = is_overlapped
 
     def circulate(self, tensor: Tensor) -> Iterator[Tensor]:
-        """The tensor of each rank, this one's first, then that of the rank before, and so on.
+        """Yield the tensor of each rank: this rank's first, then that of the previous rank, and so on.
 
-        Each leaves while the caller works with it, and must not be changed.
+        Each tensor is being sent while the caller works with it, and must not be changed.
         """
         for _ in range(self.ranks - 1):
             passing = self.pass_on(tensor)
@@ -111,11 +109,12 @@ class Ring:
         yield tensor
 
     def pass_on(self, tensor: Tensor) -> Passing:
-        """Begin to send a contiguous tensor, and to receive such a one. A rank that is alone receives its own."""
+        """Start to send a contiguous tensor, and to receive one of the same shape. A lone rank receives its own."""
         if self.ranks == 1:
             return Passing(works=(), sent=tensor, received=tensor)
         received = torch.empty_like(tensor)
-        # Receiving first: gloo would else let ranks that send to each other do so in turn, at down to half the speed.
+        # Post the receive first: otherwise gloo lets ranks that send to each other do so in turn, at down to half the
+        # speed.
         messages = [
             dist.P2POp(dist.irecv, received, group=self._group, group_peer=(self.rank - 1) % self.ranks),
             dist.P2POp(dist.isend, tensor, group=self._group, group_peer=(self.rank + 1) % self.ranks),
@@ -127,16 +126,16 @@ class Ring:
         return Passing(works=(), sent=tensor, received=passing.wait())
 
 
-# Which of a rank's queries meet which of another's keys, without the pairs that the mask takes out whole.
+# Blocks of queries and keys, without the pairs that the causal mask removes entirely.
 
 ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Queries of this rank with keys of the source, both by their place among a rank's positions.
+    """Queries of this rank with keys of the source rank, both as indices into a rank's positions.
 
-    is_causal: query i sees keys 0 to i; else each sees all.
+    is_causal: query i attends to keys 0 to i; otherwise each query attends to all keys.
     """
 
     queries: slice
@@ -145,9 +144,9 @@ class Block:
 
 
 def block_with(source: int, layout: Layout, *, is_causal: bool, positions: int, rank: int) -> Block | None:
-    """What a rank computes when it holds the source's keys; None where it has no query that sees one.
+    """Return what a rank computes with the source's keys; None where none of its queries may attend to them.
 
-    positions: of each rank, in rising order.
+    positions: number of positions per rank, in rising order.
     """
     everything = Block(queries=ALL, keys=ALL, is_causal=False)
     if not is_causal:
@@ -156,8 +155,10 @@ def block_with(source: int, layout: Layout, *, is_causal: bool, positions: int, 
         return Block(queries=ALL, keys=ALL, is_causal=True)
     if layout == "plain":
         return everything if source < rank else None
-    # Of two chunks a rank holds one from the front and one from the end. An earlier rank's lie around ours, so that all
-    # our queries see its first and none its second; a later rank's lie between ours, so that our last see both.
+    # Zigzag: a rank holds one chunk from the front and one from the end of the sequence. The chunks of an earlier rank
+    # surround ours: all our queries see its first chunk and none sees its second. The chunks of a later rank lie
+    # between ours: only our second chunk sees them, both whole. 2 ranks: rank 0 holds chunks 0 and 3, rank 1 holds 1
+    # and 2.
     first, second = slice(0, positions // 2), slice(positions // 2, positions)
     if source < rank:
         return Block(queries=ALL, keys=first, is_causal=False)
@@ -166,9 +167,9 @@ def block_with(source: int, layout: Layout, *, is_causal: bool, positions: int, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingAttention:
-    """An `Attend` of a rank's queries to the keys of all ranks, which all call it together.
+    """An `Attend` of a rank's queries to the keys of all ranks; all ranks call it together.
 
-    Each rank hands in its own positions, in the order of the layout. Keys and values travel in their own precision;
+    Each rank passes in its own positions, in the order of the layout. Keys and values travel in their own precision;
     outputs are merged and gradients summed, also on their way, in float32 or better.
     """
 
@@ -179,12 +180,12 @@ class RingAttention:
     count: PairCount = field(default_factory=PairCount)
 
     def __call__(self, q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
-        """The output of each query, (b, h, s, e)."""
+        """Return the output of each query, (b, h, s, e)."""
         out_bhse: Tensor = _Attend.apply(q_bhse, k_bkse, v_bkse, self)  # type: ignore[no-untyped-call]
         return out_bhse
 
     def block(self, hop: int, positions: int) -> Block | None:
-        """What this rank computes with keys that have come so many hops."""
+        """Return what this rank computes with keys that have travelled this many hops."""
         rank = self.ring.rank
         source = (rank - hop) % self.ring.ranks
         return block_with(source, self.layout, is_causal=self.is_causal, positions=positions, rank=rank)
@@ -204,7 +205,7 @@ class _Attend(torch.autograd.Function):
             out_bhqe, lse_bhq = attention.kernel.forward(
                 q_bhqe, k_bkte, v_held_bkse[:, :, block.keys], is_causal=block.is_causal
             )
-            if merged is None:  # Its own keys come first, and every query sees one of them.
+            if merged is None:  # The rank's own keys come first, and every query sees one of them.
                 merged = _Merged(out_bhqe, lse_bhq)
             else:
                 merged.add(block.queries, out_bhqe, lse_bhq)
@@ -222,7 +223,7 @@ class _Attend(torch.autograd.Function):
         q_gradient_bhse = torch.zeros_like(q_bhse, dtype=_sum_dtype(q_bhse))
         gradient_pbkse = torch.zeros_like(own_pbkse, dtype=_sum_dtype(own_pbkse))
         for hop, (k_held_bkse, v_held_bkse) in enumerate(attention.ring.circulate(own_pbkse)):
-            # The gradients of a block follow it, one hop later: what is at hand belongs to the block before.
+            # A block's gradients follow it one hop later: what this rank now sends on belongs to the previous block.
             passing = attention.ring.pass_on(gradient_pbkse) if hop else None
             block = attention.block(hop, q_bhse.shape[2])
             parts = None
@@ -248,20 +249,23 @@ class _Attend(torch.autograd.Function):
 
 
 class _Merged:
-    """Output and log-sum-exp of all queries, over the keys that were there so far.
+    """Output and log-sum-exp of all queries, over the keys that have arrived so far.
 
     Source: Dao 2023, FlashAttention-2, section 2.3 (the rescaled sum, here of whole blocks).
     """
 
     def __init__(self, out_bhse: Tensor, lse_bhs: Tensor) -> None:
-        # Copies: selective checkpointing keeps what the kernel gave.
+        # Copies, because selective checkpointing keeps the kernel's outputs.
         self.out_bhse = out_bhse.to(_sum_dtype(out_bhse), copy=True)
         self.lse_bhs = lse_bhs.clone()
 
     def add(self, queries: slice, out_bhqe: Tensor, lse_bhq: Tensor) -> None:
-        """Take in the output of these queries over more keys."""
+        """Merge the output of these queries over more keys.
+
+        With log-sum-exp a of the old and b of the new keys, the new share is e^b / (e^a + e^b) = sigmoid(b - a).
+        """
         merged_bhqe, merged_bhq = self.out_bhse[:, :, queries], self.lse_bhs[:, :, queries]
-        share_bhq = torch.sigmoid(lse_bhq - merged_bhq)  # Of the new keys, in the sum of exponentials over all.
+        share_bhq = torch.sigmoid(lse_bhq - merged_bhq)
         merged_bhqe.lerp_(out_bhqe.to(merged_bhqe.dtype), share_bhq.unsqueeze(-1))
         merged_bhq.copy_(torch.logaddexp(merged_bhq, lse_bhq))
 
@@ -270,19 +274,16 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-# The strategy `ring_attention`: each rank holds some positions, and keys and values visit all ranks on a ring.
-
-
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """The model on the positions that the layout gives to this rank."""
+    """Build the trainer of this rank, which holds the positions that the layout gives it."""
     return RingTrainer(setup, mesh, phase)
 
 
 class RingTrainer(SequenceTrainer):
-    """Trains on its own positions, and counts what it sends on the ring and how much it attends."""
+    """Trains on the rank's own positions, and counts its bytes sent on the ring and its attention pairs."""
 
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
-        layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The card allows no other word.
+        layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The spec allows no other value.
         self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
         self._pairs = PairCount()
         self._before_bytes = self._before_pairs = 0
@@ -304,7 +305,7 @@ class RingTrainer(SequenceTrainer):
         return super().step(tokens_bs)
 
     def payload_bytes(self) -> dict[str, int]:
-        """What was sent on the ring in the last step."""
+        """Return the bytes sent on the ring in the last step."""
         return {"send": self._ring.sent_bytes - self._before_bytes}
 
     def attention_pairs(self) -> int:

@@ -1,4 +1,4 @@
-"""The card of `ring_attention`: positions divided among ranks, whose keys and values visit each other on a ring."""
+"""Specs of `ring_attention` and `ulysses`: options, refusals and costs of training with a divided sequence."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from workloads.options import (
 )
 from workloads.spec import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
 
-# What the cards of strategies that divide the sequence share: options, mesh, refusals, states and the averaging.
+# Shared by both specs: options, mesh, refusals, states and gradient averaging.
 
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
 
 
 def sequence_mesh(setup: Setup) -> dict[str, int]:
-    """One axis, whose ranks read the same sequences."""
+    """Return the mesh: one axis, whose ranks read the same sequences."""
     return {"sequence": setup.ranks}
 
 
 def sequence_refusals(setup: Setup, *, chunks: int) -> list[str]:
-    """Why no strategy could divide the sequence so. chunks: the equal parts that its layout cuts it into."""
+    """Return why no strategy can divide the sequence like this. chunks: number of equal parts that the layout needs."""
     return [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup), *_chunk_refusals(setup, chunks)]
 
 
@@ -55,27 +55,28 @@ def _chunk_refusals(setup: Setup, chunks: int) -> list[str]:
 
 
 def own_microbatch(setup: Setup) -> Microbatch:
-    """The tensors of one microbatch at a rank's own positions, but for those of attention."""
+    """Return the tensors of one microbatch at a rank's own positions, except those of attention."""
     whole = microbatch(setup, data_ranks=1)
     return replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
 
 
 def sequence_peak(setup: Setup, *, is_zigzag: bool = False) -> Prediction | NotCovered:
-    """As of a rank that trains on so short sequences alone, but for the tokens: it is handed all of them.
+    """Predict the peak of a rank as if it trained alone on sequences of its own length, plus all tokens of the batch.
 
-    The replica keeps the tables of all positions, though the model has only its own by then.
-    Attention keeps as much, wherever it is computed: what an exchange holds is gone when the MLP has the peak.
+    The rank gets the tokens of all positions, and its replica keeps the tables of all positions, though the model uses
+    only its own by then. Attention keeps as much wherever it is computed: buffers of an exchange are freed before the
+    peak in the MLP.
     """
     if (reason := peak_not_covered(setup)) is not None:
         return reason
     own, states = own_microbatch(setup), replicated_states(setup.shape)
     peak = step_peak(own, states=states, backwards=bucketed_gradients(states.gradients_bytes, parts(setup)))
     whole = microbatch(setup, data_ranks=1)
-    # Own inputs are a copy, and of own targets there is one in any case.
+    # Own inputs are a copy; of own targets there is a copy in any case.
     more_bytes = (
         parts(setup) * (whole.tokens_bytes - own.tokens_bytes) + INDEX_BYTES * own.sequences * own.shape.sequence
     )
-    # Plain positions are a view of all; those of a zigzag are put together.
+    # Plain positions are a view of all positions; zigzag positions are a new tensor.
     positions = own.shape.sequence if is_zigzag else whole.shape.sequence
     tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
     return replace(
@@ -86,7 +87,7 @@ def sequence_peak(setup: Setup, *, is_zigzag: bool = False) -> Prediction | NotC
 
 
 def gradient_average(setup: Setup) -> tuple[Transfer, ...]:
-    """What averages the gradients of all positions, bucket by bucket during backward."""
+    """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
     if setup.ranks == 1:
         return ()
     return (
@@ -101,23 +102,23 @@ def gradient_average(setup: Setup) -> tuple[Transfer, ...]:
 
 
 def sequence_states(setup: Setup, rank: int) -> States:
-    """The whole model's on each rank."""
+    """Return the states of a rank, which holds the whole model."""
     return replicated_states(setup.shape)
 
 
 def sequence_paper_states(setup: Setup) -> States:
-    """Nothing of the states is divided: ranks share activations only."""
+    """Return the paper's states: nothing is divided, as ranks share activations only."""
     return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
 
 
 def sequence_paper_activations(setup: Setup) -> int:
-    """All of them are divided: by positions, and attention's scores by queries or by heads."""
+    """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
     whole = microbatch(setup, data_ranks=1)
     return paper_activation_bytes(whole.shape, whole.sequences, whole.checkpoint) // setup.ranks
 
 
 def chunks(setup: Setup) -> int:
-    """Equal parts that the layout cuts the sequence into."""
+    """Return the number of equal parts that the layout cuts the sequence into."""
     return 2 * setup.ranks if _layout(setup) == "zigzag" else setup.ranks
 
 
@@ -131,7 +132,7 @@ def _ring_attention_refusals(setup: Setup) -> list[str]:
 
 
 def _kernel_refusals(setup: Setup) -> Iterator[str]:
-    """What no kernel of a GPU that gives a log-sum-exp takes."""
+    """Yield what the GPU kernels that return a log-sum-exp do not support."""
     width = setup.shape.head_width
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
@@ -146,7 +147,7 @@ def _kernel_refusals(setup: Setup) -> Iterator[str]:
 
 
 def _compile_refusals(setup: Setup) -> Iterator[str]:
-    """What the compiler cannot trace."""
+    """Yield what the compiler cannot trace."""
     if setup.options["compile"] != "none":
         yield (
             f"option compile is {setup.options['compile']}; a compiled block is one graph, and torch compiles no"
@@ -252,7 +253,7 @@ RING_ATTENTION_CARD = Card(
 )
 
 
-# The card of `ulysses`: positions divided among ranks, exchanged for heads where attention needs all positions.
+# Ulysses: ranks hold positions, and exchange them for heads where attention needs all positions.
 
 
 def _ulysses_refusals(setup: Setup) -> list[str]:
@@ -261,13 +262,13 @@ def _ulysses_refusals(setup: Setup) -> list[str]:
 
 
 def _head_refusals(setup: Setup) -> Iterator[str]:
-    """Heads that the ranks cannot share: no rank gets a copy of keys and values that another has too."""
+    """Yield heads that the ranks cannot share: no rank gets copies of keys and values that another rank has too."""
     shape, ranks = setup.shape, setup.ranks
     uneven = [
         f"{name} {count}" for name, count in (("heads", shape.heads), ("kv_heads", shape.kv_heads)) if count % ranks
     ]
     if uneven:
-        # They divide the query heads too.
+        # Divisors of kv_heads divide the query heads too.
         *fewer, most = [str(count) for count in range(1, shape.kv_heads + 1) if shape.kv_heads % count == 0]
         fitting = f"{', '.join(fewer)} or {most}" if fewer else most
         yield (

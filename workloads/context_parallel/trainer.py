@@ -1,7 +1,7 @@
-"""Training on sequences whose positions are divided among ranks: what is alike whichever way attention is computed.
+"""Trainer for sequences whose positions are divided among ranks, whichever way attention is computed.
 
-Each rank holds the whole model and reads the same sequences as the others, but takes only its own positions through the
-model. Attention alone looks at other positions, and is handed in.
+Each rank holds the whole model and reads the same sequences as the others, but passes only its own positions through
+the model. Only attention looks at other positions; it is passed in.
 Dimensions: b sequences, s own positions, v vocabulary, r half of a head.
 """
 
@@ -23,9 +23,9 @@ from workloads.spec import Setup
 
 
 def positions(layout: Layout, *, sequence: int, rank: int, ranks: int) -> Tensor:
-    """The positions that a rank holds, in the order in which it holds them, (s,) int64; see `Layout`.
+    """Return the positions of a rank in the order in which it holds them, (s,) int64; see `Layout`.
 
-    The layout's chunks divide the sequence.
+    The sequence must be divisible by the layout's chunks.
     """
     if layout == "plain":
         return torch.arange(sequence).chunk(ranks)[rank]
@@ -36,9 +36,10 @@ def positions(layout: Layout, *, sequence: int, rank: int, ranks: int) -> Tensor
 class SequenceTrainer(Trainer):
     """A `Workload` whose loss on each rank is the mean over the rank's own positions.
 
-    The mean over ranks is then that of all tokens, and so gradients are averaged over the axis `sequence`. This is done
-    bucket by bucket during backward in a group of its own: in one with attention's messages, which backward waits for,
-    each of these would queue behind buckets. Every rank enters the collectives of both from one thread in one order.
+    The mean over ranks is then the mean over all tokens, so gradients are averaged over the axis `sequence`. This
+    happens bucket by bucket during backward, in a separate process group: in attention's group, attention's messages,
+    which backward waits for, would queue behind buckets. Every rank enters the collectives of both groups from one
+    thread, in one order.
     """
 
     def __init__(
@@ -51,15 +52,16 @@ class SequenceTrainer(Trainer):
         layout: Layout,
         notes: Sequence[str] | None = None,
     ) -> None:
-        """attend: takes and gives this rank's positions, in the order of the layout; all ranks call it together.
+        """attend: takes and returns this rank's positions, in the order of the layout; all ranks call it together.
 
-        notes: as `Trainer` has them.
+        notes: as in `Trainer`.
         """
         axis, device = mesh.get_group("sequence"), torch.device(setup.device)
         held_s = positions(layout, sequence=setup.shape.sequence, rank=axis.rank(), ranks=axis.size()).to(device)
         model = make_model(setup)
         replica = replicate(setup, model, make_group(axis, device))
-        # Not before: a new replica takes over all buffers of the first rank, and the tables are among them.
+        # After `replicate`: a new replica copies all buffers of the first rank, and the tables of positions are
+        # buffers.
         _hold_positions(model, held_s, attend)
         super().__init__(setup, replica, phase, no_sync=replica.no_sync, notes=notes)
         self._positions_s = held_s
@@ -72,7 +74,7 @@ class SequenceTrainer(Trainer):
 
 
 def _hold_positions(model: Transformer, positions_s: Tensor, attend: Attend) -> None:
-    """Turn heads by these positions, and attend so."""
+    """Set the model's rotary tables to these positions, and its attention to `attend`."""
     model.cos_sr, model.sin_sr = model.cos_sr[positions_s], model.sin_sr[positions_s]
     for block in model.blocks:
         assert isinstance(block, Block)

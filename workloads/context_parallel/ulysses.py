@@ -1,5 +1,6 @@
-"""Attention over a divided sequence, by exchanging the division: all positions of some heads for some of all heads.
+"""Ulysses: attention over a divided sequence, by an exchange of positions for heads before and after it.
 
+Each rank holds some positions of all heads; inside attention it holds all positions of some heads.
 Dimensions: b sequences, h query heads, k key and value heads, s this rank's positions, t all positions, e elements of a
 head; n ranks.
 Source: Jacobs et al. 2023, DeepSpeed Ulysses, section 3.
@@ -27,22 +28,22 @@ HEADS, POSITIONS = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ulysses:
-    """An `Attend` of all ranks of a group, which call it together, each with its own positions in the order of ranks.
+    """An `Attend` that all ranks of a group call together, each with its own positions, in the order of ranks.
 
-    Between the two exchanges a rank has 1/n of the query heads, with the key and value heads that these look at: n
-    divides both numbers of heads.
-    attend: what mixes positions then, as if the sequence had never been divided.
+    Between the two exchanges a rank has 1/n of the query heads, and the key and value heads that belong to them: n must
+    divide both numbers of heads.
+    attend: attention over the whole sequence, as if it had never been divided.
     """
 
     group: dist.ProcessGroup
     attend: Attend = attend
 
     def __call__(self, q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
-        """The output of each query, (b, h, s, e)."""
+        """Return the output of each query, (b, h, s, e)."""
         ranks = self.group.size()
         if ranks == 1:
             return self.attend(q_bhse, k_bkse, v_bkse)
-        # One message to each rank in place of three, in which its heads of all three lie together.
+        # Send one message to each rank instead of three: its heads of q, k and v side by side.
         joint = torch.cat(
             [torch.unflatten(heads, HEADS, (ranks, -1)) for heads in (q_bhse, k_bkse, v_bkse)], dim=HEADS + 1
         )
@@ -53,9 +54,11 @@ class Ulysses:
 
 
 def exchange(whole: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> Tensor:
-    """What the ranks of a group have of this rank's share of a dim, joined in their order along another dim.
+    """Split a dim among the ranks of a group, and join what they send along another dim, in the order of ranks.
 
-    split: the dim of which each rank gives an equal part to each. Its own gradient is exchanged back.
+    split: the dim of which each rank gives an equal part to each rank. join: the dim that grows. Backward exchanges the
+    gradient back.
+    Example, 2 ranks, split heads, join positions: (b, 4 heads, 8 positions, e) becomes (b, 2 heads, 16 positions, e).
     """
     exchanged: Tensor = _Exchange.apply(whole, group, split, join)  # type: ignore[no-untyped-call]
     return exchanged
@@ -73,17 +76,14 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(whole: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
-    # A rank's part has to lie in one piece, and the part that another rank sent arrives so.
+    # Put the split dim in front: each rank's part must be contiguous, and received parts arrive that way.
     leaving = torch.unflatten(whole, split, (group.size(), -1)).movedim(split, 0).contiguous()
     arrived = torch.empty_like(leaving)
     dist.all_to_all_single(arrived, leaving, group=group)
     return arrived.movedim(0, join).flatten(join, join + 1)
 
 
-# The strategy `ulysses`: each rank holds some positions of all heads, and in attention all positions of some heads.
-
-
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """The model on neighbouring positions, rank by rank."""
+    """Build the trainer of this rank, which holds neighbouring positions."""
     attend = Ulysses(group=mesh.get_group("sequence"), attend=attend_of(setup))
     return SequenceTrainer(setup, mesh, phase, attend=attend, layout="plain")

@@ -24,8 +24,8 @@ class Prediction:
     activations_bytes: what forward made, or recomputed, or what the step holds besides: tokens, logits, and the copy of
     the gradients that is averaged in one piece.
     temporary_bytes: what backward made and still needs: gradients of activations, and of the weight in progress.
-    other_bytes: what outlives the step and is no state: the part of gradients that compression left out and adds next
-    time.
+    other_bytes: what outlives the step and is no state, such as the part of gradients that compression left out and
+    adds next time.
     Not counted: scalars, and what is not a tensor: the loader, libraries, the allocator's own memory.
     """
 
