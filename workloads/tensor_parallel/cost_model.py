@@ -1,6 +1,6 @@
-"""What a rank holds and sends where matrix products are divided among ranks, as in Megatron, to the byte.
+"""Cost model of tensor parallelism as in Megatron: activations, peak, traffic and states of a rank, to the byte.
 
-All ranks take the same sequences through the model. Products are divided evenly: by heads, by the MLP's inner width and
+All ranks pass the same sequences through the model. Products are divided evenly: by heads, by the MLP's inner width and
 by the vocabulary; the embedding by the residual stream's width. Norms are whole on each rank. See
 `workloads.tensor_parallel.strategy`.
 Source: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, Reducing Activation Recomputation in Large
@@ -19,17 +19,15 @@ from workloads.cost_models.peak_memory import Backward, Prediction, Step, step_p
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Collective, States, Transfer, elements, model_weights
 
-# What one forward leaves behind for its backward on a rank that has a part of each matrix product, tensor by tensor.
-#
-# As `workloads.cost_models.memory` has it for a whole model; for the ranks of `workloads.tensor_parallel.cost_model`.
+# Activations that one forward keeps on a rank with a part of each product: `workloads.cost_models.memory`, divided.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedMicrobatch(Microbatch):
-    """The tensors of one microbatch on one rank, in bytes.
+    """Tensors of one microbatch on one rank, in bytes.
 
-    shape: of the model, but with the rank's part of vocabulary and mlp_width; `divided` makes it so.
-    What products read is whole on each rank, also where the stream is divided: torch keeps what it has gathered.
+    shape: of the model, but with the rank's part of vocabulary and mlp_width; `divided` makes it.
+    The inputs of products are whole on each rank, even where the stream is divided: torch keeps what it has gathered.
     """
 
     ranks: int
@@ -70,7 +68,7 @@ class DividedMicrobatch(Microbatch):
 
     @property
     def stored_block_bytes(self) -> int:
-        """See `Microbatch`; of products by rows what each rank adds is stored."""
+        """See `Microbatch`; for products by rows, the rank's own summand of the result is stored."""
         if self.checkpoint == "none":
             return self.block_bytes
         if self.checkpoint == "full":
@@ -79,7 +77,7 @@ class DividedMicrobatch(Microbatch):
         return self.stream_bytes + products + self._own_heads_bytes
 
     def norm_bytes(self, readers: int) -> int:
-        """See `Microbatch`; all readers share one copy, which is made whole for them."""
+        """See `Microbatch`; all readers share one copy, which is gathered for them."""
         is_same = not self.is_autocast and not self.is_stream_divided
         read = self.stream_bytes if is_same else min(readers, 1) * self.width_bytes
         return FULL_BYTES * self._own_positions + self.stream_bytes + read
@@ -99,7 +97,7 @@ class DividedMicrobatch(Microbatch):
 
 
 def divided(microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_loss_divided: bool) -> DividedMicrobatch:
-    """One rank's part of a microbatch."""
+    """Return one rank's part of a microbatch."""
     shape = microbatch.shape
     return DividedMicrobatch(
         shape=replace(shape, vocabulary=shape.vocabulary // ranks, mlp_width=shape.mlp_width // ranks),
@@ -112,23 +110,23 @@ def divided(microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_l
     )
 
 
-# The peak of live tensors in one step of a rank that has a part of each matrix product.
+# Peak of live tensors in one step of a rank that has a part of each matrix product.
 #
-# Products by rows hand on a sum, and what is gathered is handed on whole, so that the moments are those of a whole
-# model.
+# Products by rows return a whole sum, and gathered inputs are whole, so the moments are those of a whole model.
 
 
 def divided_step_peak(microbatch: DividedMicrobatch, *, states: States, backwards: Sequence[Backward]) -> Prediction:
-    """What lives at the peak of a step; see `workloads.cost_models.peak_memory.step_peak`.
+    """Predict the live bytes at the peak of a step; see `workloads.cost_models.peak_memory.step_peak`.
 
-    Right within 4 % where the MLP is at least twice as wide as the residual stream. Left out are buffers that
-    collectives fill while what they were handed still lives, and a few numbers of each token.
+    Right within 4 % where the MLP is at least twice as wide as the residual stream. Not counted: buffers that
+    collectives fill while their inputs still live, and a few numbers per token.
     """
     whole = step_peak(microbatch, states=states, backwards=backwards)
     if not microbatch.is_loss_divided:
         return whole
     step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
-    # Of a loss that is divided torch makes the gradient in one: ones at targets, probabilities, and their product.
+    # torch computes the gradient of a divided loss in one step, of three tensors: ones at targets, probabilities, and
+    # their product.
     loss = replace(
         whole,
         gradients_bytes=max(backward.before_bytes for backward in backwards),
@@ -140,19 +138,19 @@ def divided_step_peak(microbatch: DividedMicrobatch, *, states: States, backward
 
 AXIS = "tensor"
 NUMBER_BYTES = 4
-"""Of a single number in fp32: a count of steps, a norm, a flag."""
+"""Bytes of a single number in fp32: a count of steps, a norm, a flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTraffic:
-    """What one step of a rank hands to collectives.
+    """What a rank passes to collectives in one step.
 
     sequences: of one microbatch.
-    product_bytes: of an element that a product reads or gives.
+    product_bytes: size of an element that a product reads or returns.
     is_stream_divided: the residual stream is divided by positions. is_loss_divided: the logits stay divided.
-    is_recomputed: backward runs the blocks' forward again, all but their last collective, which nothing needs.
-    numbers: single numbers that the ranks agree on in an update: the norm that clipping needs, fp16's overflow.
-    has_all_to_all: the embedding's columns are exchanged for positions by all_to_all; torch 2.11 to 2.13 has none for
+    is_recomputed: backward runs the blocks' forward again, except their last collective, whose result nothing needs.
+    numbers: single numbers that the ranks agree on in an update: the norm for clipping, fp16's overflow.
+    has_all_to_all: the embedding's columns are exchanged for positions by all_to_all. torch 2.11 to 2.13 has none for
     it on the CPU, where each rank gathers all columns and keeps its positions.
     """
 
@@ -169,13 +167,13 @@ class TensorTraffic:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """The collectives of one step; a rank waits for each of them but the compiler's."""
+        """Collectives of one step; a rank waits for each of them, except those that the compiler hides."""
         if self.ranks == 1:
             return ()
         return (*self.embedding(), *self.blocks(self.shape.layers), *self.head(), *self.update())
 
     def embedding(self) -> Iterator[Transfer]:
-        """The stream's columns come together; where it is divided, they are exchanged for positions, and back."""
+        """Yield the gathering of the stream's columns; for a divided stream, their exchange for positions and back."""
         stream_bytes = FULL_BYTES * self._stream_elements
         if not self.is_stream_divided:
             yield self._transfer("all_gather", stream_bytes)
@@ -185,7 +183,7 @@ class TensorTraffic:
             yield self._transfer("all_gather", stream_bytes, calls=2)
 
     def blocks(self, layers: int) -> Iterator[Transfer]:
-        """Two of each kind a block forward, one for attention and one for the MLP, and two backward."""
+        """Yield two collectives of each kind per block in forward, for attention and MLP, and two in backward."""
         halves = 2 * layers
         again = layers if self.is_recomputed else 0
         if self.is_stream_divided:
@@ -195,7 +193,7 @@ class TensorTraffic:
             yield self._transfer("all_reduce", self._product_stream_bytes, calls=2 * halves + again)
 
     def head(self) -> Iterator[Transfer]:
-        """What the head reads, its gradient, and the logits; or, of a loss that is divided, three numbers a token."""
+        """Yield the head's input, its gradient, and the logits; or, for a divided loss, three numbers per token."""
         if self.is_stream_divided:
             yield self._transfer("all_gather", self._product_stream_bytes)
             yield self._transfer("reduce_scatter", self._product_stream_bytes)
@@ -208,7 +206,7 @@ class TensorTraffic:
             yield self._transfer("all_gather", self.product_bytes * self._positions * self.shape.vocabulary)
 
     def update(self) -> Iterator[Transfer]:
-        """Once a step: gradients of norms that have seen a rank's positions only, and single numbers."""
+        """Yield what happens once a step: gradients of norms that saw only a rank's positions, and single numbers."""
         if self.is_stream_divided:
             norms_bytes = FULL_BYTES * (2 * self.shape.layers + 1) * self.shape.width
             yield Transfer(collective="all_reduce", axis=AXIS, payload_bytes=norms_bytes)
@@ -218,7 +216,7 @@ class TensorTraffic:
             )
 
     def _transfer(self, collective: Collective, payload_bytes: int, *, calls: int = 1) -> Transfer:
-        """Equal calls in each microbatch. payload_bytes: of one."""
+        """Return equal calls in each microbatch. payload_bytes: of one call."""
         calls *= self.microbatches
         return Transfer(collective=collective, axis=AXIS, payload_bytes=calls * payload_bytes, calls=calls)
 
@@ -236,14 +234,14 @@ class TensorTraffic:
 
 
 def divided_elements(shape: Shape, ranks: int) -> int:
-    """Elements of one rank's weights: norms whole, all others an equal part."""
+    """Return the elements of one rank's weights: norms whole, an equal part of all others."""
     weights = model_weights(shape)
     norms = elements(weight for weight in weights if len(weight) == 1)
     return norms + sum(math.prod(weight) // ranks for weight in weights if len(weight) > 1)
 
 
 def divided_states(shape: Shape, ranks: int) -> States:
-    """What each rank holds between steps, all in fp32; AdamW counts the steps of each tensor by itself."""
+    """Return the states of each rank, all in fp32; AdamW keeps a step count for each tensor."""
     weights_bytes = FULL_BYTES * divided_elements(shape, ranks)
     return States(
         parameters_bytes=weights_bytes,
@@ -255,14 +253,15 @@ def divided_states(shape: Shape, ranks: int) -> States:
 def paper_activation_bytes(
     shape: Shape, sequences: int, checkpoint: Checkpoint, *, ranks: int, is_stream_divided: bool
 ) -> int:
-    """The paper's account of one microbatch: bytes kept of the blocks of a GPT in fp16 with dropout, on one rank.
+    """Return the paper's account of one microbatch: bytes that the blocks of a GPT keep on one rank, fp16 with dropout.
 
-    As `workloads.cost_models.memory.paper_activation_bytes` with one rank. Of a stream that is divided the paper
-    gathers what products read a second time in backward, so that all is divided; torch keeps it gathered.
+    With one rank it equals `workloads.cost_models.memory.paper_activation_bytes`. For a divided stream the paper
+    gathers the inputs of products again in backward, so that everything stays divided; torch keeps them gathered.
     Source: Korthikanti et al. 2022, table 2.
     """
     stream = shape.sequence * sequences * shape.width
     scores = Fraction(shape.heads * shape.sequence**2 * sequences, ranks)
+    # Per token and element of width: bytes that every rank keeps whole, and bytes that the ranks divide.
     whole, divided = (0, 34) if is_stream_divided else (10, 24)
     if checkpoint == "full":
         whole, divided = (0, 2) if is_stream_divided else (2, 0)

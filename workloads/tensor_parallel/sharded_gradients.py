@@ -1,6 +1,6 @@
-"""Norm, overflow and sums of gradients of which the ranks of some groups hold some in parts, and others whole.
+"""Norm, overflow check and sums of gradients that ranks hold partly as parts and partly whole.
 
-A part is a DTensor, what is whole a plain tensor; torch takes no list that has both.
+A part is a DTensor, a whole gradient a plain tensor; torch's functions accept no list with both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads.fsdp.strategy import NORM_EPSILON
 
 
 def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """The weights as an optimizer takes them: those together that lie on one mesh, and those on none."""
+    """Group the weights for an optimizer: one group per mesh that they lie on, and one for those on none."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
     for weight in weights:
         groups[weight.device_mesh if isinstance(weight, DTensor) else None].append(weight)
@@ -31,17 +31,17 @@ def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 def clip_gradients(
     weights: Iterable[nn.Parameter], largest_norm: float, *, groups: Sequence[dist.ProcessGroup], tensor_ranks: int = 1
 ) -> Tensor:
-    """Scale gradients down to a norm, and give what it was; for each group one all_reduce of a number.
+    """Scale gradients down to a norm, and return the norm before; costs one all_reduce of a number per group.
 
-    groups: of the axes whose ranks hold different gradients, or parts of one.
-    tensor_ranks: of the axis `tensor`, which all hold what is not divided over it.
+    groups: process groups of the axes whose ranks hold different gradients, or parts of one.
+    tensor_ranks: size of the axis `tensor`, whose ranks all hold what is not divided over it.
     """
     divided: list[Tensor] = []
     whole: list[Tensor] = []
     for weight in weights:
         if weight.grad is not None:
             (divided if _is_tensor_divided(weight) else whole).append(_local(weight.grad))
-    # What is whole on each tensor rank is there so often, and counts once.
+    # Each of the tensor ranks holds a copy of the whole gradients; the sum over ranks shall count them once.
     square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
     for group in groups:
         dist.all_reduce(square, group=group)
@@ -53,7 +53,7 @@ def clip_gradients(
 
 @torch.no_grad()
 def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Replace each gradient by its sum over the group's ranks, all of them laid end to end; one all_reduce.
+    """Replace each gradient by its sum over the group's ranks, in one all_reduce of all of them end to end.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -68,12 +68,12 @@ def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
 class AgreeingScaler(torch.amp.GradScaler):
     """A GradScaler whose ranks all skip an update in which one of them sees an overflow.
 
-    For each group one all_reduce of a number. Its hook is that of torch's ShardedGradScaler, which takes no list of
-    parts and wholes.
+    Costs one all_reduce of a number per group. It overrides the same hook as torch's ShardedGradScaler, which accepts
+    no list of parts and whole gradients.
     """
 
     def __init__(self, device: str, *, groups: Sequence[dist.ProcessGroup], enabled: bool) -> None:
-        """groups: along each axis, the ranks that agree."""
+        """groups: along each axis, the process group of the ranks that agree."""
         super().__init__(device, enabled=enabled)
         self._groups = groups
 

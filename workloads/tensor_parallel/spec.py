@@ -1,4 +1,4 @@
-"""The card of `tensor_parallel`: every matrix product divided among ranks, which all train on the same sequences."""
+"""Spec of `tensor_parallel`: every matrix product divided among ranks, which all train on the same sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workloads.tensor_parallel.cost_model import (
     paper_activation_bytes,
 )
 
-# What strategies that divide products by tensors share: the option that divides the stream too, and their refusals.
+# Shared with `three_d`: the option that also divides the stream, and the refusals of a division.
 
 SEQUENCE_PARALLEL = Option(
     name="sequence_parallel",
@@ -37,9 +37,9 @@ SEQUENCE_PARALLEL = Option(
 
 
 def division_refusals(setup: Setup, *, ranks: int, option: str | None = None) -> Iterator[str]:
-    """Why these ranks cannot divide the model's products equally, with the numbers that could.
+    """Yield why these ranks cannot divide the model's products equally, with numbers that could.
 
-    option: that says how many they are, where it is not all.
+    option: the option that sets their number, where it is not all ranks.
     """
     shape = setup.shape
     divided = {
@@ -62,7 +62,7 @@ def division_refusals(setup: Setup, *, ranks: int, option: str | None = None) ->
 
 
 def compile_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
-    """Why divided blocks cannot be compiled."""
+    """Yield why divided blocks cannot be compiled."""
     options = setup.options
     if ranks > 1:
         yield from graph_refusals(setup, COLLECTIVES_IN_GRAPHS)
@@ -95,7 +95,7 @@ def _refusals(setup: Setup) -> list[str]:
 
 
 def async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
-    """Why torch cannot hide collectives behind products here."""
+    """Yield why torch cannot hide collectives behind products here."""
     if not setup.options[ASYNC_TP.name]:
         return
     if setup.device != "cuda":
@@ -143,7 +143,7 @@ def _paper_states(setup: Setup) -> States:
 
 
 def _paper_activations(setup: Setup) -> int:
-    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other value.
     return paper_activation_bytes(
         setup.shape,
         local_batch(setup, data_ranks=1),

@@ -1,11 +1,11 @@
-"""A model whose matrix products are divided among ranks by torch's DTensor, as in Megatron.
+"""Tensor parallelism as in Megatron, on torch's DTensor: division of the model, and the trainer.
 
-The first products of a block's halves are divided by columns and the last by rows, so that each half takes one
-collective in forward and one in backward: attention has the rank's share of the heads, the MLP that of its inner width.
-The head is divided by the vocabulary. So is Megatron's embedding, which is the head's weight too; this one is another,
-and is divided by columns, which come together at half the cost of a sum. Norms are whole on each rank.
-Outside of products all tensors are plain ones, the same on each rank; or, where the residual stream is divided by
-positions, those of the rank's share of the sequence.
+The first products of a block's halves are divided by columns and the last by rows, so that each half needs one
+collective in forward and one in backward: attention has the rank's share of the heads, the MLP its share of the inner
+width. The head is divided by the vocabulary. So is Megatron's embedding, whose weight is also the head's; here the
+embedding has its own weight and is divided by columns, which are gathered at half the cost of a sum. Norms are whole on
+each rank. Outside of products all tensors are plain, and the same on each rank; or, where the residual stream is
+divided by positions, they hold the rank's share of the sequence.
 Source: Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, Reducing Activation Recomputation in Large
 Transformer Models, section 4.2.
 """
@@ -44,10 +44,10 @@ BY_COLUMN = Shard(-1)
 
 
 def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide, in place, what the module has of the model over the mesh's axis `tensor`.
+    """Divide the module's part of the model, in place, over the mesh's axis `tensor`.
 
-    module: whole or a stage of it, equal on all ranks of the axis: its blocks wherever they are, and, where it has
-    them, its children `embedding` and `head`. No weight changes its name.
+    module: the whole model or a stage, equal on all ranks of the axis. Divided are its blocks at any depth, and its
+    children `embedding` and `head` where it has them. No weight changes its name.
     """
     if mesh["tensor"].size() == 1:
         return
@@ -69,21 +69,22 @@ def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def norm_weights(module: nn.Module) -> list[nn.Parameter]:
-    """The weights that are whole on each rank.
+    """Return the weights that are whole on each rank.
 
-    Where the stream is divided by positions, backward leaves the part of their gradients that the rank's own make.
+    Where the stream is divided by positions, backward leaves only the part of their gradients that comes from the
+    rank's own positions.
     """
     return [part.weight for part in module.modules() if isinstance(part, nn.RMSNorm)]
 
 
 class _Plan:
-    """How each part is divided, in torch's words."""
+    """How each part is divided, in torch's parallel styles."""
 
     def __init__(self, *, is_divided_by_position: bool) -> None:
         self._stream = BY_POSITION if is_divided_by_position else WHOLE
 
     def block(self) -> dict[str, ParallelStyle]:
-        # The input is made whole once for all products that read it, and so is its gradient, which they add up before.
+        # The input is gathered once for all products that read it; their gradients are summed first, then reduced once.
         return {
             "attention": PrepareModuleInput(
                 input_layouts=(self._stream, None, None), desired_input_layouts=(WHOLE, None, None)
@@ -99,7 +100,7 @@ class _Plan:
         }
 
     def stream_of_columns(self) -> ParallelStyle:
-        # The column style could do this itself, but would hand on a tensor that has yet to arrive, of which a compiled
+        # ColwiseParallel could do this itself, but would return a tensor that is still in flight, for which a compiled
         # block makes a graph of its own.
         return PrepareModuleOutput(output_layouts=BY_COLUMN, desired_output_layouts=self._stream)
 
@@ -112,12 +113,12 @@ class _Plan:
 
 
 def _apply(plan: dict[str, ParallelStyle], module: nn.Module, axis: DeviceMesh) -> None:
-    # All ranks have made the same weights, so that each takes its part without being sent it.
+    # All ranks have created the same weights, so each takes its part without any transfer.
     parallelize_module(module, axis, plan, src_data_rank=None)
 
 
 def _round(module: nn.Module, inputs: tuple[Tensor, *tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The first input in the precision of the products that read it, so that it travels in that."""
+    """Cast the first input to the precision of the products that read it, so that it travels in that precision."""
     first, *others = inputs
     device = first.device.type
     if torch.is_autocast_enabled(device):
@@ -126,22 +127,19 @@ def _round(module: nn.Module, inputs: tuple[Tensor, *tuple[Any, ...]]) -> tuple[
 
 
 def _overlap_products(axis: DeviceMesh) -> None:
-    """Let the compiler cut each product beside a collective into pieces, and move one while the next is computed."""
+    """Let the compiler cut each product next to a collective into pieces, and move one while the next is computed."""
     import torch._inductor.config
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     torch._inductor.config._micro_pipeline_tp = True
     with warnings.catch_warnings():
-        # It calls itself needless, but the compiler leaves collectives alone of groups that it was not called for.
+        # torch calls this function unnecessary, but the compiler does not touch collectives of groups without it.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(axis.get_group().group_name)
 
 
-# The strategy `tensor_parallel`: every rank computes its share of each matrix product, on the same sequences.
-
-
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """The model divided over the axis `tensor`; as it is where there is nobody to share it with."""
+    """Build the model divided over the axis `tensor`, or the plain trainer where the axis has one rank."""
     if mesh["tensor"].size() == 1:
         return Trainer(setup, make_model(setup), phase)
     return TensorTrainer(setup, mesh, phase)
@@ -175,6 +173,6 @@ class TensorTrainer(Trainer):
         return loss.to_local()
 
     def _complete_norms(self) -> None:
-        """Where each rank has seen its own positions only, its gradient of a norm is a part of the sum."""
+        """Sum the norms' gradients over the ranks, where each rank has seen only its own positions."""
         if self._is_sequence_divided:
             add_up(norm_weights(self.model), self._group)
