@@ -1,6 +1,6 @@
-"""What a rank holds and sends where stages of a pipeline are divided by tensors and have replicas, to the byte.
+"""Cost model of `three_d`: states and traffic of a rank whose pipeline stages are divided by tensors and replicated.
 
-A rank's number is (data x stages + stage) x tensors + tensor: see `workloads.three_d.strategy`.
+Exact to the byte. A rank's number is (data x stages + stage) x tensors + tensor: see `workloads.three_d.strategy`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from workloads.fsdp.cost_model import ELEMENT_BYTES, NUMBER_BYTES, own_elements,
 from workloads.pipeline_parallel.memory import boundary_transfers, stage_states
 from workloads.tensor_parallel.cost_model import TensorTraffic
 
-# Which gradients travel together, where they are laid end to end in buckets.
-
 
 def fill_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[range]:
-    """The places of each bucket's tensors: as many, one after another, as it holds; one that is larger goes alone.
+    """Return the index range of each bucket's tensors: as many consecutive ones as fit; a larger tensor goes alone.
 
     sizes: bytes of each tensor.
 
@@ -39,7 +37,7 @@ def fill_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[range]:
 
 
 _BLOCK_DIMS = (None, 0, 0, 0, 1, None, 0, 0, 1)
-"""Of each weight of a block the dim that tensor ranks divide: columns of what reads the stream, rows of what writes."""
+"""Dim of each block weight that tensor ranks divide: 0 if it reads the stream, 1 if it writes it, None for norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,8 @@ class MeshStages:
     """A model on a mesh of three axes.
 
     counts: blocks of each stage.
-    traffic: that of the whole model over the axis of tensors; its ranks are those of the axis.
-    bucket_bytes: of gradients that replicas average together; None where FSDP2 divides what a stage holds.
+    traffic: of the whole model over the axis `tensor`; its ranks are those of the axis.
+    bucket_bytes: size of the buckets in which replicas average gradients; None where FSDP2 divides what a stage holds.
     numbers: single numbers that ranks of an axis agree on in an update, where they hold different gradients.
     """
 
@@ -61,7 +59,7 @@ class MeshStages:
     numbers: int
 
     def units(self, stage: int) -> tuple[tuple[Dimensions, ...], ...]:
-        """The weights of a stage as one tensor rank has them: block by block, and then those in no block."""
+        """Return the weights of a stage on one tensor rank: block by block, then those outside the blocks."""
         embedding, norm, head = outer_weights(self.shape)
         block = tuple(
             _divided(weight, dim, self.traffic.ranks)
@@ -72,12 +70,12 @@ class MeshStages:
         return *(block,) * self.counts[stage], (*first, *last)
 
     def weights(self, pipeline_rank: int) -> tuple[Dimensions, ...]:
-        """All weights of a rank's stages."""
+        """Return all weights of a rank's stages."""
         held = (self.units(stage) for stage in self.pipeline.stages_of(pipeline_rank))
         return tuple(weight for units in held for unit in units for weight in unit)
 
     def states(self, rank: int) -> States:
-        """What a rank holds between steps."""
+        """Return what a rank holds between steps."""
         data, pipeline_rank = divmod(rank // self.traffic.ranks, self.pipeline.ranks)
         weights = self.weights(pipeline_rank)
         if self.bucket_bytes is not None:
@@ -91,7 +89,7 @@ class MeshStages:
         )
 
     def transfers(self) -> tuple[Transfer, ...]:
-        """Of each axis and collective those of the rank that hands most to it."""
+        """Return, for each axis and collective, the transfers of the rank that passes most to it."""
         ranks = range(self.pipeline.ranks)
         return (
             *boundary_transfers(self.pipeline, numbers=self.numbers),
@@ -146,7 +144,7 @@ def _divided(weight: Dimensions, dim: int | None, ranks: int) -> Dimensions:
 
 
 def _most(by_rank: Iterable[Sequence[Transfer]]) -> Iterator[Transfer]:
-    """Of each collective all that the rank with the most bytes of it takes part in."""
+    """Yield, for each collective, all transfers of the rank with the most bytes in it."""
     most: dict[Collective, list[Transfer]] = {}
     for transfers in by_rank:
         for collective in dict.fromkeys(transfer.collective for transfer in transfers):

@@ -1,7 +1,7 @@
-"""The card of `three_d`: replicas of a pipeline, each of whose stages is divided by tensors, on one device mesh.
+"""Spec of `three_d`: replicas of a pipeline whose stages are divided by tensors, on one device mesh.
 
-Placement follows the interconnect. Ranks of the axis `tensor` speak in every block and are neighbours; stages hand on
-one tensor for each microbatch; replicas speak once a step, and are farthest apart.
+Placement follows the interconnect. Ranks of the axis `tensor` communicate in every block and are neighbours; stages
+hand on one tensor per microbatch; replicas communicate once a step, and are farthest apart.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ SCHEDULE = Option(
     help="order of a stage's microbatches",
 )
 GATHERED_STAGES = 3
-"""Stages of a rank whose weights torch's schedules keep gathered at a time."""
+"""Number of stages per rank whose weights torch's schedules keep gathered at a time."""
 LISTED_RANKS = 16
-"""Of a larger mesh the rule is shown in place of each rank's place."""
+"""For a larger mesh the notes show the rule in place of each rank's coordinates."""
 
 
 def pipeline_of(setup: Setup) -> Pipeline:
-    """Each of the pipelines, which are alike."""
+    """Return one of the pipelines, which are all alike."""
     axes = _mesh(setup)
     pipeline = pipeline_of_ranks(setup, _schedule(setup), ranks=axes["stage"], data_ranks=axes["data"])
     return replace(pipeline, boundary_bytes=pipeline.boundary_bytes // _stream_ranks(setup))
 
 
 def _stream_ranks(setup: Setup) -> int:
-    """Ranks that the residual stream is divided over."""
+    """Return the number of ranks that the residual stream is divided over."""
     return int(setup.options[TENSOR_RANKS.name]) if setup.options[SEQUENCE_PARALLEL.name] else 1
 
 
 def _schedule(setup: Setup) -> ScheduleName:
-    schedule: ScheduleName = setup.options[SCHEDULE.name]  # type: ignore[assignment]  # The card allows no other word.
+    schedule: ScheduleName = setup.options[SCHEDULE.name]  # type: ignore[assignment]  # The spec allows no other value.
     return schedule
 
 
@@ -184,7 +184,7 @@ def _paper_states(setup: Setup) -> States:
 
 
 def _paper_activations(setup: Setup) -> int:
-    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other value.
     axes, pipeline = _mesh(setup), pipeline_of(setup)
     of_all = paper_activation_bytes(
         setup.shape,
@@ -219,7 +219,7 @@ def _is_divided(setup: Setup) -> bool:
 
 
 def _places(axes: Mapping[str, int]) -> str:
-    """Which ranks are where."""
+    """Return a note on which ranks are where in the mesh."""
     mesh = " x ".join(f"{name} {size}" for name, size in axes.items())
     if axes["data"] * axes["stage"] * axes["tensor"] > LISTED_RANKS:
         number = f"(replica x {axes['stage']} + pipeline rank) x {axes['tensor']} + tensor rank"

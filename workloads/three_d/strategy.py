@@ -1,8 +1,8 @@
-"""Stages of a pipeline that other axes of the device mesh divide and replicate, and their trainer.
+"""Strategy `three_d`: pipeline stages that other axes of the device mesh divide and replicate, and their trainer.
 
-Each stage's products are divided over the axis `tensor`. Over the axis `data` its replicas average their gradients when
-the schedule is through, or FSDP2 divides what the stage holds: weights are gathered in the first forward of a step and
-kept to its last backward, since each microbatch would gather them again.
+Each stage's products are divided over the axis `tensor`. Over the axis `data`, replicas average their gradients when
+the schedule is done, or FSDP2 divides what the stage holds: weights are gathered in the first forward of a step and
+kept until its last backward, since otherwise each microbatch would gather them again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, 
 from workloads.tensor_parallel.strategy import norm_weights, parallelize
 from workloads.three_d.cost_model import fill_buckets
 
-# Gradients averaged over replicas when backward is through, many laid end to end in each collective.
-
 
 @torch.no_grad()
 def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int) -> None:
-    """Replace each gradient by its mean over the group's ranks; of a part that a rank holds, the mean of that part.
+    """Replace each gradient by its mean over the group's ranks, in buckets; a rank averages the part that it holds.
 
-    While one bucket is on its way the next is filled.
+    While one bucket is being sent the next is filled.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -62,7 +60,7 @@ def _own(weight: nn.Parameter) -> Tensor:
 
 
 def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTrainer:
-    """This rank's stages, divided over `tensor` and, where FSDP2 is to do so, over `data`; and their trainer."""
+    """Build this rank's stages, divided over `tensor` and, for FSDP2, over `data`; and their trainer."""
     tensor_ranks, is_stream_divided = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
     is_sharded = setup.options["data_axis"] == "fsdp" and mesh["data"].size() > 1
     holders = [mesh.get_group(axis) for axis in _axes_of_parts(mesh, is_sharded=is_sharded)]
@@ -74,7 +72,7 @@ def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTraine
 
     def complete(stages: list[StageModel]) -> None:
         if is_stream_divided and tensor_ranks > 1:
-            # Each rank has seen its own positions only.
+            # Each rank has seen only its own positions.
             add_up([weight for stage in stages for weight in norm_weights(stage)], mesh.get_group("tensor"))
         if not is_sharded and mesh["data"].size() > 1:
             weights = (weight for stage in stages for weight in stage.parameters())
@@ -94,9 +92,9 @@ def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTraine
 
 
 def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True) -> None:
-    """Divide what a stage holds, block by block, over a mesh of one axis; torch's schedules gather and reduce it.
+    """Divide a stage, block by block, over a mesh of one axis; torch's schedules gather weights and reduce gradients.
 
-    is_kept_gathered: from the first forward of a step to its last backward.
+    is_kept_gathered: keep weights gathered from the first forward of a step to its last backward.
     """
     for block in stage.blocks.values():
         fully_shard(block, mesh=mesh, reshard_after_forward=not is_kept_gathered)
@@ -104,7 +102,7 @@ def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True)
 
 
 def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
-    """The axes whose ranks hold different gradients when the step is through."""
+    """Yield the axes whose ranks hold different gradients at the end of the step."""
     yield "stage"
     if mesh["tensor"].size() > 1:
         yield "tensor"
@@ -114,7 +112,7 @@ def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TensorSetup:
-    """A setup as `parts.tensor_parallel` reads it."""
+    """A setup in the form that `workloads.tensor_parallel.strategy` reads."""
 
     strategy: str
     ranks: int
@@ -127,7 +125,7 @@ class _TensorSetup:
 
 
 def _as_tensor_parallel(setup: Setup) -> Setup:
-    """The setup with the options that stages do not offer: a loss that is divided, and products in pieces."""
+    """Return the setup with defaults for options that stages do not offer: divided loss, and products in pieces."""
     return _TensorSetup(
         strategy=setup.strategy,
         ranks=setup.ranks,
@@ -140,9 +138,6 @@ def _as_tensor_parallel(setup: Setup) -> Setup:
     )
 
 
-# The strategy `three_d`: replicas of a pipeline, each of whose stages is divided by tensors.
-
-
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """This rank's stages, its part of each of their products, and torch's schedule over the axis `stage`."""
+    """Build this rank's stages, its part of each of their products, and torch's schedule over the axis `stage`."""
     return make_trainer(setup, mesh, phase)
