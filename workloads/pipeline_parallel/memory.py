@@ -1,9 +1,9 @@
-"""The peak of live tensors in one step of a pipeline rank, sought action by action of its schedule.
+"""Memory and traffic of pipeline stages: states, activations, messages, and the peak of live tensors in a step.
 
-What a stage computes for one microbatch lives beside what is held for others; the peak is where both together are most.
-So do the buffers that messages come in, and what was sent, for as long as torch keeps its handle. MemTracker sees a
-buffer from its first use on, and one of gradients never under autocast, which only reads it for a copy.
-Not covered: schedules that part backward, whose halves keep what autograd chooses.
+The peak is searched action by action: a stage's work on one microbatch lives beside what the rank holds for others.
+Receive buffers also live, and sent tensors for as long as torch keeps their handle. MemTracker sees a buffer from its
+first use on; a buffer of gradients never under autocast, which only reads it to make a copy.
+Not covered: schedules that split backward, where autograd chooses what one half keeps for the other.
 Source: torch 2.13, torch/distributed/pipelining/stage.py and schedules.py.
 """
 
@@ -19,17 +19,15 @@ from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, 
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, Transfer, block_weights, elements, outer_weights
 
-# What the stages of a pipeline cost: states and activations of each rank, and what they send each other.
-
 ELEMENT_BYTES = 4
 LOSS_BYTES = 4
-"""What the last stage hands on, in fp32."""
+"""Bytes of the last stage's output, a loss in fp32."""
 STEP_BYTES = 4
-"""AdamW counts steps for each weight by itself, in fp32."""
+"""Bytes of AdamW's step count, one per weight tensor, in fp32."""
 
 
 def stage_weights(shape: Shape, counts: Sequence[int], stage: int) -> tuple[Dimensions, ...]:
-    """The tensors of one stage: its blocks, the embedding in the first, last norm and head in the last."""
+    """Return the tensors of one stage: its blocks; in the first the embedding; in the last the last norm and head."""
     embedding, norm, head = outer_weights(shape)
     return (
         *((embedding,) if stage == 0 else ()),
@@ -39,7 +37,7 @@ def stage_weights(shape: Shape, counts: Sequence[int], stage: int) -> tuple[Dime
 
 
 def stage_states(weights: Iterable[Dimensions]) -> States:
-    """Weights, gradients and AdamW's two moments of these tensors, all in fp32."""
+    """Return weights, gradients and AdamW's two moments of these tensors, all in fp32."""
     held = tuple(weights)
     weights_bytes = ELEMENT_BYTES * elements(held)
     return States(
@@ -50,12 +48,12 @@ def stage_states(weights: Iterable[Dimensions]) -> States:
 
 
 def boundary_bytes(shape: Shape, sequences: int) -> int:
-    """The residual stream of one microbatch, which stages hand on in fp32 in every precision."""
+    """Return the bytes of one microbatch's residual stream, which stages hand on in fp32 in every precision."""
     return ELEMENT_BYTES * sequences * shape.sequence * shape.width
 
 
 def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:
-    """Those of the rank that sends most: activations to the next stage, gradients to the one before.
+    """Return the transfers of the rank that sends most: activations to the next stage, gradients to the previous one.
 
     numbers: scalars that the ranks of a pipeline agree on in a step, such as the norm of all gradients.
     """
@@ -68,18 +66,19 @@ def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, .
 
 
 def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> int:
-    """What a stage's forward of one microbatch leaves for its backward: its input, and its output until that is sent.
+    """Return what a stage's forward of one microbatch keeps for backward: its input, and its output until that is sent.
 
-    Tokens are not counted: they are there through the whole step.
+    Tokens are not counted: they live through the whole step.
     """
     out_bytes = microbatch.head_bytes + LOSS_BYTES if stage == len(counts) - 1 else microbatch.stream_bytes
     return counts[stage] * microbatch.stored_block_bytes + out_bytes
 
 
 def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
-    """The most that forwards of each stage's live microbatches have left at once, in bytes, tokens not counted.
+    """Return the most bytes that forwards of each stage's live microbatches hold at once, without tokens.
 
-    What a stage hands on to one of the same rank is that stage's input too, and is counted of the one that made it.
+    A tensor that a stage hands to another stage on the same rank is also that stage's input; it is counted for the
+    stage that made it.
 
     Raises:
         ValueError: the schedule cannot run this pipeline.
@@ -92,13 +91,13 @@ def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Seq
 
 
 def _handed_bytes(pipeline: Pipeline, microbatch: Microbatch, stage: int) -> int:
-    """A stage's input, where the stage before it is on the same rank."""
+    """Return the size of a stage's input if the previous stage is on the same rank, else 0."""
     is_handed = stage > 0 and pipeline.rank_of(stage - 1) == pipeline.rank_of(stage)
     return microbatch.stream_bytes if is_handed else 0
 
 
 def _messages(pipeline: Pipeline, rank: int) -> int:
-    """Tensors that a rank sends to others in a step: one for each microbatch and each end of a stage that faces one."""
+    """Return the tensors that a rank sends in a step: one per microbatch and stage end that faces another rank."""
     facing = sum(
         0 <= neighbour < pipeline.stages and pipeline.rank_of(neighbour) != rank
         for stage in pipeline.stages_of(rank)
@@ -109,7 +108,7 @@ def _messages(pipeline: Pipeline, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Live:
-    """What lives at a moment beside the states that are always there."""
+    """Live bytes at one moment, besides the states that are always there."""
 
     activations_bytes: int
     temporary_bytes: int
@@ -121,12 +120,12 @@ class _Live:
 
 
 def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Prediction:
-    """What lives on a pipeline rank at the peak of a step; see `Microbatch` for what is covered.
+    """Predict the live bytes on a pipeline rank at the peak of a step; see `Microbatch` for what is covered.
 
     counts: blocks of each stage.
 
     Raises:
-        ValueError: the schedule parts backward, or cannot run this pipeline.
+        ValueError: the schedule splits backward, or cannot run this pipeline.
     """
     if pipeline.schedule in HALVED_BACKWARD:
         raise ValueError(f"{pipeline.schedule} parts backward; the law follows whole ones")
@@ -147,7 +146,7 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A rank between two actions: how many microbatches each stage has taken forward, and back."""
+    """A rank between two actions: how many forwards and backwards each stage has run."""
 
     pipeline: Pipeline
     microbatch: Microbatch
@@ -157,7 +156,7 @@ class _Rank:
 
     @property
     def waiting_bytes(self) -> int:
-        """Activations of microbatches that wait, and of those that are through what messages still hold."""
+        """Activations of microbatches between forward and backward, and of finished ones what messages still hold."""
         waiting_bytes = self.pipeline.microbatches * self.microbatch.tokens_bytes
         for stage, taken in self.forwards.items():
             waiting_bytes += (taken - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
@@ -169,7 +168,7 @@ class _Rank:
 
     @property
     def messages_bytes(self) -> int:
-        """Gradients that came, and those that went."""
+        """Gradients that were received, and sent ones that torch still holds."""
         streams = sum(
             self.has_seen_gradients(stage) * through + (stage > 0) * self._kept(through)
             for stage, through in self.backwards.items()
@@ -178,32 +177,32 @@ class _Rank:
 
     @property
     def gradients_bytes(self) -> int:
-        """Of stages that have been backward once."""
+        """Weight gradients of the stages that have run a backward."""
         return sum(self.weights_bytes(stage) for stage, through in self.backwards.items() if through)
 
     def has_seen_gradients(self, stage: int) -> bool:
-        """Whether the gradients that come to a stage are seen."""
+        """Whether MemTracker sees the gradients that a stage receives."""
         return not self.is_last(stage) and not self.microbatch.is_autocast
 
     def is_last(self, stage: int) -> bool:
-        """Whether a stage has the head."""
+        """Whether a stage is the last, which has the head."""
         return stage == self.pipeline.stages - 1
 
     def weights_bytes(self, stage: int) -> int:
-        """Of all weights of a stage, or of their gradients."""
+        """Return the bytes of all weights of a stage, or of their gradients."""
         return FULL_BYTES * elements(stage_weights(self.microbatch.shape, self.counts, stage))
 
     def alone(self, stage: int) -> Microbatch:
-        """The microbatch of a model that has the stage's blocks only."""
+        """Return the microbatch of a model that has only the stage's blocks."""
         return replace(self.microbatch, shape=replace(self.microbatch.shape, layers=self.counts[stage]))
 
     def _kept(self, sent: int) -> int:
-        """Of so many messages in one direction those that torch still holds."""
+        """Return how many of the messages sent in one direction torch still holds."""
         return min(sent, 1) if self.pipeline.schedule == "one_f_one_b" else sent
 
 
 def _moments(rank: _Rank, place: int) -> Iterator[_Live]:
-    """Those that can be the peak, action by action."""
+    """Yield the moments that can be the peak, action by action."""
     for action in actions(rank.pipeline)[place]:
         if action.kind == "forward":
             yield _end_of_forward(rank, action.stage)
@@ -214,7 +213,7 @@ def _moments(rank: _Rank, place: int) -> Iterator[_Live]:
 
 
 def _end_of_forward(rank: _Rank, stage: int) -> _Live:
-    """In the last stage the loss has just read the logits."""
+    """Return the end of a stage's forward; in the last stage the loss has just read the logits."""
     size = rank.alone(stage)
     activations_bytes = rank.waiting_bytes + stored_bytes(rank.microbatch, rank.counts, stage)
     if size.checkpoint != "none":
@@ -230,13 +229,13 @@ def _end_of_forward(rank: _Rank, stage: int) -> _Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Backward:
-    """A stage's backward of one microbatch, by the moments of a model that has the stage's blocks only."""
+    """A stage's backward of one microbatch, as moments of a model that has only the stage's blocks."""
 
     rank: _Rank
     stage: int
 
     def moments(self) -> Iterator[_Live]:
-        """From the loss, or the gradient that came, to the stage's input."""
+        """Yield moments from the loss, or the received gradient, to the stage's input."""
         size, step = self._size, Step(microbatch=self._size, held_bytes=self._held_bytes)
         if self.rank.is_last(self.stage):
             yield self._live(step.loss(), ready=0)
@@ -252,7 +251,7 @@ class _Backward:
             yield self._embedding()
 
     def _last_block(self) -> Iterator[_Live]:
-        """The stage's first block, with which backward ends."""
+        """Yield the moments of the stage's first block, the last one in backward."""
         size, shape = self._size, self._size.shape
         blocks = BlockMoments(microbatch=size, held_bytes=self._held_bytes - size.logits_bytes)
         is_top = shape.layers == 1
@@ -265,17 +264,17 @@ class _Backward:
         yield self._live(blocks.query(0), ready=self._after_head(ready))
 
     def _embedding(self) -> _Live:
-        """The gradient of its table, which is added to that of earlier microbatches."""
+        """Return the moment of the embedding's gradient, which is added to that of earlier microbatches."""
         table = self._size.shape.vocabulary * self._size.shape.width
         made_bytes = self._size.stream_bytes + FULL_BYTES * table
         moment = Moment(activations_bytes=self._held_bytes, temporary_bytes=made_bytes)
         return self._live(moment, ready=self.rank.weights_bytes(self.stage) // FULL_BYTES - table)
 
     def _live(self, moment: Moment, *, ready: int, is_top: bool = False) -> _Live:
-        """A moment with what the rank holds beside it.
+        """Return a moment together with what the rank holds besides.
 
-        ready: weights of the stage that have their gradient, if this is the first backward. is_top: whether what the
-        moment begins with is the gradient that came.
+        ready: number of the stage's weights that have their gradient, if this is its first backward. is_top: whether
+        the moment starts from the received gradient itself, which its own bytes include.
         """
         temporary_bytes = moment.temporary_bytes + self.rank.messages_bytes
         if not self.rank.is_last(self.stage):
@@ -294,7 +293,7 @@ class _Backward:
 
     @property
     def _held_bytes(self) -> int:
-        """What waits, and what this stage gave."""
+        """Activations of waiting microbatches, and this stage's own output."""
         waiting_bytes = self.rank.waiting_bytes - stored_bytes(self.rank.microbatch, self.rank.counts, self.stage)
         return waiting_bytes if self.rank.is_last(self.stage) else waiting_bytes + self._size.stream_bytes
 

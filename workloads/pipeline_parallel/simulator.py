@@ -1,8 +1,8 @@
-"""A pipeline played through: when each action of a schedule begins and ends, given what stages and transfers take.
+"""Simulator of a pipeline step: when each action begins and ends, and how a measured bubble splits into causes.
 
-Each rank does its actions in its order. One begins when the rank is free and what it needs is there: a forward needs
-the output of the stage before, a backward its own forward and the gradient of the stage after, a weight_backward its
-own input_backward. What goes to another rank is there one transfer later; sending takes nothing from the rank, and
+Each rank does its actions in its order. An action begins when the rank is free and its inputs have arrived: a forward
+needs the output of the previous stage, a backward its own forward and the gradient of the next stage, a weight_backward
+its own input_backward. What goes to another rank arrives one transfer later; sending takes nothing from the rank, and
 messages do not delay each other.
 """
 
@@ -21,15 +21,15 @@ StageTimes = Mapping[tuple[int, ActionKind], float]
 """Seconds that a stage computes for one microbatch, by stage and kind of action."""
 
 Needs = Mapping[Action, tuple[Action, ...]]
-"""What must have ended before an action begins, besides those before it on its rank."""
+"""Actions that must have ended before an action begins, besides the earlier ones of its rank."""
 
 EQUAL = 1e-9
-"""Stages whose busy times are no further apart than this share are equal; sums of floats leave less."""
+"""Stages are equal if their busy times differ by no more than this share; rounding of float sums is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedAction:
-    """An action, and the seconds from the step's beginning to its start and to its end."""
+    """An action with its start and end, in seconds from the beginning of the step."""
 
     action: Action
     start_s: float
@@ -38,23 +38,23 @@ class SimulatedAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """One step of a pipeline; each rank's actions in its order."""
+    """One step of a pipeline; the actions of each rank, in order."""
 
     performed: tuple[tuple[SimulatedAction, ...], ...]
 
     @property
     def makespan_s(self) -> float:
-        """From the step's beginning to the end of the last action."""
+        """Time from the beginning of the step to the end of the last action."""
         return max(done.end_s for rank in self.performed for done in rank)
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """What each rank computes."""
+        """Compute time of each rank."""
         return tuple(sum(done.end_s - done.start_s for done in rank) for rank in self.performed)
 
     @property
     def stage_busy_s(self) -> dict[int, float]:
-        """What each stage computes, in the order of the model."""
+        """Compute time of each stage, in the order of the model."""
         busy_s: dict[int, float] = {}
         for done in (done for rank in self.performed for done in rank):
             busy_s[done.action.stage] = busy_s.get(done.action.stage, 0.0) + done.end_s - done.start_s
@@ -62,7 +62,7 @@ class Simulated:
 
     @property
     def bubble_ratio(self) -> float:
-        """Share of their time, from the step's beginning to its end, in which the ranks compute for no stage."""
+        """Share of the ranks' time, from the beginning of the step to its end, in which they do not compute."""
         return max(0.0, 1 - sum(self.busy_s) / (len(self.performed) * self.makespan_s))
 
     @property
@@ -76,18 +76,18 @@ class Simulated:
 
     @property
     def live_microbatches(self) -> tuple[int, ...]:
-        """The most that each rank holds at once, those of its stages added."""
+        """The most microbatches that each rank holds at once, summed over its stages."""
         return live_microbatches([[done.action for done in rank] for rank in self.performed])
 
 
 def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s: float = 0.0) -> Simulated:
-    """The step in which each rank does its actions as early as it can.
+    """Simulate the step in which each rank does its actions as early as possible.
 
-    order: each rank's actions; a stage belongs to the rank that has its actions.
-    transfer_s: of one message, activations and gradients alike; between stages of one rank it is 0.
+    order: actions of each rank; a stage belongs to the rank that has its actions.
+    transfer_s: time of one message, activations and gradients alike; between stages of one rank it is 0.
 
     Raises:
-        ValueError: an action can never begin, or is there twice; a time is missing or negative, or all are 0.
+        ValueError: an action can never begin, or occurs twice; a time is missing or negative, or all are 0.
     """
     planned = planned_on(order)
     needs = needs_of(planned)
@@ -104,7 +104,11 @@ def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s
 
 
 def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
-    """The rank of each action."""
+    """Return the rank of each action.
+
+    Raises:
+        ValueError: an action occurs twice.
+    """
     planned: dict[Action, int] = {}
     for rank, planned_actions in enumerate(order):
         for action in planned_actions:
@@ -128,7 +132,7 @@ def _check_times(planned: Iterable[Action], times: StageTimes, transfer_s: float
 
 
 def needs_of(planned: Collection[Action]) -> Needs:
-    """What each action needs, besides those before it on its rank."""
+    """Return what each action needs, besides the earlier actions of its rank."""
     last_stage = max((action.stage for action in planned), default=0)
     return {action: tuple(_needed(action, planned, last_stage)) for action in planned}
 
@@ -142,13 +146,18 @@ def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iter
     else:
         yield replace(action, kind="forward")
         if action.stage < last_stage:
-            # The next stage's gradient comes of its whole backward, or of the half that makes it.
+            # The gradient comes from the next stage's whole backward, or from its input_backward where backward is
+            # split.
             whole = replace(action, kind="backward", stage=action.stage + 1)
             yield whole if whole in planned else replace(whole, kind="input_backward")
 
 
 def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterator[tuple[int, Action]]:
-    """All actions with their ranks, each after those that it needs, and after those before it on its rank."""
+    """Yield all actions with their ranks, each after those that it needs and after the earlier ones of its rank.
+
+    Raises:
+        ValueError: an action can never begin.
+    """
     done: set[Action] = set()
     left = [deque(actions) for actions in order]
     while any(left):
@@ -171,17 +180,18 @@ def _words(action: Action) -> str:
     return f"{action.kind} of microbatch {action.microbatch} on stage {action.stage}"
 
 
-# Why a pipeline waits: a measured bubble, split by simulating what the schedule, the stages and the link explain.
+# Why a pipeline waits: a measured bubble, split into what schedule, stages and link explain in a simulation.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BubbleSplit:
     """A measured bubble and its parts, all as shares of the ranks' time; the parts add up to it.
 
-    schedule_ratio: with these stages all equal to their mean, which computes as much in all, on an ideal wire.
+    schedule_ratio: bubble with all stages equal to their mean, which keeps the total compute time, and free transfers.
     imbalance_ratio: what the stages' own times add to that; below 0 where they suit the schedule better.
-    transfer_ratio: what the time on the link adds to both, or why it is not known; it is then in unexplained.
-    unexplained_ratio: the rest; below 0 where less was measured than expected.
+    transfer_ratio: what the link's time adds to both; or why it is unknown, in which case it is part of
+    unexplained_ratio.
+    unexplained_ratio: the rest; below 0 where the measured bubble is smaller than the expected.
     bottleneck_stage: the stage that computes longest, None where all are equal.
     """
 
@@ -194,7 +204,7 @@ class BubbleSplit:
 
     @property
     def expected_ratio(self) -> float:
-        """The bubble of the simulation: schedule, imbalance, and transfer where it is known."""
+        """Bubble of the simulation: schedule, imbalance, and transfer where it is known."""
         transfer_ratio = 0.0 if isinstance(self.transfer_ratio, NotCovered) else self.transfer_ratio
         return self.schedule_ratio + self.imbalance_ratio + transfer_ratio
 
@@ -202,14 +212,15 @@ class BubbleSplit:
 def split_bubble(
     measured_ratio: float, pipeline: Pipeline, times: StageTimes, *, transfer_s: float | NotCovered
 ) -> BubbleSplit:
-    """The parts of a bubble, each what the simulation gains when one more thing is as it was measured.
+    """Split a bubble: each part is what the simulation gains when one more thing is as measured.
 
-    times: as measured. transfer_s: of one boundary tensor between two ranks, or why nobody knows.
+    times: as measured. transfer_s: of one boundary tensor between two ranks, or why it is unknown.
 
     Raises:
         ValueError: the schedule cannot run this pipeline; a time is missing or negative, or all are 0.
     """
     order = actions(pipeline)
+    # Mean stages -> own stages -> own stages and transfers: each step's increase is one part.
     own = simulate(order, times)
     ideal_ratio = simulate(order, mean_stage(times)).bubble_ratio
     transfer_ratio: float | NotCovered
@@ -229,26 +240,26 @@ def split_bubble(
 
 
 def mean_stage(times: StageTimes) -> dict[tuple[int, ActionKind], float]:
-    """The times of stages that are all alike and together take as long, kind by kind."""
+    """Return the times of equal stages with the same total, kind by kind."""
     kinds = {kind for _, kind in times}
     mean_s = {kind: fmean(times[place] for place in times if place[1] == kind) for kind in kinds}
     return {place: mean_s[place[1]] for place in times}
 
 
-# A step of a pipeline played through again as it was measured, with its delays or without some of them.
+# Replay of a measured step, with all of its delays or only some.
 #
-# Each action takes what it took. It begins when its rank is free, the host has come to it, and what it needs is
-# there, later by what the message took. With all delays the step is the measured one; what it gains from a delay is
-# its part of the bubble.
+# Each action takes its measured time. It begins when its rank is free, the host has reached it, and its inputs have
+# arrived, each delayed by its message. With all delays the step is the measured one; what it gains from a delay is that
+# delay's part of the bubble.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """What an action was late by; seconds.
+    """Delays of an action, in seconds.
 
-    host_s: from the end of the action before it on its rank until the rank asked for what it needs.
-    hand_over_s: from this action's own end until the rank handed its output over to be sent.
-    message_s: from the later of asking and of the sender's handing over, until the action began.
+    host_s: from the end of the previous action on its rank until the rank asked for this action's inputs.
+    hand_over_s: from this action's end until the rank handed its output over for sending.
+    message_s: from the later of asking and the sender's handing over, until the action began.
     """
 
     host_s: float = 0.0
@@ -262,12 +273,12 @@ NO_DELAY = Delay()
 def replay(
     order: Sequence[Sequence[Action]], taken_s: Mapping[Action, float], delays: Mapping[Action, Delay]
 ) -> Simulated:
-    """The step with these delays; an action without one has none.
+    """Replay the step with these delays; an action that has none listed starts without delay.
 
-    order: each rank's actions, as it did them. taken_s: of each action.
+    order: actions of each rank, in the order in which it did them. taken_s: measured time of each action.
 
     Raises:
-        ValueError: an action can never begin, or is there twice.
+        ValueError: an action can never begin, or occurs twice.
     """
     planned = planned_on(order)
     needs = needs_of(planned)

@@ -1,4 +1,7 @@
-"""The card of a pipeline, made of what tells one schedule from another; and what all pipelines take and refuse."""
+"""Specs of the pipelines `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble` and `pipeline_naive`.
+
+`pipeline_card` makes each spec from what is particular to its schedule; options, refusals and costs are shared.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +46,12 @@ from workloads.pipeline_parallel.memory import (
 )
 from workloads.spec import Card, Needs, Option, OptionValue, Parity, Setup
 
-# What schedules that part backward into inputs and weights refuse: blocks whose backward does not come in halves.
-
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
-    """Why a zero-bubble schedule cannot run this; nothing where backward is whole."""
+    """Yield why a zero-bubble schedule cannot run this setup; nothing for schedules with whole backwards.
+
+    A block's backward must split into the halves for inputs and for weights.
+    """
     if schedule not in HALVED_BACKWARD:
         return
     options = setup.options
@@ -64,11 +68,8 @@ def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[s
         )
 
 
-# What the cards of pipelines tell of the peak of a step.
-
-
 def peak_of_stages(setup: Setup, pipeline: Pipeline, counts: Sequence[int]) -> Prediction | NotCovered:
-    """The peak on the rank that holds most. counts: blocks of each stage, where they are known."""
+    """Predict the peak of the rank that holds most. counts: blocks of each stage."""
     if (reason := peak_not_covered(setup)) is not None:
         return reason
     if pipeline.schedule in HALVED_BACKWARD:
@@ -97,19 +98,19 @@ Schedule = Callable[[Setup], ScheduleName]
 
 
 def counts(setup: Setup, stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, as far as they can be known without running; measured ones are taken to be as by flops."""
+    """Return the blocks of each stage as far as known before the run; balance=measured is approximated by flops."""
     if setup.options[BALANCE.name] == "layers":
         return equal_layers(setup.shape.layers, stages)
     return flops_balance(setup.shape, stages)
 
 
 def numbers_agreed(setup: Setup) -> int:
-    """Scalars that the ranks of a pipeline agree on in a step: the gradient's norm, and in fp16 its overflow."""
+    """Return how many scalars a pipeline's ranks agree on in a step: the gradient norm, and in fp16 its overflow."""
     return (float(setup.options["clip"]) > 0) + (setup.precision == "fp16")
 
 
 def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) -> list[str]:
-    """Why the model cannot be cut so, or the schedule cannot run it."""
+    """Return why the model cannot be cut into these stages, or the schedule cannot run them."""
     sequences = setup.shape.batch // data_ranks
     layers, stages = setup.shape.layers, pipeline.stages
     reasons = [*priority_refusals(setup), *deferring_refusals(setup, pipeline.schedule)]
@@ -134,7 +135,7 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
 
 
 def _fitting(pipeline: Pipeline, sequences: int) -> str:
-    """Which microbatches the schedule runs that also divide so many sequences."""
+    """Return, as the end of a message, the microbatch counts that the schedule runs and that divide the sequences."""
     fitting = [
         str(count)
         for count in range(1, sequences + 1)
@@ -145,7 +146,7 @@ def _fitting(pipeline: Pipeline, sequences: int) -> str:
 
 
 def pipeline_of(setup: Setup, schedule: ScheduleName, *, ranks: int, data_ranks: int = 1) -> Pipeline:
-    """The pipeline of so many ranks, each of which holds as many stages as the setup's options say."""
+    """Return a pipeline of this many ranks, each with as many stages as the setup's options say."""
     return Pipeline(
         schedule=schedule,
         ranks=ranks,
@@ -164,9 +165,9 @@ def pipeline_card(
     variants: tuple[Mapping[str, OptionValue], ...],
     more_refusals: Callable[[Setup], list[str]] = lambda setup: [],
 ) -> Card:
-    """The card of a pipeline over all ranks.
+    """Return the spec of a pipeline over all ranks.
 
-    variants: of its parity.
+    variants: options of its parity test.
     """
 
     def pipeline(setup: Setup) -> Pipeline:
@@ -195,7 +196,7 @@ def pipeline_card(
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
 
     def paper_activations(setup: Setup) -> int:
-        # Blocks of all stages of a rank together are layers / ranks, whatever the schedule; see Narayanan et al. 2021.
+        # The stages of a rank together have layers / ranks blocks, whatever the schedule; see Narayanan et al. 2021.
         size, whole = microbatch(setup, 1), pipeline(setup)
         of_all = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
         return max(live_microbatches(actions(whole))) * of_all // whole.stages
@@ -229,18 +230,16 @@ def pipeline_card(
 
 
 def measured_stages(setup: Setup) -> NotCovered | None:
-    """Why states and peak of a stage are known in the run alone; None where they are not."""
+    """Return why a stage's states and peak are known only in the run; None where they are known before."""
     if setup.options[BALANCE.name] != "measured":
         return None
     return NotCovered(reason="balance=measured cuts the model by what this machine measured, which only the run knows")
 
 
 def with_default(option: Option, default: OptionValue) -> Option:
-    """The option with another default."""
+    """Return the option with another default."""
     return replace(option, default=default)
 
-
-# The card of `gpipe`: stages of the model follow each other; all forwards, then all backwards.
 
 GPIPE_CARD = pipeline_card(
     name="gpipe",
@@ -249,8 +248,6 @@ GPIPE_CARD = pipeline_card(
     variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, {"balance": "measured"}),
 )
 
-
-# The card of `interleaved`: as `one_f_one_b` with several stages on each rank, in turn, so that ranks wait less.
 
 INTERLEAVED_CARD = pipeline_card(
     name="interleaved",
@@ -261,8 +258,6 @@ INTERLEAVED_CARD = pipeline_card(
 )
 
 
-# The card of `one_f_one_b`: as `gpipe`, but backwards begin as soon as they can, so that fewer activations live.
-
 ONE_F_ONE_B_CARD = pipeline_card(
     name="one_f_one_b",
     summary="1F1B: as GPipe, but each backward begins as soon as it can, so that fewer microbatches live at once",
@@ -270,8 +265,6 @@ ONE_F_ONE_B_CARD = pipeline_card(
     variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}),
 )
 
-
-# The card of `pipeline_naive`: the whole batch goes from stage to stage, and one rank computes at a time.
 
 PIPELINE_NAIVE_CARD = pipeline_card(
     name="pipeline_naive",
@@ -282,7 +275,7 @@ PIPELINE_NAIVE_CARD = pipeline_card(
 )
 
 
-# The card of `zero_bubble`: backward is parted into that of inputs, which others wait for, and that of weights.
+# zero_bubble: backward is split into that of inputs, which other ranks wait for, and that of weights.
 
 VARIANT = Option(
     name="variant",

@@ -1,8 +1,8 @@
-"""The model cut into pipeline stages: which blocks each has, and the part of the model that computes them.
+"""Pipeline stages: the part of the model that a stage computes, the stage that torch schedules, and the trainer.
 
 The first stage also has the embedding, the last the norm, the head and the loss. Weights keep the names that they have
 in the whole model.
-Not covered: a model that no device can hold whole; it is made whole on each, and then cut.
+Not covered: a model that does not fit on one device; it is created whole on each, and then cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, clip_gra
 
 
 class StageModel(nn.Module):
-    """One stage's part of a model. It takes tokens (the first) or the residual stream, and gives the stream or a loss.
+    """One stage's part of a model: takes tokens (first stage) or the residual stream, returns the stream or a loss.
 
     Dimensions: b sequences of a microbatch, s positions, d width.
     """
@@ -45,7 +45,7 @@ class StageModel(nn.Module):
     sin_sr: Tensor
 
     def __init__(self, model: Transformer, blocks: range) -> None:
-        """Take over the weights of these blocks; whoever lets go of the model lets go of the others."""
+        """Take over the weights of these blocks; the other blocks are freed with the model."""
         super().__init__()
         is_first, is_last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.embedding = model.embedding if is_first else None
@@ -55,16 +55,16 @@ class StageModel(nn.Module):
         self.register_buffer("cos_sr", model.cos_sr, persistent=False)
         self.register_buffer("sin_sr", model.sin_sr, persistent=False)
         self.targets_bs: Tensor | None = None
-        """What the last stage's next forward compares with."""
+        """Targets of the last stage's next forward."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual stream behind this stage's blocks, (b, s, d); of the last stage the mean loss, a scalar.
+        """Return the residual stream after this stage's blocks, (b, s, d); on the last stage the mean loss, a scalar.
 
-        x: tokens (b, s) for the first stage, the stream of the stage before for the others.
+        x: tokens (b, s) for the first stage, the previous stage's stream for the others.
         """
         x_bsd = x if self.embedding is None else self.embedding(x)
         for block in self.blocks.values():
-            # Of all positions: where the stream is divided by them, attention brings them together.
+            # Rotary tables of all positions: where the stream is divided by positions, attention gathers them.
             x_bsd = block(x_bsd, self.cos_sr, self.sin_sr)
         if self.norm is None or self.head is None:
             return x_bsd
@@ -73,10 +73,10 @@ class StageModel(nn.Module):
 
 
 def cut(layers: int, counts: Sequence[int]) -> list[range]:
-    """The blocks of each stage, given how many each has.
+    """Return the blocks of each stage, given how many each has.
 
     Raises:
-        ValueError: they are not as many as there are.
+        ValueError: the counts do not add up to the layers.
     """
     if sum(counts) != layers:
         raise ValueError(f"stages have {sum(counts)} blocks together; the model has {layers}")
@@ -84,7 +84,7 @@ def cut(layers: int, counts: Sequence[int]) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-# A model in stages, trained by torch's schedules: microbatches follow each other from rank to rank.
+# Training by torch's schedules: microbatches follow each other from rank to rank.
 #
 # Dimensions: b sequences of the rank, or of a microbatch where a stage says so; s sequence + 1.
 
@@ -97,7 +97,7 @@ OF_SEVERAL_STAGES: dict[ScheduleName, Any] = {
 
 
 class Stage(PipelineStage):
-    """A stage that says what it computes, around the computing alone: no message is waited for in between."""
+    """A stage that marks what it computes; marks enclose only the computation, never the wait for a message."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Stage(PipelineStage):
         group: dist.ProcessGroup,
         phase: Phase,
     ) -> None:
-        """model: this stage's. stream: dimensions (b, s, d) of what stages hand on for a microbatch, in fp32."""
+        """model: of this stage. stream: dimensions (b, s, d) of what stages hand on for a microbatch, in fp32."""
         is_first, is_last = index == 0, index == pipeline.stages - 1
-        # Without memory, and told beforehand: otherwise ranks would ask each other in their first step.
+        # Shapes as meta tensors: without them ranks would exchange shapes in their first step.
         stream_bsd = torch.empty(stream, device="meta", requires_grad=True)
         tokens_bs = torch.empty((stream[0], setup.shape.sequence), dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
@@ -128,7 +128,7 @@ class Stage(PipelineStage):
         self.mark: MarkAction | None = None
         self.tell_message: TellMessage | None = None
         self.targets: Sequence[Tensor] = ()
-        """Of each microbatch; read by the last stage."""
+        """Targets of each microbatch; read by the last stage."""
         self.sent_bytes = 0
         self._model = model
         self._phase = phase
@@ -143,8 +143,8 @@ class Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """See `PipelineStage`; the model reads a view of its input.
 
-        Of a leaf no hook in the model can tell whether half a backward reaches it (torch 2.13), and trackers of memory
-        ask that of each module's inputs.
+        For a leaf tensor, no hook in the model can tell whether half a backward reaches it (torch 2.13), and memory
+        trackers ask that for each module's inputs.
         """
         views = (arg.view_as(arg) for arg in args)
         return super().forward_maybe_with_nosync(*views, **kwargs)  # type: ignore[no-untyped-call]
@@ -162,26 +162,27 @@ class Stage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """See `PipelineStage`: stages greet their neighbours before the first step, but here no rank greets itself.
+        """See `PipelineStage`; stages greet their neighbours before the first step, but a rank does not greet itself.
 
-        At the tip of a V two neighbours share a rank. torch 2.11 greets these too, and gloo has no connection for it.
+        At the tip of a V two neighbouring stages share a rank. torch 2.11 greets these too, and gloo has no connection
+        for it.
         """
         return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; what it gives is sent."""
+        """See `PipelineStage`; the returned messages are sent."""
         return self._counted(self._told("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; what it gives is sent."""
+        """See `PipelineStage`; the returned messages are sent."""
         return self._counted(self._told("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; what it gives is asked for."""
+        """See `PipelineStage`; the returned messages are asked for."""
         return self._told("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; what it gives is asked for."""
+        """See `PipelineStage`; the returned messages are asked for."""
         return self._told("asked", "backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _told(self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]) -> list[dist.P2POp]:
@@ -223,11 +224,11 @@ class PipelineTrainer(Trainer):
         scaler: torch.amp.GradScaler | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """models: this rank's stages, by their number. stream: see `Stage`. group: the ranks of one pipeline.
+        """models: this rank's stages, by index. stream: see `Stage`. group: the ranks of one pipeline.
 
-        after_backward: called when the schedule is through; its time is backward's.
-        clip, scaler: as `Trainer` has them; those that agree over the group where they are left out.
-        notes: see `KnowsNotes`; beside which kernel attends.
+        after_backward: called when the schedule is done; its time counts as backward.
+        clip, scaler: as in `Trainer`; by default those that agree over the group.
+        notes: see `KnowsNotes`; added to the note on the attention kernel.
         """
         model = nn.ModuleList(models.values())
         super().__init__(
@@ -244,7 +245,7 @@ class PipelineTrainer(Trainer):
             Stage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
             for index, stage_model in models.items()
         ]
-        # Ranks without the last stage scale no loss, and yet must unscale their gradients.
+        # Ranks without the last stage scale no loss, but must still unscale their gradients.
         self._scaler.scale(torch.zeros((), device=self._stages[0].device))
         self._group = group
         self._has_first, self._has_last = 0 in models, pipeline.stages - 1 in models
@@ -268,7 +269,7 @@ class PipelineTrainer(Trainer):
             for of_microbatch in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
             for info in of_microbatch
         ]
-        # An input of the whole model has none, nor has a gradient that nobody sends.
+        # The model's own input has no buffer, nor has a gradient that nobody sends.
         return [info.buffer for info in infos if getattr(info, "buffer", None) is not None]
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -286,9 +287,9 @@ class PipelineTrainer(Trainer):
             stage.sent_bytes = 0
             stage.targets = tokens_bs[:, 1:].chunk(self._parts) if stage.is_last else ()
         self._schedule.step(
-            # Laid out as the stage was told: torch 2.11 compares strides, and those of a slice are the batch's.
+            # Contiguous, as declared to the stage: torch 2.11 compares strides, and a slice has those of the batch.
             *((tokens_bs[:, :-1].contiguous(),) if self._has_first else ()),
-            # torch computes a loss only where it is handed a target; the stage has those of each microbatch already.
+            # torch computes a loss only where it gets a target; the stage already has the targets of each microbatch.
             target=tokens_bs[:, 1:] if self._has_last else None,
             return_outputs=False,
         )
@@ -301,12 +302,12 @@ class PipelineTrainer(Trainer):
         if pipeline.schedule in OF_ONE_STAGE:
             (stage,) = self._stages
             return OF_ONE_STAGE[pipeline.schedule](stage, pipeline.microbatches, **options)
-        if is_deferring:  # An older torch knows no such argument.
+        if is_deferring:  # Older versions of torch have no such argument.
             options["defer_pp_recv"] = True
         return OF_SEVERAL_STAGES[pipeline.schedule](self._stages, pipeline.microbatches, **options)
 
     def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:
-        """What backward begins with: the microbatch's part of the batch's mean, scaled."""
+        """Return the loss that backward starts from: the microbatch's share of the batch's mean, scaled."""
         self._losses.append(loss.detach())
         scaled: Tensor = self._scaler.scale(loss / self._parts)
         return scaled

@@ -1,4 +1,8 @@
-"""A rank's stages of the reference model, cut as the setup's option `balance` says, and their trainer."""
+"""Strategy of all pipelines: cuts the model into stages by the option `balance`, and builds a rank's trainer.
+
+The specs of `gpipe`, `interleaved`, `one_f_one_b`, `pipeline_naive` and `zero_bubble` all name this `build`; they
+differ in schedule and options.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ from workloads.protocols import Phase, Workload
 from workloads.registry import card_of
 from workloads.spec import Setup
 
-# What each part of the model takes forward and backward on this machine, so that stages can be cut by it.
+# Time of each part of the model on this machine, by which balance=measured cuts stages.
 #
-# The one clock of a workload: it divides work by what it reads, and measures nothing for people.
+# This is the only clock in a workload: it divides work by what it reads, and reports nothing.
 # Dimensions: b sequences of a microbatch, s positions, d width.
 
 WARM_UP_PASSES = 2
@@ -33,7 +37,7 @@ TIMED_PASSES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
-    """Seconds of forward and backward for one microbatch. head_s: of the last norm and the loss too."""
+    """Seconds of forward and backward for one microbatch. head_s: including the last norm and the loss."""
 
     embedding_s: float
     blocks_s: tuple[float, ...]
@@ -41,9 +45,9 @@ class PartTimes:
 
 
 def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes:
-    """The median of each part over some passes of so many sequences, and the mean of that over all ranks.
+    """Return the median time of each part over several passes, averaged over all ranks.
 
-    The model lies whole on each rank, and is left without gradients.
+    sequences: of one microbatch. The whole model is on each rank, and is left without gradients.
     """
     shape, device = setup.shape, model.cos_sr.device
     tokens_bs = torch.arange(sequences * shape.sequence, device=device).reshape(sequences, -1) % shape.vocabulary
@@ -100,12 +104,13 @@ def make_trainer(
     clip: Clip | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> PipelineTrainer:
-    """The stages of this rank, in the pipeline along the mesh's axis `stage`, and their trainer.
+    """Build this rank's stages, in the pipeline along the mesh's axis `stage`, and their trainer.
 
-    prepare: changes each stage in place before it has an optimizer, such as dividing it among the ranks of other axes.
-    positions: of the residual stream that a rank hands on, where that is divided by them too.
-    after_backward: is handed the stages when their gradients are there.
-    clip, scaler: as `Trainer` has them; those that agree over the axis `stage` where they are left out.
+    prepare: changes each stage in place before it has an optimizer, for example divides it among the ranks of other
+    axes.
+    positions: length of the residual stream that a rank hands on, where other axes divide it; None: the whole sequence.
+    after_backward: called with the stages when their gradients are complete.
+    clip, scaler: as in `Trainer`; by default those that agree over the axis `stage`.
     """
     card = card_of(setup.strategy)
     pipeline = card.pipeline(setup)
@@ -133,7 +138,7 @@ def make_trainer(
 
 
 def divide(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int) -> tuple[int, ...]:
-    """How many blocks each stage has, the same on all ranks. sequences: of a microbatch."""
+    """Return the number of blocks of each stage, the same on all ranks. sequences: of a microbatch."""
     if setup.options[BALANCE.name] != "measured":
         return counts(setup, pipeline.stages)
     times = measure_parts(setup, model, sequences)
@@ -151,21 +156,6 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(most)} and {last}"
 
 
-# The strategy `gpipe`: a pipeline in which all microbatches go forward, then all backward.
-
-
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """This rank's stages of the model, and torch's schedule over all ranks."""
+    """Build this rank's stages of the model, and torch's schedule over all ranks."""
     return make_trainer(setup, mesh, phase)
-
-
-# The strategy `interleaved`: a pipeline with several stages on each rank.
-
-
-# The strategy `one_f_one_b`: a pipeline in which each backward begins as soon as it can.
-
-
-# The strategy `pipeline_naive`: a pipeline in which the whole batch goes from stage to stage.
-
-
-# The strategy `zero_bubble`: a pipeline in which backward of weights fills the gaps.
