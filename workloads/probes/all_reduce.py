@@ -1,6 +1,6 @@
-"""The probe `all_reduce`: times each all-reduce algorithm on vectors of several sizes, and counts what it sends.
+"""Probe `all_reduce`: times each all-reduce algorithm on vectors of several sizes, and counts what it sends.
 
-The textbook's algorithms post their messages from Python, so that small vectors show what posting costs, too.
+The textbook algorithms post their messages from Python, so small vectors also show the cost of posting.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NOTHING: Mapping[int, Tensor] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one rank counted, in payload without headers.
+    """What one rank counted, as payload without headers.
 
-    rounds: all of them, also those in which it had no message.
+    rounds: all rounds, including those in which it had no message.
     peak_bytes: the most that it sent, or received, in one round.
     """
 
@@ -42,13 +42,13 @@ class Traffic:
 
 
 class Wire:
-    """What a rank sends and receives through: rounds, in which all messages of a rank travel at once.
+    """Sends and receives in rounds, in which all messages of a rank travel at once.
 
-    All ranks of the group must go through the same rounds, and each message must be named by both its ends. Tensors
-    are contiguous and of the group's device. Ranks are those within the group.
+    All ranks of the group must go through the same rounds, and both ends must name each message. Tensors are contiguous
+    and on the group's device. Rank numbers are those within the group.
 
-    On NCCL the group must have been through a collective of all its ranks before, because a round may leave ranks
-    out, and a rank must have set its current device.
+    On NCCL the group must have run a collective of all its ranks before, because a round may leave ranks out, and a
+    rank must have set its current device.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -58,15 +58,15 @@ class Wire:
         self._group = group
 
     def exchange(self, *, send: Mapping[int, Tensor] = NOTHING, receive: Mapping[int, Tensor] = NOTHING) -> None:
-        """One round: send tensors to ranks, and receive tensors from ranks into place.
+        """Run one round: send tensors to ranks, and receive tensors from ranks in place.
 
-        On the host it returns when all is sent and received; on a GPU the current stream waits for it. An empty
-        tensor is no message: both ends know that it is empty.
+        On the host it returns when everything is sent and received; on a GPU the current stream waits. An empty tensor
+        is not sent: both ends know that it is empty.
         """
         sent = {peer: tensor for peer, tensor in send.items() if tensor.numel()}
         received = {peer: tensor for peer, tensor in receive.items() if tensor.numel()}
-        # Posted together: a rank that waited for its own sending before it received might wait for ever. And receiving
-        # first: gloo would else let ranks that send to each other do so in turn, at down to half the link's speed.
+        # Post all messages together: a rank that waits for its send before it receives may wait for ever. Post receives
+        # first: otherwise gloo lets ranks that send to each other do so in turn, at down to half the link's speed.
         messages = [
             dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=peer) for peer, tensor in received.items()
         ]
@@ -78,7 +78,7 @@ class Wire:
         self._count(_bytes(sent), _bytes(received))
 
     def sit_out(self) -> None:
-        """One round in which other ranks have messages, and this one has none."""
+        """Count one round in which only other ranks have messages."""
         self._count(0, 0)
 
     def _count(self, sent_bytes: int, received_bytes: int) -> None:
@@ -94,14 +94,14 @@ def _bytes(messages: Mapping[int, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in messages.values())
 
 
-# The textbook's all-reduce algorithms: every rank holds a vector, and in the end every rank holds the sum of all.
+# The textbook all-reduce algorithms: every rank holds a vector, and in the end every rank holds the sum of all.
 #
-# Each algorithm adds in place, in rounds of messages, and is written as one rank sees it. What each costs, in rounds
-# and bytes, is `workloads.probes.cost_model`. After each of them all ranks hold the same bits, whatever the numbers
-# are: what is said of the order of additions below is why.
+# Each algorithm adds in place, in rounds of messages, and is written from the view of one rank.
+# `workloads.probes.cost_model` has its rounds and bytes. After each algorithm all ranks hold the same bits, whatever
+# the numbers are; the remarks below on the order of additions say why.
 #
 # vector: one dimension, contiguous, of the same size on all ranks.
-# scratch: for what is received and not yet added, of the vector's type; the card's `scratch_elements` says how much.
+# scratch: space for what is received and not yet added, of the vector's type; see `scratch_elements` of the spec.
 # Source: Thakur, Rabenseifner and Gropp 2005, Optimization of collective communication operations in MPICH; Patarasuk
 # and Yuan 2009, Bandwidth optimal all-reduce algorithms.
 
@@ -112,7 +112,7 @@ def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Wire
     """Replace the vector of each rank by the sum over all ranks.
 
     Raises:
-        ValueError: the algorithm cannot run on so many ranks.
+        ValueError: the algorithm cannot run on this many ranks.
     """
     if (reason := refusal(algorithm, wire.ranks)) is not None:
         raise ValueError(reason)
@@ -121,9 +121,9 @@ def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Wire
 
 
 def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """A partial sum travels from the first rank to the last, then the result travels back.
+    """Pass a partial sum from the first rank to the last, then the result back.
 
-    The last rank alone has the whole sum, added in the order of the ranks, and all others copy it.
+    Only the last rank has the whole sum, added in the order of the ranks; all others copy it.
     """
     rank, last = wire.rank, wire.ranks - 1
     received = scratch[: len(vector)]
@@ -147,15 +147,15 @@ def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
 
 
 def ring(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """Chunks, one for each rank, go round the ring, all at once: first to be summed, then to be copied.
+    """Pass chunks, one per rank, round the ring all at once: first to sum them, then to copy them.
 
-    Each chunk is summed along one way through the ranks, and all others copy it from where the way ends.
+    Each chunk is summed along one path through the ranks; all others copy it from the end of the path.
     """
     rank, ranks = wire.rank, wire.ranks
     left, right = (rank - 1) % ranks, (rank + 1) % ranks
     chunks = torch.tensor_split(vector, ranks)
-    # reduce-scatter: each rank adds its own to the chunk that arrives, and passes it on; in the end chunk rank + 1
-    # has been everywhere
+    # reduce-scatter: each rank adds its own part to the arriving chunk, and passes it on; at the end rank r holds the
+    # whole sum of chunk r + 1
     for step in range(ranks - 1):
         sent, summed = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
         received = scratch[: len(summed)]
@@ -168,9 +168,10 @@ def ring(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
 
 
 def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """Each rank sends its whole vector to all others, and adds up what it has of all.
+    """Send the whole vector to all other ranks, and add up the vectors of all.
 
-    Every rank adds in the order of the ranks, its own in its place: otherwise their sums would differ in rounding.
+    Every rank adds in the order of the ranks, its own vector in its place: otherwise their sums would differ in
+    rounding.
     """
     others = [peer for peer in range(wire.ranks) if peer != wire.rank]
     received = dict(zip(others, _rows(scratch, len(others), len(vector)), strict=True))
@@ -183,10 +184,10 @@ def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
 
 
 def recursive_doubling(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """Pairs exchange and add all that they have summed, at distances that double: 1, 2, 4, ...
+    """Exchange and add partial sums in pairs, at doubling distances: 1, 2, 4, ...
 
-    After the round at distance d the 2 d ranks of a block hold their block's sum. Both of a pair add the same two
-    numbers, one to the other or the other way round, which is the same in floating point.
+    After the round at distance d the 2 d ranks of a block hold the sum of their block. Both ranks of a pair add the
+    same two numbers, in either order, which gives the same floating-point result.
     """
     received = scratch[: len(vector)]
     for distance in _distances(wire.ranks):
@@ -196,13 +197,14 @@ def recursive_doubling(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
 
 
 def recursive_halving(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """Pairs share out the work at distances that halve, then copy the results at distances that double.
+    """Share out the sums in pairs at halving distances, then copy the results at doubling distances.
 
-    Each element is summed whole on one rank, and all others copy it.
+    Each element is summed on one rank, and all others copy it.
     """
     halvings = []
     part = vector
-    # reduce-scatter by recursive halving: each of a pair gives half of its part away, and sums the half that it keeps
+    # reduce-scatter by recursive halving: each rank of a pair gives half of its part away, and sums the half that it
+    # keeps
     for distance in reversed(_distances(wire.ranks)):
         partner = wire.rank ^ distance
         first, second = torch.tensor_split(part, 2)
@@ -212,15 +214,15 @@ def recursive_halving(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
         kept += received
         halvings.append((partner, kept, given))
         part = kept
-    # all-gather by recursive doubling: the same way back, each half whole by now
+    # all-gather by recursive doubling: the same way back, each half now complete
     for partner, kept, given in reversed(halvings):
         wire.exchange(send={partner: kept}, receive={partner: given})
 
 
 def parameter_server(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
-    """All workers send their vectors to the server, which sends the sum to all. The server is a rank like the others.
+    """Send all vectors to the server, which is a rank like the others and returns the sum to all.
 
-    The server alone adds, in the order of the ranks, and all others copy.
+    Only the server adds, in the order of the ranks; all others copy.
     """
     workers = [peer for peer in range(wire.ranks) if peer != SERVER]
     if wire.rank != SERVER:
@@ -245,12 +247,12 @@ _ALGORITHMS: Mapping[Algorithm, Callable[[Tensor, Tensor, Wire], None]] = {
 
 
 def _distances(ranks: int) -> list[int]:
-    """1, 2, 4, ... up to half of the ranks, which are a power of two."""
+    """Return 1, 2, 4, ... up to half of the ranks, whose number is a power of two."""
     return [2**level for level in range(ranks.bit_length() - 1)]
 
 
 def _rows(scratch: Tensor, count: int, elements: int) -> tuple[Tensor, ...]:
-    """Room for so many vectors, one after the other."""
+    """Return space for this many vectors, one after the other."""
     return scratch[: count * elements].view(count, elements).unbind()
 
 
@@ -264,7 +266,7 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
         RuntimeError: a result is wrong.
     """
     group = mesh.get_group("data")
-    # The library's first: on NCCL, what comes first in a group must be of all ranks.
+    # The library first: on NCCL, the first operation of a group must involve all its ranks.
     contestants: tuple[Contestant, ...] = ("library", *chosen_algorithms(setup))
     sizes = vector_sizes(setup)
     longest = _zeros(sizes[-1] // ELEMENT_BYTES[setup.precision], setup)
@@ -294,7 +296,7 @@ def _zeros(count: int, setup: ProbeSetup) -> Tensor:
 
 
 def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.ProcessGroup) -> Traffic | None:
-    """One call, and what it sent where that can be counted."""
+    """Run one call, and return what it sent where that can be counted."""
     if algorithm == "library":
         dist.all_reduce(vector, group=group)
         return None

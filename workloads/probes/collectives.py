@@ -1,7 +1,7 @@
-"""The probe `collectives`: times the library's collectives on buffers of several sizes, as nccl-tests does.
+"""Probe `collectives`: times the library's collectives on buffers of several sizes, as nccl-tests does.
 
-What differs from nccl-tests: all_reduce, broadcast and reduce work in place, where it has both ways; calls that are
-timed move zeros, and have the same buffers, where it moves on through a larger one.
+Differences to nccl-tests: all_reduce, broadcast and reduce run in place only, where it measures both ways; timed calls
+move zeros and reuse the same buffers, where it advances through a larger one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from workloads.probes.spec import chosen_collectives, counted_sizes
 from workloads.protocols import ProbeSetup, Record, Stopwatch
 from workloads.spec import ELEMENT_BYTES
 
-# Known values for a collective, others on each rank and at each place, and how many of them came out wrong.
+# Known input values, different on each rank and at each position, and a count of wrong results.
 #
-# Values are whole numbers up to 256, and so are their sums, which every precision holds exactly in any order.
+# Values are whole numbers up to 256, and so are their sums, which every precision holds exactly in any order of
+# addition.
 
 _NOT_GIVEN = -1
 _ADDS: frozenset[Collective] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
@@ -32,7 +33,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 def fill(collective: Collective, buffers: Buffers, rank: int, ranks: int) -> None:
-    """Write what the rank gives, and make sure that what it shall get is not there yet."""
+    """Write the rank's input, and overwrite its result buffer so that no expected value is there yet."""
     buffers.take.fill_(_NOT_GIVEN)
     if collective == "broadcast" and rank != ROOT:
         return
@@ -41,9 +42,9 @@ def fill(collective: Collective, buffers: Buffers, rank: int, ranks: int) -> Non
 
 
 def count_wrong(collective: Collective, buffers: Buffers, rank: int, ranks: int) -> int:
-    """How many elements that the rank got are not what `fill` gave on all ranks."""
+    """Return how many elements of the rank's result differ from what `fill` wrote on all ranks."""
     if collective == "reduce" and rank != ROOT:
-        return 0  # What is left there has no meaning.
+        return 0  # Undefined on the other ranks.
     wrong = 0
     for part, positions in _blocks(buffers.take):
         expected = _expected(collective, positions, rank, ranks, len(buffers.take))
@@ -79,19 +80,22 @@ def _sum(positions: Tensor, ranks: int) -> Tensor:
 
 
 def _addend(rank: int, positions: Tensor, ranks: int) -> Tensor:
-    """From 1 to 4, never 0, so that one that is missing is seen; of many ranks, at each place from 64 at most."""
+    """Return addends from 1 to 4: never 0, so that a missing one shows.
+
+    On more than 64 ranks, at most 64 of them contribute at each position, and the others add 0.
+    """
     addend = 1 + (_mixed(rank, positions) & 3)
     stride = -(-ranks // _MOST_ADDENDS)
     return addend if stride == 1 else addend * ((positions + rank) % stride == 0)
 
 
 def _value(rank: int | Tensor, positions: Tensor) -> Tensor:
-    """From 0 to 255."""
+    """Return values from 0 to 255."""
     return _mixed(rank, positions) & 255
 
 
 def _mixed(rank: int | Tensor, positions: Tensor) -> Tensor:
-    """Bits that look random: no shift by any number of places, and no other rank, has the same.
+    """Return pseudorandom bits: no shift in position, and no other rank, gives the same sequence.
 
     Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (the mixing of SplitMix64).
     """
@@ -103,7 +107,7 @@ def _mixed(rank: int | Tensor, positions: Tensor) -> Tensor:
 
 
 def _blocks(buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The buffer part by part, each with the positions of its elements: whole, they would outweigh the buffer."""
+    """Yield the buffer in blocks, with the positions of their elements: all at once would outweigh the buffer."""
     for first in range(0, len(buffer), CHECKED_AT_ONCE):
         part = buffer[first : first + CHECKED_AT_ONCE]
         yield part, torch.arange(first, first + len(part), device=buffer.device)
@@ -122,7 +126,7 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
 def _measure(
     collective: Collective, setup: ProbeSetup, group: dist.ProcessGroup, record: Record, stopwatch: Stopwatch
 ) -> None:
-    """One collective; its buffers are gone before those of the next are made."""
+    """Measure one collective; its buffers are freed before those of the next are created."""
     sizes = counted_sizes(setup, collective)
     whole = allocate(collective, sizes[-1], group.rank(), dtype=DTYPES[setup.precision], device=setup.device)
     for counts in sizes:
@@ -138,10 +142,10 @@ def _measure(
 def check(
     collective: Collective, call: Callable[[], object], buffers: Buffers, *, rank: int, ranks: int, size_bytes: int
 ) -> None:
-    """Call once more, on known values.
+    """Call once more, with known values.
 
     Raises:
-        RuntimeError: what the rank got is wrong.
+        RuntimeError: the rank's result is wrong.
     """
     fill(collective, buffers, rank, ranks)
     call()

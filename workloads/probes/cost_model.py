@@ -1,10 +1,11 @@
-"""What the textbook's all-reduce algorithms cost: steps, and bytes over the wire.
+"""Cost models of the probes: textbook all-reduce algorithms, FLOPs of a matrix product, bytes of a copy.
 
-n ranks each hold a vector of S bytes and want the sum of all. A step is one round, in which messages travel at once:
+All-reduce: n ranks each hold a vector of S bytes and want the sum of all. A step is one round, in which messages travel
+at once:
     sequential: a partial sum travels 0 -> 1 -> ... -> n - 1, then the result travels back; 2 (n - 1) steps of S.
     ring: n chunks go round, summed in n - 1 steps and handed on in n - 1; each rank sends one chunk a step. The chunks
         are those of torch.tensor_split: the first (count mod n) have one element more than the others.
-    all_to_all: each sends its whole vector to all others; 1 step.
+    all_to_all: each rank sends its whole vector to all others; 1 step.
     recursive_doubling: pairs exchange all that they have summed, S, at distances 1, 2, ..., n / 2; log2 n steps.
     recursive_halving: a reduce-scatter at distances n / 2, ..., 2, 1, then an all-gather at distances 1, 2, ..., n / 2.
         A rank's range of elements [lo, hi) is cut at lo + (hi - lo + 1) // 2, so that the first half has the odd
@@ -28,11 +29,12 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one all-reduce costs.
+    """Cost of one all-reduce.
 
     peak_node_bytes: the most that one rank sends, or receives, in one step.
     total_bytes: sent by all ranks in all steps.
-    critical_bytes: of each step the most that one rank sends, or receives, summed over the steps; what time pays.
+    critical_bytes: the most that one rank sends, or receives, in each step, summed over the steps; this determines
+    time.
     """
 
     steps: int
@@ -43,7 +45,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """How a cost grows with the number of ranks n, for vectors of one size: of S = 1, so that O(1/n) is S / n."""
+    """Growth of a cost with the number of ranks n, for vectors of one size: S = 1, so that O(1/n) means S / n."""
 
     steps: str
     peak_node: str
@@ -51,7 +53,7 @@ class Order:
 
 
 def refusal(algorithm: Algorithm, ranks: int) -> str | None:
-    """Why the algorithm cannot run on so many ranks, and on how many it can; None where it can."""
+    """Return why the algorithm cannot run on this many ranks, and on how many it can; None where it can."""
     if ranks < 1:
         return f"ranks is {ranks}; it must be 1 or more"
     if algorithm in ("recursive_doubling", "recursive_halving") and ranks & (ranks - 1):
@@ -61,10 +63,10 @@ def refusal(algorithm: Algorithm, ranks: int) -> str | None:
 
 
 def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: int) -> Cost:
-    """Steps and bytes of one all-reduce, exact for vectors that the ranks do not divide; one rank pays nothing.
+    """Return steps and bytes of one all-reduce, exact for vectors that the ranks do not divide; one rank pays nothing.
 
     Raises:
-        ValueError: the algorithm refuses the ranks, or the vector's size is none.
+        ValueError: the algorithm refuses the ranks, or the vector's size is invalid.
     """
     if (reason := refusal(algorithm, ranks)) is not None:
         raise ValueError(reason)
@@ -85,15 +87,15 @@ def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: in
 
 
 def time_s(cost: Cost, link: Link) -> float:
-    """Time of one all-reduce whose ranks are all ready, each with a link of its own.
+    """Return the time of one all-reduce whose ranks are all ready, each with a link of its own.
 
-    Each step waits for its busiest rank; so messages to or from one rank share its link. Adding up takes no time.
+    Each step waits for its busiest rank, because messages to or from one rank share its link. Additions take no time.
     """
     return link.latency_s * cost.steps + cost.critical_bytes / link.bandwidth_bytes_per_second
 
 
 def order(algorithm: Algorithm) -> Order:
-    """How the algorithm's cost grows with the ranks."""
+    """Return how the algorithm's cost grows with the ranks."""
     match algorithm:
         case "sequential":
             return Order(steps="O(n)", peak_node="O(1)", total="O(n)")
@@ -110,20 +112,20 @@ def order(algorithm: Algorithm) -> Order:
 
 
 def _busiest_by_step(algorithm: Algorithm, ranks: int, element_count: int) -> list[int]:
-    """Elements that the busiest rank sends, or receives, in each step."""
+    """Return the elements that the busiest rank sends, or receives, in each step."""
     levels = ranks.bit_length() - 1
     match algorithm:
         case "sequential":
             return [element_count] * (2 * (ranks - 1))
         case "ring":
-            # All chunks travel in every step, each from another rank, and the first is the largest.
+            # All chunks travel in every step, each from another rank; the first chunk is the largest.
             return [-(-element_count // ranks)] * (2 * (ranks - 1))
         case "all_to_all":
             return [(ranks - 1) * element_count]
         case "recursive_doubling":
             return [element_count] * levels
         case "recursive_halving":
-            # A half rounded up, halved and rounded up, is a quarter rounded up.
+            # ceil(ceil(x / 2) / 2) = ceil(x / 4), and so on for each level.
             halves = [-(-element_count // 2**level) for level in range(1, levels + 1)]
             return halves + halves[::-1]
         case "parameter_server":
@@ -131,7 +133,7 @@ def _busiest_by_step(algorithm: Algorithm, ranks: int, element_count: int) -> li
 
 
 def _vectors_sent(algorithm: Algorithm, ranks: int) -> int:
-    """How often a whole vector's bytes are sent, by all ranks together."""
+    """Return how many whole vectors' worth of bytes all ranks together send."""
     match algorithm:
         case "all_to_all":
             return ranks * (ranks - 1)
@@ -141,9 +143,9 @@ def _vectors_sent(algorithm: Algorithm, ranks: int) -> int:
             return 2 * (ranks - 1)
 
 
-# What the probes of a device count: operations of a matrix product, and bytes that a copy moves.
+# Counts of the device probes: operations of a matrix product, and bytes that a copy moves.
 #
-# Copies within a memory are counted as STREAM does: each byte that the program reads, and each byte that it writes. A
+# Copies within a memory are counted as in STREAM: each byte that the program reads, and each byte that it writes. A
 # cache that fetches a line before it overwrites it (write-allocate) moves more; that is not counted. Copies over a bus
 # count each byte once, since every byte crosses the bus once.
 # Source: McCalpin 1995, Memory bandwidth and machine balance in current high performance computers; STREAM's reference,
@@ -154,7 +156,7 @@ CopyKind = Literal[
 ]
 """memory_copy, memory_triad: a = b and a = b + s c in the memory of the host, as in STREAM.
 device_copy: a = b in the memory of one GPU.
-host_to_device, device_to_host: over the bus, from and to pages that cannot be swapped out (pinned).
+host_to_device, device_to_host: over the bus, from and to pinned pages, which cannot be swapped out.
 host_to_device_pageable: from ordinary pages, which the driver copies to pinned ones first.
 """
 
@@ -166,19 +168,19 @@ BUFFERS_TOUCHED: Mapping[str, int] = {
     "device_to_host": 1,
     "host_to_device_pageable": 1,
 }
-"""Buffers read and written in the memory, or over the bus, that the kind is named after."""
+"""Number of buffers that a kind of copy reads and writes in its memory, or moves over its bus."""
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
-    """Floating-point operations of an m by k times a k by n matrix: k multiplications and additions an element."""
+    """Return the floating-point operations of an (m, k) times a (k, n) matrix: k multiply-adds per element."""
     return 2 * m * n * k
 
 
 def moved_bytes(kind: str, size_bytes: int) -> int:
-    """Bytes that one copy of a kind moves. size_bytes: of one buffer.
+    """Return the bytes that one copy of a kind moves. size_bytes: of one buffer.
 
     Raises:
-        ValueError: no kind of copy is called so.
+        ValueError: the kind is unknown.
     """
     if kind not in BUFFERS_TOUCHED:
         raise ValueError(f'copy "{kind}" is unknown; it may be {", ".join(BUFFERS_TOUCHED)}')

@@ -1,6 +1,6 @@
-"""The probe `copies`: times of copies within memory and over the bus, on all ranks at the same time.
+"""Probes `copies` and `matmul`: copies within memory and over the bus, and matrix products, on all ranks at once.
 
-Ranks that share a memory or a bus share its bandwidth, so that several show what is left for each.
+Ranks that share a memory or a bus share its bandwidth, so several ranks show what is left for each.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from workloads.protocols import Elapsed, ProbeSetup, Record, Stopwatch
 from workloads.spec import ELEMENT_BYTES, Device
 
 SCALAR = 3.0
-"""STREAM's own."""
+"""The scalar that STREAM uses."""
 SAMPLED = 4096
+"""Elements that a check compares."""
 
 Place = Literal["host", "pinned", "device"]
 PLACES: dict[CopyKind, tuple[Place, Place]] = {
-    "memory_copy": ("device", "device"),  # The CPU is the device.
+    "memory_copy": ("device", "device"),  # Here the device is the CPU.
     "device_copy": ("device", "device"),
     "host_to_device": ("pinned", "device"),
     "device_to_host": ("device", "pinned"),
     "host_to_device_pageable": ("host", "device"),
 }
-"""Where a copy comes from, and where it goes."""
+"""Source and destination of a copy."""
 
 Work = tuple[Callable[[], object], Callable[[], bool]]
-"""What is timed, and whether it did what it should."""
+"""The timed call, and a check that it did what it should."""
 
 
 def probe_copies(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwatch) -> None:
-    """Copy by each kind that the device has, and record the median time of one copy.
+    """Time each kind of copy that the device has, and record the median time of one copy.
 
     Raises:
-        RuntimeError: a copy differs from what it was copied from, or the buffers do not fit into memory.
+        RuntimeError: a copy differs from its source, or the buffers do not fit into memory.
     """
     for kind in KINDS[setup.device]:
         record({"copy_s": _timed(setup, kind, stopwatch)}, kind=kind, size=str(size_bytes(setup)))
 
 
 def is_copied(source: Tensor, target: Tensor) -> bool:
-    """Whether some elements, the first and the last among them, are equal."""
+    """Whether a sample of elements, including the first and the last, is equal."""
     return torch.equal(_sampled(source), _sampled(target))
 
 
 def is_triad(result: Tensor, b: Tensor, c: Tensor) -> bool:
-    """Whether some elements are b + 3 c, of factors not below 0, within two roundings of their type."""
+    """Whether a sample of elements equals b + 3 c within two roundings of their type; b and c must not be negative."""
     expected = _sampled(b).double() + SCALAR * _sampled(c).double()
     error = (_sampled(result).double() - expected).abs()
     return bool((error <= 2 * torch.finfo(result.dtype).eps * expected).all())
 
 
 def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
-    """Median time of one copy; its buffers are given back with the function's end."""
+    """Return the median time of one copy; its buffers are freed when the function returns."""
     copy, is_right = _triad(setup) if kind == "memory_triad" else _copy(setup, kind)
     elapsed = stopwatch.each(copy, warm_up=setup.warm_up, calls=setup.steps)
     if not is_right():
@@ -91,7 +92,7 @@ def _random(setup: ProbeSetup, generator: torch.Generator) -> Tensor:
 
 
 def _unwritten(setup: ProbeSetup) -> Tensor:
-    """No number anywhere, and no page untouched: the first touch of a page is slow, and no part of a copy."""
+    """Return a buffer of NaN with every page touched: the first touch of a page is slow, and not part of a copy."""
     return torch.full((_elements(setup),), torch.nan, dtype=DTYPES[setup.precision], device=setup.device)
 
 
@@ -100,36 +101,37 @@ def _elements(setup: ProbeSetup) -> int:
 
 
 def _placed(buffer: Tensor, place: Place) -> Tensor:
-    """The buffer, which lies on the device, or its copy in the host's memory."""
+    """Return the buffer, which is on the device, or its copy in the host's memory."""
     if place == "device":
         return buffer
     return torch.empty_like(buffer, device="cpu", pin_memory=place == "pinned").copy_(buffer)
 
 
 def _sampled(buffer: Tensor) -> Tensor:
-    """Elements from the first to the last, in the host's memory."""
+    """Return evenly spaced elements from the first to the last, in the host's memory."""
     last = len(buffer) - 1
     indices = torch.linspace(0, last, min(len(buffer), SAMPLED), dtype=torch.float64, device=buffer.device)
     return buffer[indices.round().long()].cpu()
 
 
-# The probe `matmul`: times of square matrix products on each rank's device, all ranks at the same time.
+# Probe `matmul`: times of square matrix products on each rank's device, all ranks at once.
 #
 # fp32 is computed without TF32, as in training. Elements are drawn from the normal distribution: zeros and other
-# regular values draw less power, so that a GPU keeps a clock that it does not keep when it trains. Source: He 2024,
-# Strangely, matrix multiplications on GPUs run faster when given "predictable" data. Dimensions: m, n, k as in an m
-# by k times a k by n matrix; r, c sampled rows and columns.
+# regular values draw less power, so a GPU keeps a higher clock than in training. Source: He 2024, Strangely, matrix
+# multiplications on GPUs run faster when given "predictable" data.
+# Dimensions: m, n, k as in an (m, k) times a (k, n) matrix; r, c sampled rows and columns.
 
 WARM_UP_S = 2.0
-"""Two beats of the node's collectors, so that one reads the clock and the power while the device is warm."""
+"""Two polling intervals of the node's collectors, so that one poll reads clock and power while the device is warm."""
 WARMED_SIZE = 4096
-"""Products from here on fill a GPU, whose power limit sets the clock after a while; a few calls are over before."""
+"""Products from this size on fill a GPU, whose power limit sets the clock only after a while; a few calls end before.
+"""
 SAMPLED_ROWS = 8
 SAMPLED_COLUMNS = 64
 
 
 def probe_matmul(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwatch) -> None:
-    """Multiply matrices of each size, and record the median time of one product.
+    """Time products of matrices of each size, and record the median time of one product.
 
     Raises:
         RuntimeError: a product is wrong by more than rounding explains, or the matrices do not fit into memory.
@@ -139,15 +141,15 @@ def probe_matmul(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch:
 
 
 def warm_up_s(device: Device, size: int) -> float:
-    """How long products of a size are computed before they are measured."""
+    """Return how long products of a size run before they are measured."""
     return WARM_UP_S if device == "cuda" and size >= WARMED_SIZE else 0.0
 
 
 def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
-    """Compare some elements of the product with those computed in fp64.
+    """Compare a sample of the product's elements with the same elements computed in fp64.
 
-    The result is rounded once to its own type, and a sum of k products in fp32 drifts by the square root of k; four
-    times both is allowed, which TF32 exceeds by far where fp32 is meant.
+    The result is rounded once to its own type, and a sum of k products in fp32 drifts by the square root of k. The
+    limit is four times both together, which TF32 exceeds by far where fp32 is meant.
     Source: Higham and Mary 2019, A new approach to probabilistic rounding error analysis.
 
     Raises:
@@ -159,7 +161,7 @@ def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
     error_rc = product_mn[rows][:, columns].double() - expected_rc
     error_ratio = float(error_rc.norm() / expected_rc.norm())
     k = a_mk.shape[1]
-    # Rounding is by half of eps at most.
+    # One rounding errs by at most half of eps, hence the division by 2.
     limit = 4 * (torch.finfo(product_mn.dtype).eps + sqrt(k) * torch.finfo(torch.float32).eps) / 2
     if not error_ratio <= limit:
         raise RuntimeError(
@@ -170,7 +172,7 @@ def check_product(a_mk: Tensor, b_kn: Tensor, product_mn: Tensor) -> None:
 
 
 def _product(setup: ProbeSetup, size: int, stopwatch: Stopwatch) -> Elapsed:
-    """Median time of one product; its matrices are given back with the function's end."""
+    """Return the median time of one product; its matrices are freed when the function returns."""
     generator = torch.Generator(setup.device).manual_seed(setup.seed)
     draw = partial(torch.randn, size, size, generator=generator, dtype=DTYPES[setup.precision], device=setup.device)
     a_mk, b_kn = draw(), draw()
@@ -184,5 +186,5 @@ def _product(setup: ProbeSetup, size: int, stopwatch: Stopwatch) -> Elapsed:
 
 
 def _spread(length: int, count: int, device: torch.device) -> Tensor:
-    """Indices of so many elements, from the first to the last."""
+    """Return this many evenly spaced indices, from the first to the last."""
     return torch.linspace(0, length - 1, min(length, count), dtype=torch.float64, device=device).round().long()

@@ -1,4 +1,4 @@
-"""The card of `all_reduce`: the all-reduce algorithms of the textbook beside the library's own."""
+"""Specs of the probes `all_reduce`, `collectives`, `copies` and `matmul`: options, sizes, refusals, memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from workloads.spec import ELEMENT_BYTES, Backend, Card, Device, Needs, Option, 
 
 LARGEST_ALL_REDUCE_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
 FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
-"""By default. One algorithm wants room for the vectors of all other ranks, which 1 GiB would not leave on many."""
+"""Defaults. The largest vector is 256 MiB on NCCL because one algorithm needs room for the vectors of all other ranks,
+which 1 GiB would not leave on many."""
 
 
 def chosen_algorithms(setup: Setup) -> list[Algorithm]:
-    """The textbook's algorithms that the case asks for, each once and in the textbook's order.
+    """Return the textbook algorithms that the case asks for, each once and in the order of `ALGORITHMS`.
 
-    "all" are those that can run on the case's ranks.
+    "all" means those that can run on the case's ranks.
     """
     names = _all_reduce_names(setup)
     if names == ["all"]:
@@ -35,12 +36,12 @@ def chosen_algorithms(setup: Setup) -> list[Algorithm]:
 
 
 def vector_sizes(setup: Setup) -> tuple[int, ...]:
-    """Bytes of the vectors that are summed, ascending."""
+    """Return the bytes of the vectors that are summed, ascending."""
     return sweep(int(setup.options["min_bytes"]), _all_reduce_largest(setup), _factor(setup))
 
 
 def scratch_elements(algorithm: Algorithm, ranks: int, element_count: int) -> int:
-    """Elements that a rank must have room for beside its vector, which has `element_count`."""
+    """Return the elements that a rank needs room for besides its vector, which has `element_count`."""
     match algorithm:
         case "sequential" | "recursive_doubling":
             return element_count
@@ -53,7 +54,7 @@ def scratch_elements(algorithm: Algorithm, ranks: int, element_count: int) -> in
 
 
 def scratch_elements_of_all(setup: Setup) -> int:
-    """The most that any algorithm of the case needs for any of its vectors."""
+    """Return the most scratch elements that any algorithm of the case needs for any of its vectors."""
     largest = vector_sizes(setup)[-1] // ELEMENT_BYTES[setup.precision]
     return max(scratch_elements(algorithm, setup.ranks, largest) for algorithm in chosen_algorithms(setup))
 
@@ -125,7 +126,7 @@ def _all_reduce_measurements(setup: Setup) -> int:
 
 
 def _all_reduce_working_bytes(setup: Setup, rank: int) -> int:
-    """The largest vector, what is received beside it, and the check; not what the library keeps for itself."""
+    """Return the largest vector, its scratch space and the check; the library's own memory is not counted."""
     return vector_sizes(setup)[-1] + scratch_elements_of_all(setup) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
@@ -168,14 +169,14 @@ ALL_REDUCE_CARD = Card(
 )
 
 
-# The card of `collectives`: how fast the library's collectives are, size by size, as nccl-tests measures them.
+# Probe `collectives`.
 
 LARGEST_COLLECTIVES_BYTES: Mapping[Backend, int] = {"gloo": 16 * 2**20, "nccl": 2**30}
-"""By default. Where the link's bandwidth is reached: a socket's at some MiB, NVLink's beyond 256 MiB on 8 GPUs."""
+"""Defaults, where the link's bandwidth is reached: a socket's at some MiB, NVLink's beyond 256 MiB on 8 GPUs."""
 
 
 def chosen_collectives(setup: Setup) -> list[Collective]:
-    """Those that the case asks for, each once; "all" are those that can run on the case's ranks."""
+    """Return the collectives that the case asks for, each once; "all" means those that can run on the case's ranks."""
     names = _collectives_names(setup)
     if names == ["all"]:
         return [collective for collective in COLLECTIVES if setup.ranks >= _least_ranks(collective)]
@@ -183,7 +184,7 @@ def chosen_collectives(setup: Setup) -> list[Collective]:
 
 
 def counted_sizes(setup: Setup, collective: Collective) -> list[Counts]:
-    """What each call of the sweep moves, ascending."""
+    """Return what each call of the sweep moves, ascending."""
     sizes = sweep(int(setup.options["min_bytes"]), _collectives_largest(setup), int(setup.options["factor"]))
     return [counts(collective, size_bytes, setup.ranks, ELEMENT_BYTES[setup.precision]) for size_bytes in sizes]
 
@@ -255,7 +256,7 @@ def _collectives_measurements(setup: Setup) -> int:
 
 
 def _collectives_working_bytes(setup: Setup, rank: int) -> int:
-    """Both buffers of the collective that needs most, and the check; not what the library keeps for itself."""
+    """Return both buffers of the collective that needs most, and the check; the library's own memory is not counted."""
     held = [
         held_elements(collective, counts, rank)
         for collective in chosen_collectives(setup)
@@ -297,7 +298,7 @@ COLLECTIVES_CARD = Card(
 )
 
 
-# The card of `copies`: how many bytes a second memory and bus move.
+# Probe `copies`.
 
 KINDS: Mapping[Device, tuple[CopyKind, ...]] = {
     "cpu": ("memory_copy", "memory_triad"),
@@ -305,11 +306,11 @@ KINDS: Mapping[Device, tuple[CopyKind, ...]] = {
 }
 
 SIZE_BYTES: Mapping[Device, int] = {"cpu": 256 << 20, "cuda": 1 << 30}
-"""STREAM asks for buffers of at least four times the last cache: up to 64 MiB of it on a CPU, 256 MiB on a GPU."""
+"""Defaults. STREAM asks for at least four times the last cache: enough for 64 MiB on a CPU, 256 MiB on a GPU."""
 
 
 def size_bytes(setup: Setup) -> int:
-    """Bytes of one buffer."""
+    """Return the bytes of one buffer."""
     return int(setup.options["size_bytes"]) or SIZE_BYTES[setup.device]
 
 
@@ -329,7 +330,7 @@ def _copies_measurements(setup: Setup) -> int:
 
 
 def _copies_working_bytes(setup: Setup, rank: int) -> int:
-    """The buffers of one kind, since those of the one before are given back: three of a triad, two of all others."""
+    """Return the buffers of one kind, as each kind frees its own: three for a triad, two for all others."""
     return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
 
 
@@ -357,14 +358,14 @@ COPIES_CARD = Card(
 )
 
 
-# The card of `matmul`: how many operations a second a device reaches on matrix products, by size.
+# Probe `matmul`.
 
 LARGEST: Mapping[Device, int] = {"cpu": 1024, "cuda": 16384}
-"""Large enough for the best rate of one CPU core, and for dozens of tiles for each unit of a GPU."""
+"""Defaults: large enough for the best rate of one CPU core, and for dozens of tiles per unit of a GPU."""
 
 
 def sizes(setup: Setup) -> tuple[int, ...]:
-    """Rows and columns of the square matrices that are multiplied, ascending."""
+    """Return the numbers of rows and columns of the square matrices, ascending."""
     found = []
     size, largest = int(setup.options["min_size"]), _matmul_largest(setup)
     while size <= largest:
@@ -390,7 +391,7 @@ def _matmul_measurements(setup: Setup) -> int:
 
 
 def _matmul_working_bytes(setup: Setup, rank: int) -> int:
-    """Two factors and their product, of the largest size; a library's own workspace is not counted."""
+    """Return two factors and their product, of the largest size; a library's own workspace is not counted."""
     return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]
 
 
