@@ -23,7 +23,7 @@ from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
 HEADS, POSITIONS = 1, 2
-"""The dims that are exchanged."""
+"""Dims that are exchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

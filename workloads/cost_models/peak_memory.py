@@ -192,11 +192,11 @@ class Step:
         read_bytes = size.inner_bytes + size.down_cast_bytes  # Inputs of the last product, unused afterwards.
         kept_bytes = self.held_bytes + below * size.stored_block_bytes + size.block_bytes - read_bytes
         made_bytes = size.stream_bytes
-        if size.checkpoint != "none":  # The stream between attention and MLP is made anew, by backward.
+        if size.checkpoint != "none":  # Backward recomputes the stream between the halves: temporary.
             kept_bytes -= size.stream_bytes
             made_bytes += size.stream_bytes
         if size.checkpoint == "selective":
-            kept_bytes += size.width_bytes  # What the last product gave is stored, and never asked for.
+            kept_bytes += size.width_bytes  # The last product's output is stored, but never used.
         before = self._ready(self._head_weights + (shape.layers - 1 - below) * shape.block_parameters())
         product_bytes = made_bytes + size.inner_bytes
         if size.is_autocast:
@@ -226,7 +226,7 @@ class Step:
         return Fraction(weights, self.microbatch.shape.parameters())
 
 
-# Further moments of a block, besides those of `Step`: in its last forward, and in its backward product by product.
+# Further moments of a block, besides those of `Step`: in forward of the last block, and in backward product by product.
 #
 # They can be the peak only where a rank does not hold the whole model through the step.
 
@@ -301,11 +301,11 @@ class BlockMoments:
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + self._attention_bytes + self._attention_casts_bytes
         made_bytes = 2 * size.stream_bytes
-        if size.checkpoint != "none":  # The stream between attention and MLP is made anew, by backward.
+        if size.checkpoint != "none":  # Backward recomputes the stream between the halves: temporary.
             kept_bytes -= size.stream_bytes
             made_bytes += size.stream_bytes
         if size.checkpoint == "selective":
-            kept_bytes += size.width_bytes  # What the last product gave is stored, and never asked for.
+            kept_bytes += size.width_bytes  # The last product's output is stored, but never used.
         return Moment(activations_bytes=kept_bytes, temporary_bytes=made_bytes)
 
     def query(self, below: int) -> Moment:

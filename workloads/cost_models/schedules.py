@@ -284,7 +284,7 @@ def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_Kind
     yield from _repeated(2 * (ranks - rank) - 1, ("forward", down))
     yield from _repeated(rank, ("forward", up), ("forward", down))
     yield from _repeated(ranks - rank, ("forward", up), ("input_backward", up), ("weight_backward", up))
-    # stable: a forward and a whole backward each way, while forwards going down last
+    # stable: per turn a whole backward each way and a forward going up; a forward going down while any are left
     for turn in range(microbatches - ranks):
         if turn < microbatches - (2 * ranks - 1 - rank):
             yield "forward", down

@@ -97,7 +97,7 @@ class Shape:
 DIMENSIONS = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence", "batch")
 
 PRESETS: dict[str, Shape] = {
-    # A step of a tenth of a second on one CPU core: long enough to measure, short enough to wait for.
+    # One step takes about a tenth of a second on one CPU core: long enough to measure, short enough to wait for.
     "tiny": Shape(layers=4, width=128, heads=4, kv_heads=2, mlp_width=384, vocabulary=512, sequence=128, batch=8),
     "125m": Shape(layers=12, width=768, heads=12, kv_heads=4, mlp_width=2048, vocabulary=32000, sequence=2048, batch=8),
     # TinyLlama 1.1B (Zhang et al. 2024).

@@ -278,6 +278,7 @@ class _Backward:
         """
         temporary_bytes = moment.temporary_bytes + self.rank.messages_bytes
         if not self.rank.is_last(self.stage):
+            # The received gradient, unless the moment counts it already.
             temporary_bytes += self._size.stream_bytes * (self.rank.has_seen_gradients(self.stage) - is_top)
         gradients_bytes = self.rank.gradients_bytes
         if not self.rank.backwards[self.stage]:

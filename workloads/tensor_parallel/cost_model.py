@@ -1,5 +1,6 @@
-"""Cost model of tensor parallelism as in Megatron: activations, peak, traffic and states of a rank, to the byte.
+"""Cost model of tensor parallelism as in Megatron: activations, peak, traffic and states of a rank.
 
+All but the peak are exact to the byte.
 All ranks pass the same sequences through the model. Products are divided evenly: by heads, by the MLP's inner width and
 by the vocabulary; the embedding by the residual stream's width. Norms are whole on each rank. See
 `workloads.tensor_parallel.strategy`.
