@@ -1,6 +1,6 @@
-"""A question that is asked again and again in a thread of its own, so that whoever waits for the answer can give up.
+"""Background work: a fixed beat to wait on, and a thread that runs one function again and again.
 
-Knows neither NVML nor any GPU.
+Whoever waits for the thread's answer can give up. Knows neither NVML nor any GPU.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-# A beat: moments at equal distances; those that went by are skipped and counted, and never made up for.
-
 
 class Beat:
-    """Begins with its making, which is its first moment.
+    """Moments at equal intervals from its creation on, which is the first; missed ones are skipped, never made up for.
 
-    kept: moments that were waited for, and the first. missed: those that were over before they were waited for.
-    passed: all moments since the first. late_s: how much later than their moments the kept ones began, added up.
-    clock_ns: never set back. wait: until told to stop or for so many seconds; whether told.
+    kept: moments that were waited for, the first included. missed: moments that were over before they were waited for.
+    passed: all moments after the first. late_s: sum of the delays with which kept moments began.
+    clock_ns: a monotonic clock. wait: waits that many seconds or until told to stop, and returns whether told.
     """
 
     def __init__(
@@ -38,8 +36,9 @@ class Beat:
         self._begun_ns = clock_ns()
 
     def wait(self, told_to_stop: threading.Event) -> bool:
-        """Wait for the next moment that is still to come; whether told to stop before it."""
+        """Wait for the next moment that is still to come. Return True if told to stop before it."""
         now_ns = self._clock_ns()
+        # Beat of 1 s, 3.2 s after the start, moment 1 kept: the next one is 4; 2 and 3 are missed.
         following = max(self.passed, (now_ns - self._begun_ns) // self._beat_ns) + 1
         self.missed += following - self.passed - 1
         self.passed = following
@@ -55,7 +54,7 @@ Answer = TypeVar("Answer")
 
 
 class Answerer(Generic[Answer]):
-    """One thread, one question at a time. A question that never returns costs this thread and no other.
+    """A thread that runs one function on request. A call that never returns blocks this thread only.
 
     latest: the last answer, None before the first.
     """
@@ -72,16 +71,16 @@ class Answerer(Generic[Answer]):
         self._thread.start()
 
     def ask(self) -> None:
-        """Begin anew, unless it is still at it."""
+        """Start a new call, unless the last one still runs."""
         if self._is_idle.is_set():
             self._is_idle.clear()
             self._asked.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is done, after at most so many seconds.
+        """Wait for the current call, at most `timeout_s`; return whether it is done.
 
         Raises:
-            Exception: whatever the question raised, once.
+            Exception: whatever the call raised, once.
         """
         is_done = self._is_idle.wait(max(0.0, timeout_s))
         error, self._error = (self._error, None) if is_done else (None, self._error)
@@ -90,7 +89,7 @@ class Answerer(Generic[Answer]):
         return is_done
 
     def close(self, timeout_s: float) -> bool:
-        """Let the thread end; whether it did, after at most so many seconds."""
+        """Tell the thread to end and wait at most `timeout_s`; return whether it ended."""
         self._is_ending = True
         self._asked.release()
         self._thread.join(timeout_s)

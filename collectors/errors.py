@@ -1,12 +1,12 @@
-"""What went wrong, in the words of a line that people read."""
+"""Errors as text for one line of output."""
 
 from __future__ import annotations
 
 
 def in_words(error: BaseException) -> str:
-    """What the error says, without Python's name of it where its words stand alone.
+    """Return the error's message, without the exception's class name where the message is clear alone.
 
-    An error of a kind that is no answer of a file, a system or a value is a mistake of ours, and says so by its name.
+    Any other kind than OSError, RuntimeError, ValueError and KeyError is a bug of ours, and is called so with its name.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

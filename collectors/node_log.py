@@ -1,4 +1,4 @@
-"""A node's log: everything now and then, and between only what changed; how it is written, and how it is read."""
+"""Writing and reading a node's log, in which only every `WHOLE_EACH`th beat is whole and the others hold changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collectors.metrics.metric import Sample
 from collectors.sample_log import Changed, LogUnwritable, NodeOpened, Polled, Record, SampleLog
 
 WHOLE_EACH = 60
-"""Of so many beats the first is written whole, so that a line that is lost is soon made good."""
+"""The first of so many beats is written whole, so that the loss of a line is soon repaired."""
 
 
 def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] = time.time_ns) -> SampleLog:
-    """A node's log, which says whose it is. Trials of a run append to the same file.
+    """Open a node's log and write the record that names its run and node. Trials of a run append to the same file.
 
     Raises:
-        LogUnwritable: it cannot be opened or written.
+        LogUnwritable: the log cannot be opened or written.
     """
     log = SampleLog(path)
     try:
@@ -30,9 +30,9 @@ def open_node_log(path: Path, *, run: str, node: int, now_ns: Callable[[], int] 
 
 
 class NodeLogWriter:
-    """Writes beats into a log that somebody else opens and closes; the first one whole.
+    """Writes beats into a log that the caller opens and closes; the first one whole.
 
-    A series that is new or gone makes its beat a whole one, which is how a reader learns of it.
+    A beat with a new or a missing series is written whole, which is how a reader learns of it.
 
     Raises:
         LogUnwritable: from each call.
@@ -61,7 +61,7 @@ class NodeLogWriter:
 
 
 class NodeState:
-    """What a node's log said last, as far as its records were handed in, in their order.
+    """The newest state of a node, from the records of its log, handed in in order.
 
     time_ns: of the last beat, by the node's clock; None before the first. Changes to a whole beat that was lost are
     ignored until the next whole one.
@@ -73,7 +73,7 @@ class NodeState:
         self._whole_ns: int | None = None
 
     def take(self, record: Record) -> bool:
-        """Whether the record was a beat, which replaces the one before."""
+        """Apply the record if it is a beat, and return whether it was one."""
         match record:
             case Polled():
                 self.samples = list(record.samples)
@@ -89,7 +89,7 @@ class NodeState:
 
 
 def _are_same_series(samples: Sequence[Sample], others: Sequence[Sample]) -> bool:
-    """Of the same metrics with the same labels, in the same order."""
+    """Return whether both have the same metrics with the same labels, in the same order."""
     return len(samples) == len(others) and all(
         one.metric == other.metric and one.labels == other.labels for one, other in zip(samples, others, strict=True)
     )

@@ -1,6 +1,7 @@
-"""Samples as lines of a file that is appended to: the interface between measuring and all that follows.
+"""Sample logs: the records of measuring as JSON lines of a file, how they are appended, read and followed.
 
-Each line is one JSON record, written whole by one system call, so that a process that dies loses at most its last line.
+The file is the interface between measuring and all that follows. Each line is one record, written whole by one system
+call, so that a process that dies loses at most its last line.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from collectors.metrics.rank import ALLOCATED_BYTES
 from workloads.cost_models.schedules import ActionKind, MessageEnd
 
 SCHEMA_VERSION = 2
-"""Since 2 a node's log holds changes between whole lines."""
+"""Version 2: a node's log holds changes between whole lines."""
 Mark = Literal["warm_up", "measured", "memory", "traced", "probed", "told"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     """A rank began a trial. Fresh ranks of one run append to the same file, trial after trial.
 
-    gpu_uuid: of the GPU, or part of one, that it computes on, as CUDA tells it: without NVML's "GPU-" or "MIG-". None
-    on a CPU, and where it is not known.
+    gpu_uuid: of the GPU or MIG instance that the rank computes on, as CUDA reports it: without NVML's "GPU-" or
+    "MIG-". None on a CPU, and where it is unknown.
     """
 
     run: str
@@ -42,11 +43,11 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_defaults=True):
-    """Samples taken together. step counts from 0 with the first warm-up; only marks of `measured` are speed.
+    """Samples taken together. step counts from 0 with the first warm-up; only readings marked `measured` are speed.
 
-    probed: of a probe, whose measurements are counted in place of steps. told: the same, while NCCL logged its choices,
-    which slows them.
-    begun_ns: since when a probe's device did nothing but what was measured; None where nobody asks.
+    probed: of a probe; step then counts its measurements. told: like probed, but taken while NCCL logged its choices,
+    which slows the calls.
+    begun_ns: time from which on a probe's device did nothing but what was measured; None where nobody asks.
     """
 
     trial: int
@@ -58,7 +59,7 @@ class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_def
 
 
 class TimedAction(msgspec.Struct, frozen=True, array_like=True):
-    """What a pipeline stage computed for a microbatch, and when: nanoseconds since its step began."""
+    """A pipeline stage's action for one microbatch, with its times in nanoseconds since the step began."""
 
     kind: ActionKind
     stage: int
@@ -68,7 +69,7 @@ class TimedAction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """When a stage handed over what an action made, or asked for what one needs: nanoseconds since its step began."""
+    """The moment when a stage sent an action's output or asked for its input, in nanoseconds since the step began."""
 
     end: MessageEnd
     kind: ActionKind
@@ -78,13 +79,13 @@ class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Performed(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
-    """The actions of a rank's pipeline stages in one step of their own, in order; such a step is no part of speed.
+    """The actions of a rank's pipeline stages in one instrumented step, in order; such a step is no part of speed.
 
     begun_ns: when the step began, by the host's monotonic clock.
-    clock: the same in all ranks that read the same such clock; None where nobody can tell.
-    messages: in order; None where a host's times of them say nothing, as on a GPU.
-    core_waits_ns: of each action, what the rank's thread had waited for a core since the step began, at the action's
-        start and at its end; None where the system does not tell, or a device computes.
+    clock: identifies that clock: equal in all ranks that read the same one; None where it is unknown.
+    messages: in order; None where host times of them mean nothing, as on a GPU.
+    core_waits_ns: for each action, the time that the rank's thread had waited for a core since the step began, at the
+        action's start and at its end; None where the system does not report it, or a device computes.
     """
 
     trial: int
@@ -106,9 +107,9 @@ class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
-    """A rank's own account of how its trial ended; a rank without one was killed or left on its own.
+    """A rank's own account of how its trial ended; a rank without one was killed or exited by itself.
 
-    step: the step it was in. error: the exception's type and message, None where all went well.
+    step: the step that the rank was in. error_type, error: of the exception; None where all went well.
     """
 
     trial: int
@@ -129,16 +130,16 @@ class NodeOpened(msgspec.Struct, frozen=True, tag="node_opened", kw_only=True):
 
 
 class Polled(msgspec.Struct, frozen=True, tag="polled", kw_only=True):
-    """All that a node's collectors gave at one beat."""
+    """All samples of a node's collectors at one beat."""
 
     time_ns: int
     samples: list[Sample]
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed", kw_only=True):
-    """What changed at a beat since the beat before, of the same series.
+    """The values that changed since the beat before, whose series are the same.
 
-    since_ns: the time of the `Polled` whose series these are. values: places in its samples, and what is there now.
+    since_ns: the time of the `Polled` that lists the series. values: (place in its samples, new value).
     """
 
     time_ns: int
@@ -154,7 +155,7 @@ class LogUnwritable(OSError):
 
 
 class SampleLog:
-    """A log to append to.
+    """A log, open for appending.
 
     Raises:
         LogUnwritable: from each call that writes.
@@ -192,7 +193,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _end_broken_line(path: Path, fd: int) -> None:
-    """A writer that died may have left half a line, which must not swallow the first line of the next."""
+    """End a half line that a dead writer left, so that the next record does not become part of it."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -203,7 +204,7 @@ def _end_broken_line(path: Path, fd: int) -> None:
             os.write(fd, b"\n")
 
 
-# Reads sample logs: whole, or what was appended since the last look, or only what is not old by now.
+# Reading: a whole log, what was appended since the last look, or only the newest records.
 
 
 class NewerSchema(ValueError):
@@ -212,14 +213,14 @@ class NewerSchema(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a log holds, and what of it could not be read."""
+    """The records of a log, and a line on each part of it that could not be read."""
 
     records: list[Record]
     left_out: list[str] = field(default_factory=list)
 
 
 def read(path: Path) -> Contents:
-    """All records of a log; lines that cannot be read are left out and named.
+    """Read all records of a log; lines that cannot be read are left out and named.
 
     Raises:
         NewerSchema: a newer version wrote the log.
@@ -249,7 +250,7 @@ class Follower:
         return len(self._rest)
 
     def new(self) -> list[Record]:
-        """The records of all lines that were finished since the last call.
+        """Return the records of all lines that were finished since the last call.
 
         Raises:
             NewerSchema: a newer version wrote the log.
@@ -257,9 +258,9 @@ class Follower:
         return [record for number, line in self._lines() if (record := self._decode(number, line)) is not None]
 
     def newest(self) -> list[Record]:
-        """As `new`, but of the readings of one mark, and of what was polled, only the last, with the changes since.
+        """Return what `new` does, but only the last reading of each mark, and the last polled with the changes since.
 
-        The others are not decoded, which makes it several times cheaper for who wants the present only.
+        Older ones are not decoded, which makes this several times cheaper for a caller who wants the present only.
 
         Raises:
             NewerSchema: a newer version wrote the log.
@@ -277,8 +278,8 @@ class Follower:
         return [record for number, line in reversed(wanted) if (record := self._decode(number, line)) is not None]
 
     def _lines(self) -> list[tuple[int, bytes]]:
-        """What was appended since the last call, as whole lines with their numbers."""
-        if not self._path.is_file():  # A device, too, which may have no end.
+        """Return the whole lines that were appended since the last call, with their numbers."""
+        if not self._path.is_file():  # Also refuses a device, which may have no end.
             return []
         with self._path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < self._position:
@@ -323,17 +324,17 @@ class _Versioned(msgspec.Struct):
 
 
 _REPLACED = re.compile(rb'\{"type":"(reading|polled|changed)",(?:"trial":\d+,)?"time_ns":\d+,(?:"mark":"([a-z_]+)",)?')
-"""How `SampleLog` begins a line that a later one makes old: of its kind, and changes by `polled`."""
+"""The beginning of a line that a later line of the same kind makes old; changes are also made old by a `polled`."""
 _POLLED = (b"polled", b"")
 _CHANGED = (b"changed", b"")
 _ACCOUNT = f'"{ALLOCATED_BYTES.name}"'.encode()
-"""In a reading that has an account of memory, which not each has: one without it makes none old that has it."""
+"""In readings that hold memory samples, which not all do: a reading without them does not make one with them old."""
 
 
 def _kind(line: bytes) -> tuple[bytes, ...] | None:
-    """What a later line must share to make this one old; None for a line that must be decoded."""
+    """Return the key that a later line must share to make this one old; None for a line that must be decoded."""
     found = _REPLACED.match(line)
-    # All end with the list of values; inside of it nothing does, so a line that was cut off is told by its end.
+    # A whole line ends with its list of values and "]}" occurs nowhere inside it, so a line that was cut off shows.
     if found is None or not line.endswith(b"]}"):
         return None
     kind = found.groups(b"")
