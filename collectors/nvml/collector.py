@@ -1,4 +1,4 @@
-"""The node's GPUs as NVML sees them: all of the node, whichever of them a run uses."""
+"""The collector of a node's GPUs by NVML: all GPUs of the node, whichever of them a run uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectors.nvml.gpu import Gpu, WatchedGpu
 from collectors.nvml.library import RETRY_S, Answer, Nvml, NVMLError, Standing, Timed, installed_nvml, missing_driver
 from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processes
 
-# What GPUs do not answer, in as few lines as it takes.
+# Refused questions, summarised in few lines.
 
 _SAID: dict[Answer, str] = {
     "not supported": "driver {driver} does not tell {questions}; they are left out of this run",
@@ -23,15 +23,17 @@ _SAID: dict[Answer, str] = {
     "not always": "no answer at times to {questions}; they are left out then",
 }
 _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
-"""What a GPU lacks by its kind: an A100 has no GPM, a card no NVLink and no MIG, few are NUMA nodes, and new ones remap
-rows and retire no pages."""
+"""Words in questions that some kinds of GPU never support: an A100 has no GPM, a PCIe card no NVLink and no MIG, few
+are NUMA nodes, and new ones remap rows and retire no pages."""
 
 
 def refusals(standings: Iterable[Standing], *, driver: str) -> list[str]:
-    """One line for all GPUs that refuse the same questions for the same reason.
+    """Return one line for all GPUs that refuse the same questions for the same reason.
 
-    What is lacking by a GPU's kind is in the table of standings only.
+    What a kind of GPU never supports is left out here; the table of standings has it.
     """
+    # GPUs 0 and 1 lack a and b: refused {(answer, "0"): [a, b], (answer, "1"): [a, b]},
+    # then alike {(answer, (a, b)): ["0", "1"]}, which is one line.
     refused: dict[tuple[Answer, str], list[str]] = {}
     for standing in standings:
         name = standing.question
@@ -54,17 +56,17 @@ def _named(gpus: Sequence[str]) -> str:
 
 
 OPEN_S = 5.0
-"""How long NVML may take to start, and to find its GPUs, before the node is watched without what is not there yet."""
+"""How long NVML may take to start and find its GPUs before the node is watched without those that are missing."""
 DEADLINE_S = 0.5
-"""How long the GPUs may take to answer at one beat, all of them together."""
+"""How long all GPUs together may take to answer at one beat."""
 HOLD_S = 60.0
-"""How long the last answer of a GPU that is late is still shown, beside its age."""
+"""How long the last answer of a late GPU is still shown, with its age."""
 _CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What the start of NVML found. at_ns: when. reasons: what it did not."""
+    """The result of starting NVML. at_ns: when it started. reasons: why GPUs are missing."""
 
     at_ns: int
     watched: list[WatchedGpu] = field(default_factory=list)
@@ -73,16 +75,16 @@ class _Opened:
 
 
 class NvmlCollector:
-    """Opens NVML for as long as the process lives. A node without a driver has no samples and one reason.
+    """Reads all GPUs of a node, with NVML open until `close`. A node without a driver has no samples and one reason.
 
-    Each GPU is found, asked and listened to in threads of its own: one that fails is lost alone, and one that hangs is
-    late alone, with the age of what is shown. (A driver that holds a lock over all its GPUs makes them all late.)
-    What is gone is looked for again every RETRY_S: a GPU that is lost, or, while there is none that is not, NVML with
-    all its GPUs, so that a driver that is loaded later, or anew, is taken in. (Not covered: one of another version,
-    whose library this process would have to load again.)
+    Each GPU is found, asked and listened to in threads of its own, so that a GPU that fails or hangs affects no other;
+    a late one is shown with the age of its answer. (A driver that holds a lock over all its GPUs makes them all late.)
+    Every RETRY_S a lost GPU is looked for again; where no GPU is left, NVML itself is started again, so that a driver
+    that is loaded later, or reloaded, is found. (Not covered: a driver of another version, whose library this process
+    would have to load again.)
 
-    per_link: also the bytes of each NVLink. deadline_s: see DEADLINE_S; below the beat. hold_s: see HOLD_S; some beats.
-    clock_ns: never set back.
+    per_link: also read the bytes of each NVLink. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see
+    HOLD_S; should be several beats. clock_ns: a monotonic clock.
     """
 
     name = "nvml"
@@ -128,7 +130,7 @@ class NvmlCollector:
         return tuple(dict.fromkeys([*opened.reasons, *events, *split, *refused, *own]))
 
     def read(self) -> list[Sample]:
-        """What each GPU answers now, or answered last, with what is known of the reading itself."""
+        """Return what each GPU answers now, or answered last, and the metrics of the reading itself."""
         before = self._opening.latest
         if before is not None and self._is_to_be_opened_again(before):
             self._opening.ask()
@@ -145,7 +147,7 @@ class NvmlCollector:
         ]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
-        """The GPUs, or instances of them, that each process computes on, by its pid, as last read."""
+        """Return the GPUs or MIG instances that each process computes on, by its pid, as last read."""
         found: dict[int, tuple[GpuProcess, ...]] = {}
         for watched in self._watched():
             answer = watched.reading
@@ -155,16 +157,16 @@ class NvmlCollector:
 
     @property
     def fields_asked(self) -> int:
-        """Fields, metrics of the monitors, and calls for one thing each, that GPUs were asked for so far."""
+        """Number of fields, GPM metrics, and calls for a single value that GPUs were asked for so far."""
         return sum(one.gpu.timed.asked for one in self._watched() if one.gpu is not None)
 
     def standings(self) -> tuple[Standing, ...]:
-        """How each GPU stands to each question that it was asked: a table of questions by GPUs."""
+        """Return one standing for each GPU and each question that it was asked."""
         gpus = [watched.gpu for watched in self._watched()]
         return tuple(one for gpu in gpus if gpu is not None for one in gpu.standings.all())
 
     def close(self) -> None:
-        """End the threads and give NVML back; what hangs is left behind, and NVML with it."""
+        """End the threads and shut NVML down; where a thread hangs, it is left behind and NVML stays open."""
         opened = self._opening.latest
         are_ended = [self._opening.close(_CLOSE_S)]
         if opened is not None:
@@ -214,7 +216,7 @@ class NvmlCollector:
         )
 
     def _begin(self, before: _Opened) -> int:
-        """Start NVML, after its end where it was started before and nothing of it hangs; how many GPUs it has."""
+        """Start NVML and return its number of GPUs. If it was started before and nothing hangs, shut it down first."""
         nvml = self._timed.nvml
         if self._is_begun and all(_ended(before.events)):
             with suppress(NVMLError):
@@ -270,7 +272,7 @@ class NvmlCollector:
 
 
 def _ended(events: list[EventWatch]) -> list[bool]:
-    """Whether each ended, all of them told before one is waited for."""
+    """Tell all to end, then wait for each; return whether each ended."""
     for one in events:
         one.end()
     return [one.close() for one in events]

@@ -1,4 +1,4 @@
-"""Errors that a GPU's driver reports by itself (XIDs, ECC and their like), counted by a thread of their own."""
+"""Errors that a GPU's driver reports as events (XIDs, ECC and similar), counted by one thread for each GPU."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _KINDS = {
     0x4000: "gpu_unavailable",
     0x8000: "recovery_action",
 }
-"""What is an error; changes of state, clock and power source are not. Source: nvml.h, nvmlEventType*."""
+"""Events that are errors; changes of state, clock and power source are not. Source: nvml.h, nvmlEventType*."""
 _WAIT_MS = 500
-"""How long one wait lasts, and so how long the end of the thread may take; an event ends it at once."""
+"""Timeout of one wait, and so how long the end of the thread may take; an event ends the wait at once."""
 _PAUSE_S = 1.0
-"""After a wait that failed at once, so that a broken driver costs no CPU."""
+"""Pause after a wait that failed, so that a broken driver costs no CPU."""
 
 
 class EventWatch:
-    """Listens to one GPU from `start` until `close`, so that what happens between two polls is counted.
+    """Listens to one GPU from `start` until `close`, so that errors between two polls are counted.
 
-    The GPU has a thread and a set of events of its own: if its driver hangs, or it is lost, no other's events are.
-    Counts outlive a loss; a GPU that is found again is listened to again. An XID is the GPU's, or the slice's to which
-    the driver put it down.
+    The GPU has a thread and an event set of its own: if it is lost or its driver hangs, no other GPU's events are
+    affected. Counts survive a loss; a GPU that is found again is listened to again. An XID belongs to the GPU, or to
+    the MIG slice that the driver names.
 
-    index: NVML's. reason: why nothing is counted, None where all is well. timed: what its calls cost, but for waiting.
-    now_s: the time that a sample bears, in seconds since 1970. pause: waits, unless told to end.
+    index: NVML's. reason: why nothing is counted, None where all is well. timed: cost of its calls, without the waits.
+    now_s: the time that a sample bears, in seconds since 1970. pause: waits that many seconds or until told to end.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EventWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to listen, in a thread of its own, or go on in the one that there is."""
+        """Start the thread, or let the one that runs go on."""
         self._ending.clear()
         if self._thread is None or not self._thread.is_alive():
             self._has_tried.clear()
@@ -85,11 +85,11 @@ class EventWatch:
             self._thread.start()
 
     def await_begun(self, timeout_s: float) -> None:
-        """Wait until it listens, or cannot; without a verdict if that takes longer."""
+        """Wait at most `timeout_s` until the thread listens, or has found that it cannot."""
         self._has_tried.wait(max(0.0, timeout_s))
 
     def samples(self) -> list[Sample]:
-        """Counts since the making, and last times; a kind that the GPU can report begins at 0."""
+        """Return counts since creation, and last times; a kind that the GPU can report begins at 0."""
         gpu = self._label
         with self._lock:
             return [
@@ -113,7 +113,7 @@ class EventWatch:
         self._ending.set()
 
     def close(self) -> bool:
-        """Stop listening; whether the thread ended: a driver that holds it longer than two waits is left behind."""
+        """Stop listening; return whether the thread ended. One that the driver holds for two waits is left behind."""
         self.end()
         if self._thread is None:
             return True
@@ -154,7 +154,10 @@ class EventWatch:
         return events
 
     def _listen(self, events: Any) -> bool:
-        """Until told to end, or the GPU is lost and its set of events spoilt; whether the driver never tells any."""
+        """Count events until told to end or the GPU is lost; return True if the driver will never deliver any.
+
+        The event set of a lost GPU is of no further use.
+        """
         while not self._ending.is_set():
             try:
                 event = self._untimed.nvmlEventSetWait_v2(events, _WAIT_MS)
@@ -178,10 +181,10 @@ class EventWatch:
             else:
                 self.reason = None
                 self._count(event)
-        return False  # It may have been told to go on meanwhile.
+        return False  # `start` may have been called meanwhile.
 
     def _withdraw(self) -> None:
-        """What was never heard of is not known to be none."""
+        """Drop the counts that are still 0, since it is unknown whether such events occurred."""
         with self._lock:
             self._counts = {kind: count for kind, count in self._counts.items() if count}
 

@@ -1,6 +1,6 @@
-"""The questions that NVML answers together, by the number of a field, and how each value becomes a sample.
+"""Questions to a GPU that NVML answers together, by the number of a field, and how each value becomes a sample.
 
-All of a GPU are asked with one call of nvmlDeviceGetFieldValues. Left out on purpose: NVML_FI_DEV_POWER_AVERAGE, since
+One call of nvmlDeviceGetFieldValues asks for all fields of a GPU. Left out on purpose: NVML_FI_DEV_POWER_AVERAGE, since
 nvmlDeviceGetPowerUsage gives the same in a thousandth of the time.
 """
 
@@ -21,21 +21,21 @@ from collectors.nvml.gpm import MONITORS, pcie_rate
 from collectors.nvml.library import Nvml, NVMLError, Standings
 
 ALL_LINKS = 0xFFFFFFFF
-"""The scope of an NVLink counter's sum over all links. Source: nvml.h, at NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
+"""Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
 _KIB = 1024
 _RENUMBERED = 580
-"""Drivers from this one on have the counters of clock events where today's pynvml has them; before, 575 had them where
-power smoothing is now. Source: NVML's change log, between v575 and v580."""
+"""First driver whose counters of clock events have the field numbers of today's pynvml; 575 had them at the numbers
+that power smoothing has now. Source: NVML's change log, between v575 and v580."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Field:
     """One field of a GPU.
 
-    name: how it is called where it is named. scale: from NVML's unit to the metric's.
-    scope: what within the GPU is meant, where the field has parts. is_slow: it changes rarely; see `Gpu`.
-    is_wrapping: it is a counter that wraps, to be made whole before it becomes a sample.
-    states: words for values that are no numbers; they go into the metric's label `action`.
+    name: as it is called in messages. scale: factor from NVML's unit to the metric's.
+    scope: the part of the GPU, such as a link, where the field has parts. is_slow: it changes rarely; see `Gpu`.
+    is_wrapping: it is a 32-bit counter that wraps and is extended before it becomes a sample.
+    states: words for values that are codes; the word becomes the metric's label `action`.
     """
 
     number: int
@@ -49,23 +49,23 @@ class Field:
     states: Mapping[int, str] | None = None
 
     def sample(self, gpu: str, raw: float) -> Sample:
-        """The sample that a value of NVML is."""
+        """Return the sample of a value in NVML's unit."""
         if self.states is not None:
             return self.metric.at(1, gpu=gpu, action=self.states.get(int(raw), f"action_{int(raw)}"))
         return self.metric.at(raw * self.scale, gpu=gpu, **self.labels)
 
 
 def fields_of(driver: str, *, per_link: int = 0) -> tuple[Field, ...]:
-    """The fields to ask a GPU for.
+    """Return the fields to ask a GPU for.
 
-    driver: its version decides numbers that NVIDIA has changed. per_link: of how many NVLinks to ask for each one's
-    bytes; 0 for the sum alone.
+    driver: its version decides field numbers that NVIDIA has changed. per_link: number of NVLinks whose own bytes are
+    asked for; 0 for the sum alone.
     """
     return (*_FIELDS, *_clock_events(driver), *(one for link in range(per_link) for one in _of_link(link)))
 
 
 def _clock_events(driver: str) -> tuple[Field, ...]:
-    """Counters in nanoseconds of what held the clocks back.
+    """Return the counters, in nanoseconds, of time in which clocks were held back, by reason.
 
     Source: DCGM, DCGM_FI_DEV_CLOCKS_EVENT_REASON_*_NS, which are these fields.
     """
@@ -134,7 +134,7 @@ _NVLINK_BYTES = {
     "sent": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     "received": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
 }
-"""In KiB, by nvml.h."""
+"""In KiB. Source: nvml.h."""
 _NVLINK_ERRORS = {
     "crc_flit": pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     "crc_data": pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
@@ -154,7 +154,7 @@ _NVLINK_5_ERRORS = {
     "link_recovery_failed": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
     "effective": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
 }
-"""Of Blackwell and later. Not the errors of symbols: a sound link has them, and corrects them.
+"""Blackwell and later. Symbol errors are left out: a healthy link has them, and corrects them.
 
 Asked for all links together. Source: DCGM, NvmlFieldRequiresNvLinkAggregate.
 """
@@ -263,7 +263,7 @@ _FIELDS = (
 )
 
 
-# What a PCIe link carries, and its wrapping counters made whole.
+# PCIe: what a link can carry, and the extension of its 32-bit byte counters.
 
 _TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
 _ENCODING = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
@@ -271,7 +271,7 @@ _WRAP = 1 << 32
 
 
 def link_bytes_per_second(generation: int, lanes: int) -> float | None:
-    """What the link carries in one direction, line coding deducted; None for a generation that is not known here.
+    """Return what the link carries in one direction, without line coding; None for a generation not known here.
 
     Source: PCI Express Base Specification, rates and encodings by generation (6: flits).
     """
@@ -281,12 +281,11 @@ def link_bytes_per_second(generation: int, lanes: int) -> float | None:
 
 
 class WholeCounter:
-    """A counter of 32 bits that wraps, made one that grows; it begins at 0.
+    """Extends a 32-bit counter of bytes that wraps to a counter that only grows, from 0.
 
-    It counts bytes, so that a link of 63 GB/s wraps it 15 times a second, and one of 16 GB/s 4 times. How often it did
-    between two readings is told by an expected growth that is right to within half a wrap. Without one it is known
-    only where the link cannot have carried as much as wraps it; elsewhere the growth is unknown, and what is counted
-    after it begins anew.
+    A link of 63 GB/s wraps it 15 times a second, one of 16 GB/s 4 times. The number of wraps between two readings
+    follows from an expected growth that is right to within half a wrap (2 GiB). Without one the growth is known only
+    where the link cannot have carried a whole wrap; else it is unknown, and the count begins anew at 0.
     A value above 32 bits shows that this driver's counter does not wrap.
     Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("PCIe transmit bytes. Value can be wrapped"); the driver's own
     counter is an NvU32 (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
@@ -298,9 +297,9 @@ class WholeCounter:
         self._whole = 0
 
     def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
-        """Its growth since the first reading, or since the last that was unknown; None where this one is unknown.
+        """Return the growth since the first reading, or since the last unknown one; None where this one is unknown.
 
-        expected: the growth since the last reading. most: what it can be. Each None where that is not known.
+        expected: the growth since the last reading. most: its upper limit. Each None where it is not known.
         """
         self._is_wide = self._is_wide or raw >= _WRAP
         growth = 0 if self._raw is None else self._growth(self._raw, raw, expected, most)
@@ -312,20 +311,21 @@ class WholeCounter:
         if self._is_wide:
             return raw - before if raw >= before else raw  # Smaller: the driver was loaded anew.
         growth = (raw - before) % _WRAP
+        # Growth of 1 GiB modulo the wrap of 4 GiB and 12.5 GiB expected: round(11.5 / 4) = 3 wraps, so 13 GiB.
         if expected is not None:
             return growth + _WRAP * max(0, round((expected - growth) / _WRAP))
         return growth if most is not None and most < _WRAP else None
 
 
-# All fields of a GPU, asked with one call, each with the cost that the driver tells.
+# All fields of a GPU in one call, each with the cost that the driver reports.
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Which member of the value holds it, by valueType. Source: nvml.h, nvmlValueType_t."""
+"""The member of the union that holds a value, by its valueType. Source: nvml.h, nvmlValueType_t."""
 _MAY_HAVE_WRAPPED = "its counter wraps every 4 GiB, and the link may carry more between two readings"
 
 
 class FieldBatch:
-    """The fields of one GPU. Those that it does not have are asked for once."""
+    """The fields of one GPU, asked for together. Fields that it does not support are asked for once."""
 
     def __init__(
         self,
@@ -347,10 +347,10 @@ class FieldBatch:
     def read(
         self, *, is_slow: bool, rates: Mapping[str, float], link: float | None
     ) -> tuple[list[Sample], list[Sample]]:
-        """The fields that change often, and the slow ones, which are empty unless asked for.
+        """Return the samples of fields that change often, and those of slow fields, which are empty unless `is_slow`.
 
-        rates: bytes per second in each direction of PCIe since the last call, where that is known. link: what PCIe
-        can carry in one direction, in bytes per second.
+        rates: bytes per second in each direction of PCIe since the last call, where known. link: what PCIe can carry
+        in one direction, in bytes per second.
 
         Raises:
             GpuLost: the GPU is gone.
@@ -369,7 +369,7 @@ class FieldBatch:
         since_ns = begun_ns if self._begun_ns is None else self._begun_ns
         self._begun_ns = begun_ns
         expected = {direction: rate * (begun_ns - since_ns) / 1e9 for direction, rate in rates.items()}
-        # From before the last call until after this one: within them each counter was read at a time of its own.
+        # From before the last call until after this one, since a call may read each counter at any time within it.
         most = None if link is None else link * (self._clock_ns() - since_ns) / 1e9
         quick: list[Sample] = []
         slow: list[Sample] = []
@@ -381,12 +381,12 @@ class FieldBatch:
 
     def _sample(self, field: Field, value: Any, expected: Mapping[str, float], most: float | None) -> Sample | None:
         code = value.nvmlReturn
-        if code == NVML_SUCCESS and value.valueType >= len(_MEMBERS):  # A type of tomorrow's driver.
+        if code == NVML_SUCCESS and value.valueType >= len(_MEMBERS):  # A value type of a newer driver.
             code = NVML_ERROR_NOT_SUPPORTED
         if code != NVML_SUCCESS:
             if not self._standings.refused(field.name, NVMLError(code)):
                 self._fields.remove(field)
-            if field in self._whole:  # What it grew by meanwhile is told by nothing.
+            if field in self._whole:  # Its growth in the meantime is unknown.
                 self._whole[field] = WholeCounter()
             return None
         self._standings.answered(field.name, value.latencyUsec / 1e6)
@@ -396,12 +396,12 @@ class FieldBatch:
         direction = field.labels["direction"]
         whole = self._whole[field].advance(int(raw), expected=expected.get(direction), most=most)
         if whole is None and not all(map(self._standings.is_asked, (MONITORS, pcie_rate(direction)))):
-            # Where monitors are there, a gap in what they tell is said of them.
+            # Where GPM gives the rate, a gap is reported as GPM's and not as this field's.
             self._standings.doubted(field.name, _MAY_HAVE_WRAPPED)
         return None if whole is None else field.sample(self._gpu, whole)
 
 
 def raw_of(value: Any) -> float:
-    """The number that a field's value holds, in NVML's own unit."""
+    """Return the number that a field's value holds, in NVML's own unit."""
     raw: float = getattr(value.value, _MEMBERS[value.valueType])
     return raw

@@ -1,4 +1,4 @@
-"""What a GPU's own performance monitors (GPM) saw between two readings."""
+"""Metrics of a GPU's performance monitors (GPM) over the time between two readings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _APART_NS = 150_000_000
 """Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
 _MIB = 1 << 20
 MONITORS = "GPM"
-"""The question that is asked for all metrics together."""
+"""Name of the question for all GPM metrics together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen between two samples. pcie_bytes_per_second: by direction, where it is told."""
+    """GPM metrics over the time between two samples. pcie_bytes_per_second: by direction, where it is known."""
 
     samples: list[Sample]
     pcie_bytes_per_second: dict[str, float]
@@ -40,7 +40,7 @@ class _Monitored:
 
 
 def pcie_rate(direction: str) -> str:
-    """How the question for the rate in one direction of PCIe is called."""
+    """Return the name of the question for the PCIe rate in one direction."""
     return f"{MONITORS} PCIe {direction}"
 
 
@@ -82,10 +82,10 @@ _MONITORED = (
 
 
 class Profile:
-    """One pair of samples of a GPU, the older of which each reading replaces.
+    """A pair of GPM samples of a GPU; each reading replaces the older one.
 
-    Needs no lock on the monitors, unlike DCGM's profiling. Where something else holds them, a reading is a gap.
-    A GPU that MIG split is not profiled.
+    Needs no lock on the monitors, unlike DCGM's profiling. Where another program holds them, a reading is empty.
+    A GPU that MIG splits is not read.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Profile:
         self._seen = Seen(samples=[], pcie_bytes_per_second={})
 
     def read(self) -> Seen:
-        """What the monitors saw since the last reading; the last answer, where that was too short ago.
+        """Return the metrics since the last reading; the last answer again if that was less than 150 ms ago.
 
         Raises:
             GpuLost: the GPU is gone.
@@ -126,7 +126,7 @@ class Profile:
         return self._seen
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Free the samples."""
         for sample in self._pair:
             self._nvml.nvmlGpmSampleFree(sample)
         self._pair = []
@@ -137,6 +137,7 @@ class Profile:
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
                 raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
             self._pair = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]
+        # The newer sample becomes the older one, whose memory takes the new sample.
         self._pair.reverse()
         self._nvml.nvmlGpmSampleGet(self._handle, self._pair[1])
         self._sampled_ns = now_ns

@@ -1,4 +1,4 @@
-"""One GPU: everything that it is asked at a beat, in the thread that is its own."""
+"""One GPU as it is polled: all that it answers at a beat, and the thread that finds, asks, loses and refinds it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from collectors.nvml.mig import Instance, find_instances, read_instance
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
 
 SLOW_S = 10.0
-"""How old an answer may be that rarely changes: limits, links, counts of errors, MIG's instances."""
+"""How old an answer that rarely changes may be: limits, links, counts of errors, MIG instances."""
 _PROCESSES = "list of processes"
 _UNNAMED = "in a container with PIDs of its own the driver does not name all processes, so they are not counted"
 _Parts = tuple[str, frozenset[str]]
@@ -31,7 +31,7 @@ _Parts = tuple[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a GPU answered. at_ns: by the monotonic clock, when it had. lost: NVML's words, where it is gone."""
+    """A GPU's answer. at_ns: when it was complete, on the monotonic clock. lost: NVML's message if the GPU is gone."""
 
     at_ns: int
     samples: list[Sample]
@@ -40,16 +40,16 @@ class Reading:
 
 
 class Gpu:
-    """Questions that were refused for good are not asked again; `standings` knows which, and what answers cost.
+    """Asks one GPU all questions that it has not refused for good; `standings` tells which, and what answers cost.
 
-    Slow answers are repeated between the readings that ask for them.
-    names_processes: whether the driver names all of them to this process.
-    is_changed: MIG was switched, or split it otherwise; what it answers is another thing, and it is best found anew.
+    Slow questions are asked every SLOW_S; readings in between repeat their answers.
+    names_processes: whether the driver names all computing processes to this one.
+    is_changed: MIG was switched on or off, or its instances changed, so that the GPU should be found anew.
     timed: the functions that were called, with their time.
 
     Raises:
         NVMLError: the GPU cannot be found, or is gone.
-        GpuLost: it went as its links were counted.
+        GpuLost: the GPU was lost while its links were counted.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Gpu:
         self._link: float | None = None
 
     def read(self) -> Reading:
-        """All that the GPU answers now, or that it is lost; never a half."""
+        """Return a whole reading of the GPU, or one that says that it is lost."""
         try:
             samples, processes = self._read()
         except GpuLost as error:
@@ -99,11 +99,11 @@ class Gpu:
 
     @property
     def is_split(self) -> bool:
-        """By MIG, into instances."""
+        """Whether MIG splits the GPU into instances."""
         return bool(self._instances)
 
     def close(self) -> None:
-        """Give back what NVML lent."""
+        """Free what NVML allocated."""
         self._profile.close()
 
     def _read(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
@@ -136,7 +136,10 @@ class Gpu:
         return quick, slow
 
     def _processes(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
-        """Counts, and who they are; of a GPU that MIG split, those of its instances, and no sum if one is not told."""
+        """Return the samples and the list of processes; a split GPU has those of its instances.
+
+        The GPU's count is absent if one instance does not list its processes.
+        """
         samples: list[Sample] = []
         lists: list[tuple[GpuProcess, ...] | None] = []
         for instance in self._instances:
@@ -157,45 +160,45 @@ class Gpu:
 
 
 def _link_at_most(samples: list[Sample]) -> float | None:
-    """What the PCIe link can carry in one direction, in bytes per second."""
+    """Return what the PCIe link can carry in one direction, in bytes per second."""
     of_link = (one for one in samples if one.metric == GPU_PCIE_LINK.name and one.labels["link"] == "maximum")
     return next((one.value for one in of_link), None)
 
 
-# One GPU as it is watched: found, asked, lost and found again, all of it in a thread of its own.
+# A watched GPU: found, asked, lost and found again, in a thread of its own.
 
 State = Literal["answering", "late", "lost", "failed", "forbidden"]
-"""failed: by a mistake of ours. forbidden: this process may not look for it."""
+"""failed: by a bug of ours. forbidden: this process may not look for the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Missed:
-    """It was not found, or gave no whole answer, and may at the next beat."""
+    """The GPU was not found or gave no whole answer; it is tried again at the next beat."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GivenUp:
-    """It is left alone for a while, and then looked for anew."""
+    """The GPU is left alone for RETRY_S, then looked for anew."""
 
     state: Literal["lost", "failed", "forbidden"]
     reason: str
 
 
 _Outcome = Gpu | Reading | _Missed | _GivenUp
-"""A GPU is what was looked for, and is asked at the next beat."""
+"""What one turn of the thread gives; a `Gpu` was just found, and is asked at the next beat."""
 
 
 class WatchedGpu:
-    """A GPU that begins unknown and late. All but `_look` and what it calls is for one other thread.
+    """A GPU and the thread that finds and asks it; its state begins as late.
 
-    It is looked for and asked in turns; one that keeps its thread waiting is not waited for again until it has
-    answered. One that is lost stays so until it is found again, which nobody waits for.
+    One turn of the thread either finds the GPU or asks it. A GPU that keeps its thread waiting is not waited for again
+    until it has answered. A lost GPU stays lost until it is found again, which nobody waits for.
+    `_look` and what it calls run in that thread; all else is for one other thread.
 
-    find: gives the GPU at an index, or raises NVML's refusal. hold_s: how long the last answer of one that is late is
-    shown.
-    gpu: as last found. missed: beats without an answer while it was not lost.
+    find: returns the GPU at an index, or raises NVML's refusal. hold_s: how long a late GPU's last answer is shown.
+    gpu: as last found. missed: beats without an answer while it was late.
     """
 
     def __init__(
@@ -223,27 +226,27 @@ class WatchedGpu:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is not shown, or not always."""
+        """Why the GPU's samples are missing or old."""
         return (*self._misses, *(() if self._reason is None else (f"GPU {self.label}: {self._reason}",)))
 
     @property
     def reading(self) -> Reading | None:
-        """What it answered last; None of one that was never found, or is lost."""
+        """The last answer; None for a GPU that was never found, or is lost."""
         return self._reading
 
     @property
     def is_gone(self) -> bool:
-        """It is lost, and has been left alone for long enough."""
+        """Whether it is lost and is due to be looked for again."""
         return self.state == "lost" and self._due_ns is not None and self._clock_ns() >= self._due_ns
 
     def ask(self) -> None:
-        """Begin a question, unless the last one is not over or the GPU is left alone."""
+        """Start a turn of the thread, unless the last one still runs or the GPU is left alone."""
         self._take(0.0)
         if self._due_ns is None or self._clock_ns() >= self._due_ns:
             self._answerer.ask()
 
     def settle(self, left_s: float) -> None:
-        """Take the answer, if it is there in time; at most once a beat."""
+        """Take the answer if it comes within `left_s`, else count a miss; call it at most once a beat."""
         if self._is_waited_for and not self._take(left_s):
             self._miss("no answer by the deadline")
             self._is_waited_for = False
@@ -251,11 +254,11 @@ class WatchedGpu:
             self.missed += 1
 
     def await_found(self, left_s: float) -> None:
-        """Wait until it has been looked for; without a verdict if that takes longer."""
+        """Wait at most `left_s` until the GPU has been looked for; its state does not change if that takes longer."""
         self._take(left_s)
 
     def samples(self) -> list[Sample]:
-        """Its state, and what it answered last unless that is too old; nothing of one that may not be asked."""
+        """Return its state and its last answer, unless that is too old; nothing for a GPU that may not be asked."""
         if self.state == "forbidden":
             return []
         samples = [
@@ -269,7 +272,7 @@ class WatchedGpu:
         return samples + self._reading.samples if age_s <= self._hold_s else samples
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread and give back what NVML lent; whether it ended, after at most so many seconds."""
+        """End the thread within `timeout_s` and free what NVML allocated; return whether the thread ended."""
         if not self._answerer.close(timeout_s):
             return False
         self._give_back()

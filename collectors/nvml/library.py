@@ -1,4 +1,4 @@
-"""What is asked of NVIDIA's management library, through the module `pynvml`."""
+"""NVIDIA's management library: the functions of `pynvml` that we call, its error codes, and what a GPU refuses."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pynvml import (
 )
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
-"""NVML's refusal, whatever the reason."""
+"""The exception of every refusal by NVML."""
 
 RETRY_S = 30.0
-"""How long a driver or a GPU that is gone is left alone before it is looked for again."""
+"""How long a lost driver or GPU is left alone before it is looked for again."""
 _NO_DRIVER = {
     NVML_ERROR_LIBRARY_NOT_FOUND: "NVML library not found",
     NVML_ERROR_DRIVER_NOT_LOADED: "its kernel module is not loaded",
@@ -39,7 +39,7 @@ _NEVER = frozenset(
     {
         NVML_ERROR_NOT_SUPPORTED,
         NVML_ERROR_FUNCTION_NOT_FOUND,
-        NVML_ERROR_INVALID_ARGUMENT,  # Older drivers say so of a field that they do not know.
+        NVML_ERROR_INVALID_ARGUMENT,  # Older drivers return it for a field that they do not know.
         NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
         NVML_ERROR_DEPRECATED,
         NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
@@ -50,7 +50,7 @@ _LOST = frozenset(
         NVML_ERROR_GPU_IS_LOST,
         NVML_ERROR_GPU_NOT_FOUND,
         NVML_ERROR_RESET_REQUIRED,
-        NVML_ERROR_DRIVER_NOT_LOADED,  # It was unloaded under us.
+        NVML_ERROR_DRIVER_NOT_LOADED,  # It was unloaded while we used it.
         NVML_ERROR_UNINITIALIZED,
     }
 )
@@ -59,7 +59,7 @@ _LOST = frozenset(
 class Nvml(Protocol):
     """The functions of `pynvml` that we call, so that a recorded NVML can take its place.
 
-    Not nvmlDeviceGetPcieThroughput, which blocks for 20 ms per direction.
+    Left out on purpose: nvmlDeviceGetPcieThroughput, which blocks for 20 ms per direction.
     """
 
     def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own names.
@@ -113,16 +113,16 @@ class Nvml(Protocol):
 
 
 def installed_nvml() -> Nvml:
-    """The module `pynvml` itself."""
+    """Return the module `pynvml` itself."""
     return cast(Nvml, pynvml)
 
 
 class Timed:
-    """NVML, with the time that each of its functions took in `seconds`, and their calls in `calls`; for one thread.
+    """A wrapper of NVML that times and counts its calls; for one thread.
 
-    asked: what all calls asked for: each field and each metric of the monitors, which come many to a call, and else
-    each call.
-    A function that this `pynvml` or this driver does not have refuses like one that is not supported, as NVML has it.
+    seconds, calls: by function. asked: number of things asked for: each field and each GPM metric counts, of which one
+    call asks for many; any other call counts once.
+    A function that this `pynvml` lacks raises NVML's error "function not found", as one that the driver lacks does.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -134,11 +134,11 @@ class Timed:
 
     @property
     def nvml(self) -> Nvml:
-        """Itself: it has whatever functions NVML has."""
+        """This object itself, typed as `Nvml`, since it has all its functions."""
         return cast(Nvml, self)
 
     def go_on_from(self, before: Timed) -> None:
-        """Add what another, which is asked no more, has counted."""
+        """Add the counts of a predecessor that is no longer used."""
         for function, spent_s in before.seconds.items():
             self.seconds[function] = self.seconds.get(function, 0.0) + spent_s
             self.calls[function] = self.calls.get(function, 0) + before.calls[function]
@@ -158,12 +158,12 @@ class Timed:
                 self.asked += _asked_with(name, arguments)
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
-        setattr(self, name, timed)  # The next call finds it without coming here.
+        setattr(self, name, timed)  # So that the next call does not come through __getattr__.
         return timed
 
 
 def _asked_with(function: str, arguments: Sequence[Any]) -> int:
-    """How many things a call asks for."""
+    """Return how many things a call asks for."""
     match function:
         case "nvmlDeviceGetFieldValues":
             return len(arguments[1])
@@ -174,9 +174,9 @@ def _asked_with(function: str, arguments: Sequence[Any]) -> int:
 
 
 def key_of(handle: Any) -> Hashable:
-    """What tells a GPU's handle from another's; NVML gives a GPU the same one each time.
+    """Return a key that identifies a GPU by its handle; NVML gives a GPU the same handle each time.
 
-    Asks NVML nothing, so it works for a GPU that is lost.
+    Does not call NVML, so it works for a GPU that is lost.
     """
     if isinstance(handle, ctypes._Pointer):
         return ctypes.cast(handle, ctypes.c_void_p).value
@@ -184,51 +184,51 @@ def key_of(handle: Any) -> Hashable:
 
 
 def missing_driver(error: Exception) -> str | None:
-    """What is not there where there is no NVIDIA driver, which is normal; None where there is one."""
+    """Return what is missing if the error says that there is no NVIDIA driver, which is normal; else None."""
     return _NO_DRIVER.get(code_of(error) or 0)
 
 
 def says_unsupported(error: Exception) -> bool:
-    """This driver never answers that question for this GPU."""
+    """Return whether this driver never answers that question for this GPU."""
     return code_of(error) in _NEVER
 
 
 def says_forbidden(error: Exception) -> bool:
-    """The driver answers others, but not this process."""
+    """Return whether the driver answers other processes, but not this one."""
     return bool(code_of(error) == NVML_ERROR_NO_PERMISSION)
 
 
 def says_lost(error: Exception) -> bool:
-    """The GPU is gone until it is reset, its driver is loaded again, or the node is restarted."""
+    """Return whether the GPU is gone until it is reset, its driver is loaded again, or the node is restarted."""
     return code_of(error) in _LOST
 
 
 def says_nothing_yet(error: Exception) -> bool:
-    """What was waited for did not come in the time given."""
+    """Return whether a wait for an event timed out."""
     return bool(code_of(error) == NVML_ERROR_TIMEOUT)
 
 
 def code_of(error: Exception) -> int | None:
-    """NVML's number of the refusal; None where it is not NVML's."""
+    """Return NVML's error code; None for an exception that is not NVML's."""
     return getattr(error, "value", None)
 
 
-# How each GPU stands to each question: whether it answers, why not, and what an answer costs.
+# Standings: whether a GPU answers a question, why not, and what an answer costs.
 
 Answer = Literal["answers", "not supported", "not permitted", "not always"]
 Told = TypeVar("Told")
 
 
 class GpuLost(Exception):
-    """The GPU answers nothing more until it is reset."""
+    """The GPU answers nothing more until it is reset, its driver is loaded again, or the node is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One GPU and one question.
+    """Whether one GPU answers one question.
 
-    reason: NVML's own, or why its answer says nothing; None where it answers. cost_s: what the last answer took, None
-    where there was none; of a field by the driver's account, of a function by ours.
+    reason: NVML's message, or why its answer is of no use; None where it answers. cost_s: time of the last answer, None
+    where there was none; for a field as the driver reports it, for a function as we measure it.
     """
 
     gpu: str
@@ -239,10 +239,10 @@ class Standing:
 
 
 class Standings:
-    """All questions to one GPU. A question that was refused for good is never asked again.
+    """The standings of all questions to one GPU. A question that was refused for good is never asked again.
 
-    One that has answered before is not refused for good: what was switched off may be switched on again, as MIG and
-    what it takes from a GPU.
+    "Not supported" is not for good where the question was answered before: a feature may be switched off and on again,
+    such as MIG and what it takes from a GPU.
     """
 
     def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -252,10 +252,10 @@ class Standings:
         self._answering: set[str] = set()
 
     def ask(self, question: str, read: Callable[[], Told]) -> Told | None:
-        """What `read` gives; None where that is refused now, or was for good.
+        """Return what `read` gives; None where it is refused now, or was refused for good before.
 
         Raises:
-            GpuLost: nothing of this GPU need be asked again.
+            GpuLost: the GPU is gone; it need not be asked anything more.
         """
         if not self.is_asked(question):
             return None
@@ -269,7 +269,7 @@ class Standings:
         return told
 
     def answered(self, question: str, cost_s: float) -> None:
-        """It answered. One that does not always answer keeps that mark."""
+        """Record an answer. A question marked "not always" keeps that mark."""
         self._answering.add(question)
         before = self._by_question.get(question)
         if before is not None and before.answer == "not always":
@@ -278,10 +278,10 @@ class Standings:
             self._put(question, "answers", None, cost_s)
 
     def refused(self, question: str, error: Exception) -> bool:
-        """It did not answer; whether to ask again.
+        """Record a refusal, and return whether to ask again.
 
         Raises:
-            GpuLost: nothing of this GPU need be asked again.
+            GpuLost: the GPU is gone; it need not be asked anything more.
         """
         if says_lost(error):
             raise GpuLost(str(error)) from error
@@ -295,17 +295,17 @@ class Standings:
         return True
 
     def doubted(self, question: str, reason: str) -> None:
-        """It answered, and the answer cannot be used; it is asked again."""
+        """Record that the question was answered but the answer cannot be used; it is asked again."""
         before = self._by_question.get(question)
         self._put(question, "not always", reason, None if before is None else before.cost_s)
 
     def is_asked(self, question: str) -> bool:
-        """It has not refused for good."""
+        """Return whether the question has not been refused for good."""
         standing = self._by_question.get(question)
         return standing is None or standing.answer in {"answers", "not always"}
 
     def all(self) -> tuple[Standing, ...]:
-        """As they stand, in the order in which they were first asked."""
+        """Return all standings, in the order in which the questions were first asked."""
         return tuple(self._by_question.values())
 
     def _put(self, question: str, answer: Answer, reason: str | None, cost_s: float | None) -> None:

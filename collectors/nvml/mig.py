@@ -1,6 +1,6 @@
-"""The parts of a GPU that MIG split: who they are, what memory they use, which processes they run.
+"""MIG instances of a GPU: their identity, memory and processes.
 
-NVML tells no utilization of an instance, and none of a GPU that is split.
+NVML reports no utilization of an instance, and none of a GPU that is split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collectors.nvml.library import Nvml, NVMLError, Standings, code_of, says_un
 from collectors.nvml.queries import GpuProcess, processes_on
 
 NO_INSTANCE = 0xFFFFFFFF
-"""In an event, of what no instance did. Source: nvml.h, nvmlEventData_t."""
+"""The instance number in an event that belongs to no instance. Source: nvml.h, nvmlEventData_t."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,10 @@ class Instance:
 
 
 def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
-    """The instances there are now; they come and go while the GPU stays. None where MIG is off.
+    """Return the instances that exist now; they come and go while the GPU stays. Empty where MIG is off.
 
     Raises:
-        NVMLError: the GPU has no MIG, does not tell, or is gone.
+        NVMLError: the GPU has no MIG, refuses, or is gone.
     """
     if not nvml.nvmlDeviceGetMigMode(handle)[0]:
         return ()
@@ -44,9 +44,9 @@ def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
 def read_instance(
     nvml: Nvml, instance: Instance, standings: Standings, *, gpu: str
 ) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
-    """Samples and processes of one instance; processes are None where they are not told.
+    """Return the samples and processes of one instance; processes are None where the driver refuses to list them.
 
-    Memory and processes are questions of their own: a process that is not root may be told the one and not the other.
+    Memory and processes are separate questions: a process that is not root may get one and not the other.
 
     Raises:
         GpuLost: the GPU is gone.
@@ -72,17 +72,17 @@ def read_instance(
 
 
 def instance_of(number: int) -> int | None:
-    """The instance that an event names by its number; None where it names none."""
+    """Return the instance that an event's number names; None where it names none."""
     return None if number == NO_INSTANCE else number
 
 
 def number_of(instance: int | None) -> int:
-    """What `instance_of` reads."""
+    """Return an event's number for an instance, the inverse of `instance_of`."""
     return NO_INSTANCE if instance is None else instance
 
 
 def label_of_ids(gpu_instance: int, compute_instance: int) -> str:
-    """What `Instance.label` says of these numbers; of a GPU instance alone "1", and nothing of a whole GPU."""
+    """Return the label of these ids, as in `Instance.label`: "1" for a GPU instance alone, "" for a whole GPU."""
     ids = (instance_of(gpu_instance), instance_of(compute_instance))
     return "/".join(str(number) for number in ids if number is not None)
 
@@ -92,7 +92,7 @@ def _find(nvml: Nvml, handle: Any, place: int) -> Instance | None:
         found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
     except NVMLError as error:
         if code_of(error) == NVML_ERROR_NOT_FOUND or says_unsupported(error):
-            return None  # A place that no instance fills.
+            return None  # No instance has this place.
         raise
     gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(found)
     compute_instance = nvml.nvmlDeviceGetComputeInstanceId(found)

@@ -1,4 +1,7 @@
-"""The questions that have a function of NVML each, and how its answer becomes samples in base units."""
+"""Questions to a GPU that NVML answers by one function each, and their answers as samples in base units.
+
+Questions that are answered together, by the number of a field, are in `collectors/nvml/fields.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ from collectors.metrics.metric import Sample
 from collectors.nvml.fields import link_bytes_per_second
 from collectors.nvml.library import Nvml, NVMLError, Standings, says_unsupported
 
-# How far a GPU has joined the fabric of its NVLink switches.
+# The fabric of NVLink switches, and how far a GPU has joined it.
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 """Source: nvml.h, nvmlGpuFabricState_t; 0 is a GPU without a fabric."""
 
 
 def fabric(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    """The GPU's state and clique; nothing where it has no fabric.
+    """Return the GPU's fabric state and clique; nothing where it has no fabric.
 
-    The second version of NVML's structure, which drivers have known since 535.
+    Uses the second version of NVML's structure, which drivers have known since 535.
     """
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
@@ -43,7 +46,7 @@ def fabric(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     return [gpu_metrics.GPU_FABRIC.at(1, gpu=gpu, state=state, clique=str(info.cliqueId))]
 
 
-# Who a GPU is and how it is set up, as the labels of one series.
+# Identity and setup of a GPU, as the labels of one info series.
 
 UNKNOWN = "unknown"
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -51,10 +54,10 @@ _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 
 
 
 class Identity:
-    """What a GPU tells of itself, each fact a question of its own; what it does not tell is unknown.
+    """The labels of a GPU's info series, each asked for by a question of its own; unanswered ones are "unknown".
 
-    A fact that cannot change is asked for until it is told. One that can keeps what was told last where it is refused
-    for a moment, so that the series does not become another.
+    A fact that cannot change is asked for until it is known. A fact that can change keeps its last value where it is
+    refused for a moment, so that the series stays the same.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Identity:
         self._labels |= {fact.label: UNKNOWN for fact in _FACTS}
 
     def read(self) -> Sample:
-        """The GPU's info series.
+        """Return the GPU's info series.
 
         Raises:
             GpuLost: the GPU is gone.
@@ -79,7 +82,7 @@ class Identity:
 
 
 def cuda_version(nvml: Nvml) -> str:
-    """The newest CUDA that the driver can run, as "13.1"."""
+    """Return the newest CUDA version that the driver can run, as "13.1"."""
     try:
         number = nvml.nvmlSystemGetCudaDriverVersion()
     except NVMLError:
@@ -88,10 +91,10 @@ def cuda_version(nvml: Nvml) -> str:
 
 
 def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
-    """Of each NVLink that the GPU has, whether it is up; empty where it has none.
+    """Return for each NVLink of the GPU whether it is up; empty where it has none.
 
     Raises:
-        NVMLError: the GPU is gone, or does not tell.
+        NVMLError: the GPU is gone, or refuses.
     """
     states: list[bool] = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
@@ -106,7 +109,7 @@ def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fact:
-    """One label of the series. question: what a driver that has no answer lacks."""
+    """One label of the info series. question: its name in messages on what a driver cannot answer."""
 
     label: str
     question: str
@@ -172,18 +175,18 @@ _FACTS = (
 )
 
 
-# The processes that compute on a GPU, so that a rank finds its GPU by its pid.
+# Processes that compute on a GPU, by which a rank's GPU is found from its pid.
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""Of the host itself. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
+"""The host's own PID namespace. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
     """A process with a compute context on a GPU.
 
-    pid: as the driver sees it, which is the host's number and not that of a container. gpu: NVML's index.
-    instance: which part of a GPU that MIG split, None for the whole. memory_bytes: None where the driver does not tell.
+    pid: as the driver sees it, which is the host's number and not a container's. gpu: NVML's index.
+    instance: label of the MIG instance, None for a whole GPU. memory_bytes: None where the driver does not report it.
     """
 
     pid: int
@@ -194,7 +197,7 @@ class GpuProcess:
 
 
 def names_all_processes(proc: Path = Path("/proc")) -> bool:
-    """Whether the driver names to this process all that compute: not in a container with PIDs of its own."""
+    """Return whether the driver names all computing processes to this one; in another PID namespace it does not."""
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except OSError:
@@ -204,7 +207,7 @@ def names_all_processes(proc: Path = Path("/proc")) -> bool:
 def processes_on(
     nvml: Nvml, handle: Any, *, gpu: str, uuid: str, instance: str | None = None
 ) -> tuple[GpuProcess, ...]:
-    """The processes on a GPU or on a part of one."""
+    """Return the processes that compute on a GPU or on a MIG instance."""
     return tuple(
         GpuProcess(pid=one.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=one.usedGpuMemory)
         for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
@@ -212,14 +215,14 @@ def processes_on(
 
 
 Read = Callable[[Nvml, Any, str], list[Sample]]
-"""From NVML, a GPU's handle and its label to samples."""
+"""Takes NVML, a GPU's handle and its label; returns samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One question about a GPU.
 
-    name: what a driver that has no answer lacks. is_slow: what it asks for changes rarely; see `Gpu`.
+    name: as it is called in messages on what a driver cannot answer. is_slow: its answer changes rarely; see `Gpu`.
     """
 
     name: str
@@ -262,7 +265,7 @@ def _decoder(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
 
 def _memory(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2)
-    # Not `used`: NVIDIA's pages of different years disagree on whether it holds what is reserved.
+    # Not `used`: NVIDIA's pages of different years disagree on whether it includes reserved memory.
     used = memory.total - memory.free - memory.reserved
     return [
         gpu_metrics.GPU_MEMORY_USED_BYTES.at(used, gpu=gpu),

@@ -1,4 +1,7 @@
-"""Writes down what NVML answers on a real machine, so that it can be replayed on another."""
+"""Recordings of NVML: their file format, and a recorder of what NVML answers on a real machine.
+
+`collectors/nvml/replay.py` replays them on another machine.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ from collectors.nvml.fields import fields_of, raw_of
 from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
 from collectors.nvml.mig import instance_of
 
-# What NVML answered over a stretch of time, as a file.
+# The file format.
 
 SCHEMA_VERSION = 1
 EIGHT_GPUS = Path(__file__).with_name("recordings") / "eight_gpus.json"
-"""The recording that comes with the program; `made_recording` wrote it."""
+"""The recording that comes with the program; written by `collectors/nvml/recordings/eight_gpus.py`."""
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer over time: each value holds from its time on.
 
-    at_s: increasing, from 0. values: numbers, words, structures as dictionaries, lists of them.
-    is_line: the way from one number to the next is straight, as energy grows. is_counter: begun anew, it grows on.
+    at_s: increasing, from 0. values: numbers, strings, structures as dictionaries, lists of them.
+    is_line: values between two times are interpolated, as energy grows. is_counter: it goes on growing from lap to lap.
     """
 
     at_s: list[float]
@@ -39,7 +42,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_counter: bool = False
 
     def at(self, at_s: float, *, lap: int = 0) -> Any:
-        """The answer at a time of a lap."""
+        """Return the answer at a time of a lap."""
         place = max(0, bisect_right(self.at_s, at_s) - 1)
         value = self.values[place]
         if self.is_line and place + 1 < len(self.values):
@@ -55,7 +58,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """An error that the driver reported.
 
-    kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of MIG, to which it was put down, if any.
+    kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of the MIG instance it belongs to, if any.
     """
 
     at_s: float
@@ -66,7 +69,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of each lap in which the driver returns from no question to the GPU."""
+    """An interval of each lap in which no call to the GPU returns."""
 
     from_s: float
     until_s: float
@@ -76,9 +79,9 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One GPU, or one instance of one.
 
     tracks: by question, see `question_of`. refusals: NVML's code, by question. A question in neither is not supported.
-    latencies_us: what reading a field took. instances: by place.
-    event_kinds: the bits that it can report. lost_from_s: from when on it answered nothing, for good. hang: of a
-    recording that was made by hand; a recorded driver's has no end that one could know.
+    latencies_us: time to read a field, by question. instances: by place.
+    event_kinds: the bits of events that it can report. lost_from_s: time from which on it answers nothing, for good.
+    hang: only in recordings made by hand; the end of a real driver's hang cannot be recorded.
     """
 
     tracks: dict[str, Track]
@@ -92,7 +95,7 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """A node. note: where it comes from. system: answers that belong to no GPU."""
+    """A node's recording. note: its origin. system: answers that belong to no GPU."""
 
     note: str
     duration_s: float
@@ -102,21 +105,21 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadRecording(ValueError):
-    """The file is no recording that this program can read."""
+    """The file is not a recording that this program can read."""
 
 
 def question_of(function: str, *arguments: object) -> str:
-    """How a question is called in a recording: the function, and its arguments beside the GPU."""
+    """Return a question's name in a recording: the function, and its arguments other than the GPU."""
     return f"{function}({', '.join(map(str, arguments))})" if arguments else function
 
 
 def field_question(number: int, scope: int) -> str:
-    """How a field is called in a recording."""
+    """Return a field's name in a recording."""
     return question_of("field", number, scope) if scope else question_of("field", number)
 
 
 def save(recording: Recording, path: Path) -> None:
-    """Write the recording as a file of JSON.
+    """Write the recording as a JSON file.
 
     Raises:
         OSError: it cannot be written.
@@ -125,10 +128,10 @@ def save(recording: Recording, path: Path) -> None:
 
 
 def load(path: Path) -> Recording:
-    """The recording that a file holds.
+    """Read a recording.
 
     Raises:
-        BadRecording: it holds none, or one of a newer program.
+        BadRecording: the file holds none, or one of a newer program.
         OSError: it cannot be read.
     """
     try:
@@ -151,7 +154,7 @@ _HIDDEN = {
     "nvmlDeviceGetUUID": "{kind}-00000000-0000-0000-0000-{place:012d}",
     "nvmlDeviceGetSerial": "{place:013d}",
 }
-"""What would tell whose machine it was; the place of the GPU stands there instead."""
+"""Answers that would identify the machine; the place of the GPU stands there instead."""
 
 
 def record(
@@ -164,9 +167,9 @@ def record(
     clock_s: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Recording:
-    """A recording of this machine, of exactly what the collector asks at each beat.
+    """Record on this machine exactly what the collector asks at each beat.
 
-    UUIDs and serial numbers are left out; process numbers are in it. note: where it comes from, for who reads it.
+    UUIDs and serial numbers are replaced; process numbers are kept. note: the recording's origin, for its readers.
     """
     listener = _Listener(installed_nvml() if nvml is None else nvml, clock_s)
     collector = NvmlCollector(cast(Nvml, listener), per_link=per_link, clock_ns=lambda: round(clock_s() * 1e9))
@@ -181,7 +184,7 @@ def record(
 
 @dataclass(slots=True)
 class _Run:
-    """One answer, again and again."""
+    """The same answer, repeated from one time to another."""
 
     begun_s: float
     ended_s: float
@@ -190,7 +193,7 @@ class _Run:
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What one GPU, or one instance of one, has answered so far."""
+    """The answers so far of one GPU, or of one MIG instance."""
 
     answers: dict[str, list[_Run]] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
@@ -226,10 +229,10 @@ class _Heard:
 
 
 class _Listener:
-    """NVML, whose every answer is written down on its way.
+    """A wrapper of NVML that records every answer.
 
-    Each GPU is asked by one thread, and listened to by another, as the collector does. One that is lost and comes back
-    is lost for good in the recording.
+    For each GPU one thread may ask and another listen, as in the collector. A GPU that is lost and comes back is lost
+    for good in the recording.
     """
 
     def __init__(self, nvml: Nvml, clock_s: Callable[[], float]) -> None:
@@ -269,7 +272,7 @@ class _Listener:
         return ask
 
     def recording(self, *, note: str, duration_s: float) -> Recording:
-        """What was heard."""
+        """Return what was recorded so far."""
         told = self._system.answers.get("nvmlSystemGetDriverVersion")
         driver = "" if told is None else told[0].value
         counters = frozenset(
@@ -288,7 +291,7 @@ class _Listener:
         return self._gpus.setdefault(index, _Heard())
 
     def _asked(self, arguments: tuple[Any, ...]) -> tuple[_Heard, int, tuple[Any, ...]]:
-        """Who was asked, its place, and the other arguments."""
+        """Return who was asked, its place, and the other arguments."""
         found = self._by_handle.get(key_of(arguments[0])) if arguments else None
         return (self._system, 0, arguments) if found is None else (*found, arguments[1:])
 
@@ -307,6 +310,7 @@ class _Listener:
     def _instance_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
         whole, _place, (place,) = self._asked(arguments)
         part = whole.instances.setdefault(str(place), _Heard())
+        # Instance 2 of GPU 0 has place 1002, and of GPU 1 2002, so that no two hidden UUIDs are equal.
         self._by_handle[key_of(handle)] = (part, 1000 * (_place + 1) + place)
 
     def _fields_told(self, _: str, arguments: tuple[Any, ...], values: Any) -> None:
@@ -359,8 +363,9 @@ class _Listener:
 
 
 def _track(runs: list[_Run], *, is_counter: bool) -> Track:
-    """Numbers that only grow are counters; one of 32 bits that wrapped is replayed as it was."""
+    """Return the runs as a track; a counter that does not only grow, as a 32-bit one that wraps, stays as recorded."""
     if is_counter and len(runs) > 1 and all(later.value > earlier.value for earlier, later in pairwise(runs)):
+        # Both ends of each run: 5 at 0 to 2 s and 9 at 3 s become (0, 5), (2, 5), (3, 9).
         points = [(at_s, run.value) for run in runs for at_s in sorted({run.begun_s, run.ended_s})]
         points[0] = (0.0, points[0][1])
         times, values = zip(*points, strict=True)
@@ -369,7 +374,7 @@ def _track(runs: list[_Run], *, is_counter: bool) -> Track:
 
 
 def _plain(answer: Any) -> Any:
-    """The answer as JSON has it; None for what cannot be."""
+    """Return the answer as JSON can hold it; None for what it cannot."""
     if isinstance(answer, bytes):
         return answer.decode(errors="replace")
     if isinstance(answer, (int, float, str)):

@@ -1,4 +1,4 @@
-"""NVML without a GPU: its functions, answering what a recording holds at the time that has passed."""
+"""NVML without a GPU: a stand-in for `pynvml` that answers from a recording, by the time that has passed."""
 
 # ruff: noqa: N802  # NVML's own names.
 
@@ -28,12 +28,12 @@ from collectors.nvml.mig import number_of
 from collectors.nvml.recorder import RecordedGpu, Recording, field_question, question_of
 
 _LOOK_S = 0.1
-"""Between looks at the clock of a question that hangs."""
+"""Time between looks at the clock by a call that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedHandle:
-    """What stands for a GPU, or for an instance of one; the same one each time it is asked for."""
+    """The handle of a GPU or of a MIG instance; the same object each time. whole: the GPU that has the instance."""
 
     index: int
     gpu: RecordedGpu
@@ -42,17 +42,17 @@ class RecordedHandle:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordedEvents:
-    """A set of events. told: how many of the recording's, lap after lap, it has passed."""
+    """An event set. told: number of the recording's events, over all laps, that it has passed."""
 
     told: int
     listening: list[RecordedHandle] = field(default_factory=list)
 
 
 class RecordedNvml:
-    """Replays from the first `nvmlInit` on, lap after lap: counters grow on, events come again, and what is lost stays
-    lost.
+    """Replays a recording from the first `nvmlInit` on, lap after lap.
 
-    clock_s: what time it is; handed in, it may run as fast as one likes. wait: until told, or for so many seconds.
+    From lap to lap counters go on growing, events repeat, and a lost GPU stays lost.
+    clock_s: a clock in seconds, of any speed. wait: waits so many seconds.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class RecordedNvml:
 
     @property
     def nvml(self) -> Nvml:
-        """Itself: it has whatever functions NVML has."""
+        """This object itself, typed as `Nvml`, since it has all its functions."""
         return cast(Nvml, self)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Any function that asks a GPU one thing."""
+        """Return any NVML function that asks a GPU for one value."""
         if not name.startswith("nvml"):
             raise AttributeError(name)
 
@@ -93,41 +93,41 @@ class RecordedNvml:
         return ask
 
     def nvmlInit(self) -> None:
-        """Begin at the recording's beginning, or go on."""
+        """Start the recording from its beginning, or go on."""
         self._is_open = True
         if self._begun_s is None:
             self._begun_s = self._clock_s()
 
     def nvmlShutdown(self) -> None:
-        """A question that hangs is let go, and refused."""
+        """Close NVML; a call that hangs ends with a refusal."""
         self._is_open = False
 
     def nvmlSystemGetDriverVersion(self) -> str:
-        """The recorded driver's."""
+        """Return the recorded driver's version."""
         return str(self._of_system("nvmlSystemGetDriverVersion"))
 
     def nvmlSystemGetCudaDriverVersion(self) -> int:
-        """The recorded driver's, as 1000 major + 10 minor."""
+        """Return the recorded driver's CUDA version, as 1000 major + 10 minor."""
         return int(self._of_system("nvmlSystemGetCudaDriverVersion"))
 
     def nvmlDeviceGetCount(self) -> int:
-        """How many GPUs were recorded."""
+        """Return the number of recorded GPUs."""
         return len(self._handles)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> RecordedHandle:
-        """What stands for the GPU."""
+        """Return the GPU's handle."""
         self._check(self._handles[index])
         return self._handles[index]
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: RecordedHandle, index: int) -> RecordedHandle:
-        """What stands for the instance at a place of the GPU."""
+        """Return the handle of the MIG instance at a place of the GPU."""
         self._check(handle)
         if (handle.index, str(index)) not in self._parts:
             raise NVMLError(NVML_ERROR_NOT_FOUND)
         return self._parts[handle.index, str(index)]
 
     def nvmlDeviceGetFieldValues(self, handle: RecordedHandle, fields: list[tuple[int, int]]) -> Any:
-        """Each field's value, or why there is none."""
+        """Return each field's value or error code."""
         self._check(handle)
         values = (pynvml.c_nvmlFieldValue_t * len(fields))()
         for value, (number, scope) in zip(values, fields, strict=True):
@@ -141,27 +141,27 @@ class RecordedNvml:
         return values
 
     def nvmlDeviceGetGpuFabricInfoV(self, handle: RecordedHandle, info: Any) -> int:
-        """Fills the structure that `info` refers to."""
+        """Fill the structure that `info` refers to."""
         for name, value in vars(self._answer(handle, "nvmlDeviceGetGpuFabricInfoV")).items():
             setattr(info._obj, name, value)
         return int(NVML_SUCCESS)
 
     def nvmlGpmSampleAlloc(self) -> Any:
-        """A sample that holds nothing yet."""
+        """Return an empty sample."""
         return ctypes.cast(ctypes.create_string_buffer(1), pynvml.c_nvmlGpmSample_t)
 
     def nvmlGpmSampleFree(self, sample: Any) -> None:
-        """The sample is not asked about again."""
+        """Forget the sample."""
         self._sampled.pop(_address(sample), None)
 
     def nvmlGpmSampleGet(self, handle: RecordedHandle, sample: Any) -> Any:
-        """A sample of the GPU."""
+        """Mark the sample as taken from the GPU."""
         self._answer(handle, "nvmlGpmSampleGet")
         self._sampled[_address(sample)] = (handle, sample)
         return sample
 
     def nvmlGpmMetricsGet(self, wanted: Any) -> Any:
-        """What the monitors of the sampled GPU see now."""
+        """Fill in the GPM metrics that the recording has now for the GPU of the newer sample."""
         handle, _ = self._sampled[_address(wanted.sample2)]
         self._check(handle)
         for answer in wanted.metrics[: wanted.numMetrics]:
@@ -173,17 +173,17 @@ class RecordedNvml:
         return wanted
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: RecordedHandle) -> int:
-        """The bits of what the GPU can report."""
+        """Return the bits of the events that the GPU can report."""
         self._check(handle)
         return handle.gpu.event_kinds
 
     def nvmlEventSetCreate(self) -> RecordedEvents:
-        """A set that listens to nothing yet, and is told nothing that was before it."""
+        """Return a set that listens to no GPU yet, and gets no event from before its creation."""
         lap, at_s = divmod(self._elapsed_s(), self._recording.duration_s)
         return RecordedEvents(told=int(lap) * len(self._events) + sum(event.at_s < at_s for _, event in self._events))
 
     def nvmlEventSetFree(self, events: RecordedEvents) -> None:
-        """The set listens no more."""
+        """Stop listening."""
         events.listening.clear()
 
     def nvmlDeviceRegisterEvents(self, handle: RecordedHandle, kinds: int, events: RecordedEvents) -> None:
@@ -192,7 +192,7 @@ class RecordedNvml:
         events.listening.append(handle)
 
     def nvmlEventSetWait_v2(self, events: RecordedEvents, timeout_ms: int) -> Any:
-        """The next event, or NVML's timeout."""
+        """Return the next event, or raise NVML's timeout."""
         event = self._next_event(events)
         if event is None:
             self._wait(timeout_ms / 1e3)
@@ -202,8 +202,9 @@ class RecordedNvml:
         return event
 
     def _next_event(self, events: RecordedEvents) -> Any:
-        """The next that is due of a GPU that is listened to, if there is one."""
+        """Return the next due event of the GPUs in the set, if there is one."""
         while self._events:
+            # Of 5 events, told = 12 means: 2 whole laps, and event 2 of the third lap is next.
             lap, place = divmod(events.told, len(self._events))
             handle, event = self._events[place]
             at_s = lap * self._recording.duration_s + event.at_s

@@ -1,13 +1,13 @@
-"""Writes the recording of a node that nobody owns: eight GPUs on which everything happens within ten minutes.
+"""Writes the recording of an invented node: eight GPUs, and all that happens to them within ten minutes.
 
     python -m collectors.nvml.recordings.eight_gpus
 
 The load is that of an H200 (driver 590.48.01, nvidia-smi under gpu_burn); the course of events is made up. All GPUs
 train; GPU 2 runs into its power limit, GPU 3 grows hot and slows down, the driver of GPU 4 hangs, GPU 5 has an
 uncorrected memory error and waits for a reset, GPU 6 falls off the bus, GPU 7 is split by MIG. Of the 18 NVLinks of a
-GPU the first two tell their own bytes.
+GPU the first two report their own bytes.
 
-Alerts on the agent itself (a collector that is late or has failed, an agent that is gone) find nothing here.
+Alerts on the agent itself (a collector that is late or has failed, an agent that is gone) do not fire here.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from collectors.nvml.recorder import (
     save,
 )
 
-# Tracks of a recording that is made by hand, from how much load a GPU has when.
+# Tracks computed from the load of a GPU over time.
 
 Course = list[tuple[float, float]]
-"""How much of its full load a GPU has, from each time on; in between it changes evenly."""
+"""(time in seconds, share of the full load); between two points the load changes linearly."""
 
 
 def fields(values: dict[int, int]) -> dict[str, Track]:
-    """Fields that keep their values, by number."""
+    """Return tracks of fields with constant values, by field number."""
     return {field_question(number, 0): always(value) for number, value in values.items()}
 
 
 def always(value: Any) -> Track:
-    """One value, all the time."""
+    """Return the track of one constant value."""
     return Track(at_s=[0.0], values=[value])
 
 
 def at(*points: tuple[float, Any], is_line: bool = False, is_counter: bool = False) -> Track:
-    """Values from their times on."""
+    """Return a track of (time in seconds, value) points."""
     return Track(
         at_s=[float(at_s) for at_s, _ in points],
         values=[value for _, value in points],
@@ -59,24 +59,24 @@ def at(*points: tuple[float, Any], is_line: bool = False, is_counter: bool = Fal
 
 
 def times(full: float) -> Callable[[float], float]:
-    """A share of the full value, to two digits."""
+    """Return a function from load to that share of the full value, to two decimals."""
     return lambda load: round(full * load, 2)
 
 
 def straight(course: Course, value: Callable[[float], Any]) -> Track:
-    """Values that follow the course evenly."""
+    """Return a track that interpolates between the values at the course's points."""
     return at(*((at_s, value(load)) for at_s, load in course), is_line=True)
 
 
 def stepped(course: Course, value: Callable[[float], Any]) -> Track:
-    """Values that hold until the course's next point; a repeated one is left out."""
+    """Return a track whose values hold until the course's next point; repeated values are left out."""
     values = [(at_s, value(load)) for at_s, load in course]
     changes = [values[0], *(later for earlier, later in pairwise(values) if later[1] != earlier[1])]
     return at(*changes)
 
 
 def grown(course: Course, rate: Callable[[float], float], *, begun: int) -> Track:
-    """A counter that grows by a rate per second, by the trapezoids under it."""
+    """Return a counter's track: the integral of a rate per second over the course, by the trapezoidal rule."""
     points: list[tuple[float, int]] = [(course[0][0], begun)]
     whole = float(begun)
     for (earlier_s, earlier), (later_s, later) in pairwise(course):
@@ -95,11 +95,11 @@ _POWER_MW = (76_250, 627_400)
 _POWER_LIMIT_MW = 700_000
 _HOT_S, _COOL_S, _BROKEN_S, _LOST_S = 240.0, 360.0, 300.0, 420.0
 _HANG_S = (125.0, 515.0)
-"""So long that an alert that is held for five minutes is seen, with a scrape and an evaluation before it."""
+"""Long enough for an alert with a hold of five minutes to fire, after a scrape and an evaluation."""
 
 
 def eight_gpus() -> Recording:
-    """The recording, always the same."""
+    """Return the recording, always the same."""
     return Recording(
         note="made by collectors/nvml/recordings/eight_gpus.py, not measured",
         duration_s=DURATION_S,
@@ -123,7 +123,7 @@ def _gpu(index: int) -> RecordedGpu:
 
 
 def _course(index: int) -> Course:
-    """Idle, then steps of training that are never quite alike, with a pause for a checkpoint."""
+    """Return the load: idle, then training steps of slightly different load, with a pause for a checkpoint."""
     course: Course = [(0.0, 0.0), (20.0 + index, 0.0)]
     for number, at_s in enumerate(range(30, 580, 30)):
         wobble = (7 * number + 3 * index) % 10 / 100
@@ -199,7 +199,7 @@ def _counters(course: Course) -> dict[str, Track]:
 
 
 def _nvlink(course: Course, links: int) -> Track:
-    """The bytes that so many links have carried in one direction, in KiB."""
+    """Return the counter, in KiB, of what so many links have carried in one direction."""
     full = _NVLINK_BYTES_PER_SECOND / 1024 / _LINKS * links
     return grown(course, lambda load: full * load, begun=(1 << 36) // _LINKS * links)
 
@@ -216,19 +216,19 @@ def _monitors(course: Course) -> dict[str, Track]:
 
 
 def _health() -> dict[str, Track]:
-    """Counts of errors that have not happened."""
+    """Return the error counters, all 0."""
     numbers = (3, 4, 5, 6, 94, 173, 179, 180, 38, 45, 52, 59, 160, 142, 143, 144, 145, 230)
     return fields(dict.fromkeys(numbers, 0))
 
 
 def _latencies() -> dict[str, int]:
-    """What fields took on an H200's like, by public reports: energy and PCIe ask the GPU, the others a cache."""
+    """Return latencies of fields on GPUs like H200, by public reports; energy and PCIe ask the GPU, others a cache."""
     dear = {83: 2400, 197: 310, 198: 310, 82: 60, 138: 120, 139: 120}
     return {field_question(number, ALL_LINKS if number in _NVLINK_FIELDS else 0): cost for number, cost in dear.items()}
 
 
 def _capped(gpu: RecordedGpu) -> RecordedGpu:
-    """Its limit was lowered, and it lives at it."""
+    """Lower its power limit, so that it runs at the limit."""
     capped = {
         **fields({190: 450_000}),
         "nvmlDeviceGetPowerUsage": at((0, 76_250), (30, 449_800), (585, 449_800), (595, 76_250), is_line=True),
@@ -241,7 +241,7 @@ def _capped(gpu: RecordedGpu) -> RecordedGpu:
 
 
 def _hot(gpu: RecordedGpu) -> RecordedGpu:
-    """Its cooling fails for two minutes."""
+    """Let its cooling fail for two minutes."""
     held_ns = round((_COOL_S - _HOT_S) * 0.8e9)
     celsius = [(0, 33), (30, 52), (180, 52), (_HOT_S, 87), (_COOL_S, 86), (420, 52), (600, 33)]
     margin = [(at_s, 87 - degrees) for at_s, degrees in celsius]
@@ -258,13 +258,13 @@ def _hot(gpu: RecordedGpu) -> RecordedGpu:
 
 
 def _hanging(gpu: RecordedGpu) -> RecordedGpu:
-    """Its driver keeps whoever asks it waiting, and recovers."""
+    """Let its driver hang for a while, then recover."""
     from_s, until_s = _HANG_S
     return _with(gpu, hang=Hang(from_s=from_s, until_s=until_s))
 
 
 def _broken(gpu: RecordedGpu) -> RecordedGpu:
-    """A row of its memory breaks: XID 63 says that it is remapped, after the next reset."""
+    """Break a row of its memory: XID 63 says that it is remapped, after the next reset."""
     broken = {
         **{field_question(number, 0): at((0, 0), (_BROKEN_S, 1), is_counter=True) for number in (4, 6, 143)},
         **{field_question(number, 0): at((0, 0), (_BROKEN_S, 1)) for number in (144, 230)},
@@ -280,12 +280,12 @@ def _broken(gpu: RecordedGpu) -> RecordedGpu:
 
 
 def _lost(gpu: RecordedGpu) -> RecordedGpu:
-    """It falls off the bus."""
+    """Let it fall off the bus."""
     return _with(gpu, events=[Event(at_s=_LOST_S, kind=0x8, data=79)], lost_from_s=_LOST_S)
 
 
 def _split(gpu: RecordedGpu) -> RecordedGpu:
-    """MIG makes two of it, and takes utilization, NVLink and the monitors away."""
+    """Split it by MIG into two instances, which takes utilization, NVLink and GPM away."""
     without = ("Utilization", "NvLink", "Gpm", "gpm", "GpuFabric")
     kept = {name: track for name, track in gpu.tracks.items() if not any(word in name for word in without)}
     kept["nvmlDeviceGetMigMode"] = always([1, 1])
