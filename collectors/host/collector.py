@@ -1,4 +1,4 @@
-"""What the node's host is doing, part by part: CPU, memory, disks, network, InfiniBand.
+"""The collector of a node's host, part by part: CPU, memory, disks, network, InfiniBand.
 
 Imports no torch and knows no process of ours. Linux only.
 """
@@ -17,16 +17,14 @@ from collectors.host.procfs import Absent, KernelFiles, Part
 from collectors.host.system import CpuTime
 from collectors.metrics.metric import Sample
 
-# The parts of a host that are read, one line each.
-
 MODERATE_S = 0.5
-"""For dozens of small files: read at each beat of a second, and not at each of a tenth."""
+"""Pause for parts of dozens of small files: read at each beat of 1 s, but not at each of 0.1 s."""
 SELDOM_S = 5.0
-"""For hundreds of counters, each of which is a question to an adapter's firmware, and which seldom move."""
+"""Pause for hundreds of counters that seldom change, each a question to an adapter's firmware."""
 
 
 def parts() -> tuple[Part, ...]:
-    """Every part, in order, with nothing read yet."""
+    """Return every part of the host in order, with nothing read yet."""
     return (
         Part(name="CPU time", read=CpuTime().read),
         Part(name="load", read=system.read_load),
@@ -42,7 +40,7 @@ def parts() -> tuple[Part, ...]:
 
 
 _FOR_GOOD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP})
-"""What a kernel answers that has no such figure, or not for us; anything else may pass."""
+"""Errors of a kernel that does not have the figure, or not for us; any other error may pass."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,9 +52,9 @@ class _Watched:
 
 
 class HostCollector:
-    """The host as its kernel counts it; a part that the kernel withholds is absent, and asked for no more.
+    """Reads the host's figures from its kernel; a part that the kernel withholds is absent, and no longer read.
 
-    clock_ns: never set back.
+    clock_ns: a monotonic clock.
     """
 
     name = "host"
@@ -77,7 +75,7 @@ class HostCollector:
         return tuple(self._reasons)
 
     def read(self) -> list[Sample]:
-        """The counters and levels of this moment; of parts that may pause, those of a moment ago."""
+        """Return the counters and levels of now; a part within its pause repeats its last ones."""
         now_ns = self._clock_ns()
         for watched in self._watched:
             is_due = watched.read_ns is None or now_ns - watched.read_ns >= watched.part.pause_s * 1e9
@@ -87,7 +85,7 @@ class HostCollector:
         return [sample for watched in self._watched for sample in watched.samples]
 
     def close(self) -> None:
-        """Nothing is held between two reads."""
+        """Do nothing: nothing is held between two reads."""
 
     def _ask(self, watched: _Watched) -> list[Sample]:
         name = watched.part.name

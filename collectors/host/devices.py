@@ -1,4 +1,4 @@
-"""What the host's disks read and write, and how long it takes them."""
+"""Traffic of the host's disks and network interfaces: bytes, requests and their time, lost packets and errors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collectors.metrics import host
 from collectors.metrics.metric import Sample
 
 _SECTOR_BYTES = 512
-"""In /proc/diskstats, whatever the disk's own sectors are."""
+"""Size of a sector in /proc/diskstats, whatever the disk's own sectors are."""
 _VIRTUAL = "/virtual/"
 _DISK_DIRECTIONS = {"read": 3, "written": 7}
-"""Where a direction's columns begin: requests, merged ones, sectors, milliseconds."""
+"""Index of a direction's first column: requests, merged requests, sectors, milliseconds."""
 _BUSY_MS = 12
 
 
 def read_disks(files: KernelFiles) -> Iterator[Sample]:
-    """Bytes, requests and seconds of each disk that is a device of its own.
+    """Return bytes, requests and seconds of each disk that is a device of its own.
 
-    What is made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
+    Disks made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
     """
     disks = {name for name in files.names("sys/block") if _is_own(files, name)}
     for line in files.text("proc/diskstats").splitlines():
         columns = line.split()
         device = columns[2]
-        if device.replace("/", "!") not in disks:  # As a name with a slash is written in /sys.
+        if device.replace("/", "!") not in disks:  # /sys writes a slash in a name as "!".
             continue
         for direction, first in _DISK_DIRECTIONS.items():
             requests, _, sectors, spent_ms = map(int, columns[first : first + 4])
@@ -39,21 +39,21 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
 def _is_own(files: KernelFiles, name: str) -> bool:
     try:
         return _VIRTUAL not in files.target(f"sys/block/{name}")
-    except FileNotFoundError:  # It was taken out since.
+    except FileNotFoundError:  # The disk was removed meanwhile.
         return False
 
 
-# What the host's network interfaces send, receive and lose.
+# Network interfaces.
 
 _HEADINGS = 2
 _NETWORK_DIRECTIONS = {"received": 0, "sent": 8}
-"""Where a direction's columns begin: bytes, packets, errors, dropped."""
+"""Index of a direction's first column: bytes, packets, errors, dropped."""
 
 
 def read_network(files: KernelFiles) -> Iterator[Sample]:
-    """Bytes, dropped packets and errors of each interface of the network namespace that the agent lives in.
+    """Return bytes, dropped packets and errors of each interface in the agent's network namespace.
 
-    An interface that begins anew is a counter reset, as Prometheus knows it.
+    An interface that is created anew starts at 0, which Prometheus sees as a counter reset.
     """
     for line in files.text("proc/net/dev").splitlines()[_HEADINGS:]:
         name, _, columns = line.partition(":")

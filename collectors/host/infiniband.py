@@ -1,4 +1,4 @@
-"""What InfiniBand and RoCE ports send and receive, and whether their links are up."""
+"""InfiniBand and RoCE ports: state and speed of their links, bytes, and errors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from collectors.host.procfs import Absent, Found, KernelFiles
 from collectors.metrics import host
 
-# The ports for RDMA that the kernel lists: InfiniBand's, and those of adapters that speak RoCE.
-
 CLASS = "sys/class/infiniband"
+"""Where the kernel lists ports for RDMA: InfiniBand's, and those of adapters for RoCE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One port. device, number: as the kernel names them; folder: where its files are."""
+    """One port. device, number: the kernel's names; folder: where the port's files are."""
 
     device: str
     number: str
@@ -26,23 +25,23 @@ class Port:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Those that all its samples bear."""
+        """The labels that all samples of the port bear."""
         return {"device": self.device, "port": self.number}
 
 
 def ports(files: KernelFiles) -> Iterator[Port]:
-    """Every port of this moment, in order; none where there is no adapter."""
+    """Return every port that exists now, in order; none where there is no adapter."""
     for device in _names(files, CLASS):
         for number in _names(files, f"{CLASS}/{device}/ports"):
             yield Port(device=device, number=number, folder=f"{CLASS}/{device}/ports/{number}")
 
 
 def counters(files: KernelFiles, port: Port, folder: str, wanted: tuple[str, ...]) -> dict[str, int]:
-    """Those of the wanted counters that the port has; adapters and drivers differ.
+    """Return the wanted counters that the port has; adapters and drivers differ.
 
     Raises:
         OSError: the port does not answer.
-        ValueError: it answers with no number.
+        ValueError: an answer is not a number.
     """
     there = set(_names(files, f"{port.folder}/{folder}"))
     return {name: int(files.text(f"{port.folder}/{folder}/{name}")) for name in wanted if name in there}
@@ -62,7 +61,7 @@ _WAIT = "port_xmit_wait"
 
 
 def read_infiniband(files: KernelFiles) -> Iterator[Found]:
-    """State, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
+    """Return state, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
     found = list(ports(files))
     if not found:
         yield Absent(f"no InfiniBand or RoCE port (none in /{CLASS})")
@@ -83,7 +82,7 @@ def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
     yield host.HOST_INFINIBAND_INFO.at(
         1, **port.labels, layer=said("link_layer"), state=state, physical_state=said("phys_state").rpartition(": ")[2]
     )
-    if state == "ACTIVE":  # A port that is down tells the rate of a link that it has not.
+    if state == "ACTIVE":  # A port that is down reports the rate of a link that it does not have.
         gigabits = float(said("rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
         yield host.HOST_INFINIBAND_LINK.at(gigabits * 1e9 / 8, **port.labels)
     counted = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
@@ -96,7 +95,7 @@ def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
         yield host.HOST_INFINIBAND_WAIT.at(counted[_WAIT], **port.labels)
 
 
-# What goes wrong on InfiniBand and RoCE ports.
+# Errors of ports.
 
 _BY_FOLDER = {
     "counters": (
@@ -122,11 +121,12 @@ _BY_FOLDER = {
         "rx_icrc_encapsulated",
     ),
 }
-"""Of any port, and of RDMA on Mellanox's. Healthy adapters count port_rcv_switch_relay_errors, too; it is left out."""
+"""counters: of any port; hw_counters: of RDMA on Mellanox adapters. port_rcv_switch_relay_errors is left out, since
+healthy adapters count it, too."""
 
 
 def read_infiniband_errors(files: KernelFiles) -> Iterator[Found]:
-    """Errors of each port by kind; that there is no port is said where its bytes are read."""
+    """Return errors of each port by kind; `read_infiniband` reports that there is no port."""
     for port in ports(files):
         try:
             for folder, wanted in _BY_FOLDER.items():

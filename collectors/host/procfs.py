@@ -1,6 +1,6 @@
-"""The kernel's files under /proc and /sys, or a folder in which they were recorded.
+"""The kernel's files under /proc and /sys, or recorded copies in a folder, and the type of a part read from them.
 
-Knows no metric and no part of the host.
+Knows no single metric and no single part of the host.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _OF_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFiles:
-    """Paths are given without the first slash and named with it in every error, whatever the root.
+    """The kernel's files under a root folder.
 
+    Paths are given without the first slash, and named with it in every error, whatever the root.
     page_bytes, ticks_per_s: the units in which the kernel counts some things.
     """
 
@@ -29,10 +30,10 @@ class KernelFiles:
     ticks_per_s: int = _OF_A_SECOND
 
     def text(self, path: str) -> str:
-        """What a file says now.
+        """Read a file.
 
         Raises:
-            OSError: it is not there or is not read.
+            OSError: it does not exist or cannot be read.
         """
         try:
             return self._read(f"{self.root}/{path}").decode("utf-8", "replace")
@@ -40,10 +41,10 @@ class KernelFiles:
             raise _named(error, path) from None
 
     def names(self, path: str) -> tuple[str, ...]:
-        """What a folder holds, sorted.
+        """Return the names in a folder, sorted.
 
         Raises:
-            OSError: it is not there or is not read.
+            OSError: it does not exist or cannot be read.
         """
         try:
             return tuple(sorted(entry.name for entry in (self.root / path).iterdir()))
@@ -51,10 +52,10 @@ class KernelFiles:
             raise _named(error, path) from None
 
     def target(self, path: str) -> str:
-        """Where a link points to.
+        """Return the target of a link.
 
         Raises:
-            OSError: it is not there or is no link.
+            OSError: it does not exist or is no link.
         """
         try:
             return str((self.root / path).readlink())
@@ -65,7 +66,7 @@ class KernelFiles:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             pieces = []
-            # A file of /proc comes in pieces of the kernel's choosing; only an empty one is the end.
+            # The kernel chooses the size of the pieces of a file in /proc; only an empty piece is the end.
             while piece := os.read(descriptor, _PIECE_BYTES):
                 pieces.append(piece)
             return b"".join(pieces)
@@ -77,12 +78,12 @@ def _named(error: OSError, path: str) -> OSError:
     return OSError(error.errno, error.strerror, f"/{path}")
 
 
-# What a part of the host is, and how it says that it lacks something.
+# Parts of the host.
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Something that this host does not give now. reason: names it, and says why."""
+    """Something that this host does not provide now. reason: names it, and says why."""
 
     reason: str
 
@@ -94,8 +95,8 @@ Found = Sample | Absent
 class Part:
     """One part of the host.
 
-    read: what the kernel says now; raises OSError where it says nothing, LookupError or ValueError where it says
-    something else than is known. pause_s: how long an answer will do, since asking for it costs more than for others.
+    read: returns the kernel's figures of now; raises OSError where there are none, LookupError or ValueError where
+    their form is not the known one. pause_s: how long an answer is repeated, for parts that are costly to read.
     """
 
     name: str

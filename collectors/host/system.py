@@ -1,4 +1,4 @@
-"""The memory of each of the host's NUMA nodes, and whether it went to those that wanted it."""
+"""Figures of the host as a whole by its kernel: CPU time, load, memory and swap, NUMA nodes, paging, pressure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from collectors.host.procfs import Absent, Found, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
 
-# Time of the host's CPUs by mode.
-
 _MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""In the order of /proc/stat. Two more follow there, a guest's times, which `user` and `nice` hold already."""
+"""In the order of /proc/stat. The two guest times that follow there are left out: `user` and `nice` include them."""
 
 
 class CpuTime:
-    """All CPUs together, by /proc/stat.
+    """Reads the time of all CPUs together by mode, from /proc/stat.
 
-    The kernel sets back `idle` and `iowait` by moments, as its documentation says; a counter that falls would be taken
-    for one that began anew, so that each mode keeps its highest value until it is passed.
+    The kernel's `idle` and `iowait` may fall slightly, as its documentation says. Since Prometheus would take a falling
+    counter for a reset, each mode keeps its highest value until the kernel passes it.
     """
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
 
     def read(self, files: KernelFiles) -> Iterator[Sample]:
-        """Seconds of each mode since the host's start."""
+        """Return the seconds in each mode since the host's start."""
         name, *ticks = files.text("proc/stat").partition("\n")[0].split()
         if name != "cpu":
             raise ValueError(f"/proc/stat begins with {name!r}")
@@ -34,15 +32,12 @@ class CpuTime:
             yield host.HOST_CPU_SECONDS.at(highest / files.ticks_per_s, mode=mode)
 
 
-# How many tasks ran or waited to run.
-
-
 def read_load(files: KernelFiles) -> Iterator[Sample]:
-    """The kernel's average over the last minute."""
+    """Return the number of tasks that ran or waited to run: the kernel's average over the last minute."""
     yield host.HOST_LOAD.at(float(files.text("proc/loadavg").split()[0]))
 
 
-# How much memory and swap space the host has, and what holds it.
+# Memory and swap space.
 
 _FIELDS = {
     "total": "MemTotal",
@@ -52,23 +47,23 @@ _FIELDS = {
     "shared": "Shmem",
     "buffers": "Buffers",
 }
-"""Our kinds and the lines of /proc/meminfo."""
+"""Our kinds, and the lines of /proc/meminfo."""
 
 
 def read_memory(files: KernelFiles) -> Iterator[Sample]:
-    """Bytes of each kind."""
+    """Return the bytes of memory and swap space, by kind."""
     held = {line.partition(":")[0]: _bytes(line) for line in files.text("proc/meminfo").splitlines()}
     for kind, field in _FIELDS.items():
         yield host.HOST_MEMORY_BYTES.at(held[field], kind=kind)
     yield host.HOST_MEMORY_BYTES.at(held["MemTotal"] - held["MemAvailable"], kind="used")
-    # What is on its way to the disk is no longer called dirty, and not yet safe.
+    # Pages on their way to the disk no longer count as Dirty, but are not safe yet.
     yield host.HOST_MEMORY_BYTES.at(held["Dirty"] + held["Writeback"], kind="dirty")
     yield host.HOST_SWAP_BYTES.at(held["SwapTotal"], kind="total")
     yield host.HOST_SWAP_BYTES.at(held["SwapTotal"] - held["SwapFree"], kind="used")
 
 
 def _bytes(line: str) -> int:
-    """Of a line such as "MemFree: 512 kB", where the kernel means KiB; a few lines are plain numbers."""
+    """Return the bytes of a line such as "MemFree: 512 kB", where kB means KiB; a few lines are plain numbers."""
     number, *unit = line.partition(":")[2].split()
     return int(number) * (1024 if unit else 1)
 
@@ -81,7 +76,7 @@ _CPUS = {"local": "local_node", "remote": "other_node"}
 
 
 def read_numa(files: KernelFiles) -> Iterator[Found]:
-    """Bytes and allocations of each NUMA node."""
+    """Return the bytes of each NUMA node, and its allocations by outcome and by the CPU that asked."""
     is_counting = _is_counting(files)
     if not is_counting:
         yield Absent(f"NUMA: the kernel is told not to count allocations (/{_SWITCH} is 0); they are left out")
@@ -95,7 +90,7 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
         except FileNotFoundError:
             if name in files.names(_NUMA_FOLDER):
                 raise
-            continue  # It went offline since.
+            continue  # The node went offline meanwhile.
         for kind, field in _KINDS.items():
             yield host.HOST_NUMA_MEMORY_BYTES.at(int(held[field]) * 1024, numa=numa, kind=kind)
         if not is_counting:
@@ -109,20 +104,20 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
 def _is_counting(files: KernelFiles) -> bool:
     try:
         return files.text(_SWITCH).strip() != "0"
-    except OSError:  # Of a kernel that always does.
+    except OSError:  # A kernel without this switch always counts.
         return True
 
 
-# How often processes had to wait for their memory, and what was swapped.
+# Page faults and swapping.
 
 _SWAPPED = {"in": "pswpin", "out": "pswpout"}
 
 
 def read_paging(files: KernelFiles) -> Iterator[Found]:
-    """Page faults, and bytes swapped, since the host's start.
+    """Return page faults and swapped bytes since the host's start.
 
-    Minor faults are not told apart: the kernel counts a major one when its waiting begins, and any at its end, so that
-    the difference falls while a disk is slow.
+    Minor faults are not derived: the kernel counts a major fault when its wait begins, and every fault at its end, so
+    that the difference of the two falls while a disk is slow.
     """
     words = files.text("proc/vmstat").split()
     counted = dict(zip(words[::2], words[1::2], strict=True))
@@ -135,15 +130,15 @@ def read_paging(files: KernelFiles) -> Iterator[Found]:
         yield host.HOST_SWAPPED_BYTES.at(int(counted[field]) * files.page_bytes, direction=direction)
 
 
-# How long tasks waited for CPU, memory, disks or interrupts: the kernel's pressure stall information.
+# Pressure stall information: how long tasks waited for CPU, memory, disks or interrupts.
 
 _PRESSURE_FOLDER = "proc/pressure"
 _UNDEFINED = ("cpu", "full")
-"""The kernel writes zero there for the sake of form."""
+"""The kernel has no such figure and writes zero."""
 
 
 def read_pressure(files: KernelFiles) -> Iterator[Sample]:
-    """Seconds in which some or all tasks were stalled, of each resource that this kernel has."""
+    """Return the seconds in which some or all tasks were stalled, by resource, as far as this kernel has it."""
     for resource in files.names(_PRESSURE_FOLDER):
         for line in files.text(f"{_PRESSURE_FOLDER}/{resource}").splitlines():
             stalled, *figures = line.split()
