@@ -1,4 +1,4 @@
-"""Whether a DCGM runs on this node, by its processes and by where it listens."""
+"""Signs of DCGM on this node: GPUs whose performance monitors are held, and its processes and sockets."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pynvml import NVML_ERROR_IN_USE
 
 from collectors.nvml.library import Answer, NVMLError, Standing
 
-# Which GPUs' performance monitors something else holds, such as a DCGM that profiles or a profiler.
+# GPUs whose performance monitors another program holds, such as a profiling DCGM or a profiler.
 
 _MONITORS = "GPM"
-"""What questions to the monitors are called, or begin with."""
+"""Name, or beginning of the name, of each question to the monitors."""
 
 
 def gpus_with_held_monitors(standings: Iterable[Standing]) -> tuple[str, ...]:
-    """The GPUs whose monitors refused because they are in use; their samples are a gap for as long as that lasts."""
-    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # A standing keeps NVML's words, and not its number.
+    """Return the GPUs whose monitors refused because they are in use; they have no GPM samples while that lasts."""
+    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # A standing keeps NVML's message, and not its code.
     held = (one.gpu for one in standings if one.question.startswith(_MONITORS) and one.reason == in_use)
     return tuple(dict.fromkeys(held))
 
 
 def gpus_by_monitors(standings: Iterable[Standing]) -> dict[Answer, tuple[str, ...]]:
-    """GPUs by how they stand to being monitored; a GPU that was not asked, or not yet twice, is nowhere."""
+    """Return the GPUs by their answer to the GPM question; a GPU not yet asked, or asked only once, is left out."""
     found: dict[Answer, list[str]] = {}
     for one in standings:
         if one.question == _MONITORS:
@@ -32,17 +32,17 @@ def gpus_by_monitors(standings: Iterable[Standing]) -> dict[Answer, tuple[str, .
 
 
 _NAMES = ("nv-hostengine", "dcgm-exporter")
-"""The host engine, and an exporter that may hold one within itself."""
+"""The host engine, and an exporter that may embed one."""
 _PORT = 5555
 _LISTENS = "0A"
 """Source: nv-hostengine's page (127.0.0.1:5555); include/net/tcp_states.h (TCP_LISTEN)."""
 
 
 def signs_of_dcgm(root: Path = Path("/")) -> tuple[str, ...]:
-    """What tells of a DCGM, in words; nothing where none is seen. root: where /proc is.
+    """Return the signs of a DCGM, as text; empty where there is none. root: the folder of /proc.
 
-    Another container's processes may be out of sight; a port is told only where no process is, since any program may
-    listen there.
+    Another container's processes may be invisible. Sockets are looked at only where no process is found, since any
+    program may listen on the port.
     """
     found = tuple(_running(root / "proc"))
     return found or tuple(_listening(root / "proc/net"))
@@ -52,7 +52,7 @@ def _running(proc: Path) -> Iterator[str]:
     for folder in sorted(proc.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         try:
             name = (folder / "comm").read_text().strip()
-        except OSError:  # It has ended since.
+        except OSError:  # The process ended meanwhile.
             continue
         if name in _NAMES:
             yield f"{name} runs (process {folder.name})"
@@ -73,7 +73,7 @@ def _is_port(columns: list[str]) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    """Without the heading; none where this kernel has no such sockets."""
+    """Return the lines without the heading; none where this kernel has no such sockets."""
     try:
         return path.read_text().splitlines()[1:]
     except OSError:

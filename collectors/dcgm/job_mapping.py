@@ -1,8 +1,8 @@
-"""Tells an existing dcgm-exporter which runs are on which GPU, so that its own series bear the run's id.
+"""Job mapping: tells an existing dcgm-exporter which runs are on which GPU, so that its own series bear the run's id.
 
-Knows neither NVML nor what a run is. Source: dcgm-exporter, `--hpc-job-mapping-dir`: a file is called by DCGM's number
-of a GPU, which is NVML's index, or by "GPU.instance" with NVML's number of the GPU instance where MIG split it, which
-older exporters pass over; each line is a job, and becomes the label `hpc_job`.
+Knows neither NVML nor what a run is. Source: dcgm-exporter, `--hpc-job-mapping-dir`: a job file's name is DCGM's number
+of a GPU, which is NVML's index, or "GPU.instance" with NVML's number of the GPU instance where MIG splits it, which
+older exporters ignore; each line is a job, and becomes the label `hpc_job`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
 
-# Which lines of a folder of job files are ours, told by a file that outlives us, so that a successor can end them.
+# Claims: a file that records which lines of the job files are ours and that survives us, so that a later process can
+# remove them.
 
 SCHEMA_VERSION = 1
 _PREFIX = ".observatory-"
-"""dcgm-exporter reads files whose names are numbers, and passes over all others."""
+"""dcgm-exporter reads files whose names are numbers, and ignores all others."""
 _DRAFT = ".draft"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One line of one file. file: its name, which is the GPU's. line: the run."""
+    """One line of one job file. file: its name, which is the GPU's. line: the run."""
 
     file: str
     line: str
@@ -43,9 +44,9 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claims:
-    """What one process has written into a folder. A lock on its file, which ends with the process, says that it lives.
+    """The claims file of one process. A lock on it, which ends with the process, shows that the process lives.
 
-    draft: a name in the folder that nobody else writes to.
+    draft: a path in the folder that nobody else writes to.
 
     Raises:
         OSError: the folder cannot be written.
@@ -59,7 +60,7 @@ class Claims:
         self._size_bytes = os.write(self._fd, msgspec.json.encode(_Head(schema_version=SCHEMA_VERSION)) + b"\n")
 
     def add(self, claim: Claim) -> None:
-        """To be said before the line is written, so that a death in between leaves no line that nobody ends.
+        """Record a claim. Call it before the line is written, so that a crash in between leaves no unclaimed line.
 
         Raises:
             OSError: the disk is full.
@@ -67,11 +68,11 @@ class Claims:
         os.write(self._fd, msgspec.json.encode(claim) + b"\n")
 
     def forget(self) -> None:
-        """No line is ours any more."""
+        """Drop all claims."""
         os.ftruncate(self._fd, self._size_bytes)
 
     def close(self, *, are_ended: bool) -> None:
-        """End with us; lines that are not ended are left to a successor."""
+        """Close the claims file; keep it for a later process unless all our lines are removed (`are_ended`)."""
         if are_ended:
             self.draft.unlink(missing_ok=True)
             self._path.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ class Claims:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Who is inside is alone among those of us who change job files in this folder.
+    """Hold the lock under which processes of ours change job files in this folder.
 
     Raises:
         OSError: the folder cannot be opened.
@@ -94,9 +95,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def inherit(folder: Path, claims: Claims) -> set[Claim]:
-    """Take over the lines of all who died without ending theirs; only for one who is alone in the folder.
+    """Take over the claims of processes that died without removing their lines; call it inside `alone_in`.
 
-    Files of another user that cannot be opened are left to that user, and those of a newer program to it.
+    Claims files of another user that cannot be opened are left to that user, and those of a newer program to it.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -115,7 +116,7 @@ def inherit(folder: Path, claims: Claims) -> set[Claim]:
 
 
 def _left_by_the_dead(path: Path) -> set[Claim] | None:
-    """What they had claimed; None of one who lives, or who is none of ours."""
+    """Return the claims of a dead process; None if it lives, or the file is not one that we can read."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -127,7 +128,7 @@ def _left_by_the_dead(path: Path) -> set[Claim] | None:
             return set()
         if msgspec.json.decode(head, type=_Head).schema_version > SCHEMA_VERSION:
             return None
-        # A last line without an end was cut off by a death, before its job file was touched.
+        # A last line without a newline was cut off by a crash, before its job file was touched.
         return {msgspec.json.decode(line, type=Claim) for line in lines if line.endswith(b"\n")}
     except (BlockingIOError, msgspec.DecodeError):
         return None
@@ -139,16 +140,16 @@ def _draft_of(path: Path) -> Path:
     return path.with_name(f"{path.name}{_DRAFT}")
 
 
-# One file of dcgm-exporter's job mapping: lines of job ids, of which we add and take away only our own.
+# One job file: lines of job ids, of which we add and remove only our own.
 #
-# A scheduler's scripts write such files too, and ask nobody; so a line is appended and never rewritten with others',
-# and is taken away by putting a whole file in the place of the old one.
+# A scheduler's scripts write such files, too, without any lock. So a line is appended without rewriting the others, and
+# is removed by replacing the file as a whole.
 
 _READABLE = 0o644
 
 
 def lines_of(path: Path) -> tuple[str, ...]:
-    """The job ids that stand there; none where there is no file.
+    """Return the job ids of a file; none where there is no file.
 
     Raises:
         OSError: it cannot be read.
@@ -157,7 +158,7 @@ def lines_of(path: Path) -> tuple[str, ...]:
 
 
 def add_line(path: Path, line: str, draft: Path) -> bool:
-    """Whether it was added: a line that stands there already is not, since dcgm-exporter fails on a repeated job.
+    """Add a line unless it is there already, since dcgm-exporter fails on a repeated job; return whether it was added.
 
     draft: where a new file is written before it appears, whole, under its own name.
 
@@ -179,7 +180,7 @@ def add_line(path: Path, line: str, draft: Path) -> bool:
 
 
 def remove_line(path: Path, line: str, draft: Path) -> None:
-    """Take the line away, and with the last line the file: an older dcgm-exporter drops a GPU whose file is empty.
+    """Remove the line, and with the last line the file: an older dcgm-exporter drops a GPU whose file is empty.
 
     Raises:
         OSError: it cannot be read or written.
@@ -197,7 +198,7 @@ def remove_line(path: Path, line: str, draft: Path) -> None:
 
 
 def _create(path: Path, line: str, draft: Path) -> bool:
-    """Whether the file is new; False where somebody else's appeared meanwhile."""
+    """Create the file with the line; return False if another program created it meanwhile."""
     _write(draft, f"{line}\n".encode(), _READABLE)
     try:
         os.link(draft, path)
@@ -230,12 +231,12 @@ class NoMapping(ValueError):
 class JobMapping:
     """Keeps our lines in a folder of job files, and leaves all others as they are.
 
-    What a process of ours left that was killed is taken over, and ends with the first `show` that does not name it.
-    A scheduler's script that replaces a file loses our line until the next `show`.
-    Not covered: an exporter that lists the folder at the very moment at which a file goes may fail one scrape.
+    Lines of a killed process of ours are taken over, and removed by the first `show` that does not name them.
+    If a scheduler's script replaces a file, our line is missing until the next `show`.
+    Not covered: an exporter that lists the folder at the very moment at which a file is removed may fail one scrape.
 
     Raises:
-        NoMapping: the folder is not there, or may not be written.
+        NoMapping: the folder does not exist, or may not be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -257,12 +258,12 @@ class JobMapping:
         return tuple(self._reasons)
 
     def show(self, runs: Mapping[str, Set[str]]) -> None:
-        """Let the runs stand at the files of their GPUs, and no others of ours; to be called at each beat.
+        """Write the runs into the files of their GPUs and remove all other lines of ours; call it at each beat.
 
-        runs: by the name of a GPU's file, see `runs_on_gpus`. What fails is tried again at the next call.
+        runs: by the name of a GPU's file, see `runs_by_file`. A failure is tried again at the next call.
 
         Raises:
-            ValueError: a name is no file of a GPU, or a run is not one line.
+            ValueError: a name is not that of a GPU's file, or a run is not one line.
         """
         wanted = {_claim(file, run) for file, names in runs.items() for run in names}
         if not wanted and not self._ours:
@@ -281,7 +282,7 @@ class JobMapping:
             self._say(self._folder, error)
 
     def close(self) -> None:
-        """Take all our lines away. Those that cannot be are left to the next of us."""
+        """Remove all our lines. Those that cannot be removed are left to a later process of ours."""
         self.show({})
         self._claims.close(are_ended=not self._ours)
 
@@ -291,7 +292,7 @@ class JobMapping:
             return claim.line in lines_of(path)
         except OSError as error:
             self._say(path, error)
-            return True  # Who cannot read it cannot mend it.
+            return True  # A file that cannot be read cannot be mended.
 
     def _add(self, claim: Claim) -> None:
         path = self._folder / claim.file
@@ -326,13 +327,10 @@ def _claim(file: str, run: str) -> Claim:
     return Claim(file=file, line=run)
 
 
-# Which runs are on which GPU, by the files in which dcgm-exporter reads it.
-
-
 def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
-    """The runs of each GPU that has one, by what a GPU's job file is called: "3", or "3.1" for an instance of MIG.
+    """Return the runs on each GPU, by the name of its job file: "3", or "3.1" for a MIG instance.
 
-    samples: what is shown of the runs that go on, among it where their ranks compute.
+    samples: those of live runs, which include the GPU of each rank (`RANK_GPU`).
     """
     found: dict[str, set[str]] = {}
     for sample in samples:
@@ -343,19 +341,18 @@ def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
 
 
 def _file_of(gpu: str, part: str) -> str:
-    """Compute instances share the file of their GPU instance, whose number stands first."""
+    """Return the file's name; compute instances share that of their GPU instance, whose number stands first."""
     return f"{gpu}.{part.partition('/')[0]}" if part else gpu
 
-
-# Tells dcgm-exporter which runs are on which GPU, in a thread of its own: the folder may be on a disk that hangs.
 
 _CLOSE_S = 5.0
 
 
 class ToldJobs:
-    """What goes wrong is said, and tried again when there is something to tell again.
+    """Updates a job mapping in a thread of its own, since the folder may be on a disk that hangs.
 
-    on_notice: from any thread.
+    A failure is reported, and tried again at the next `tell`.
+    on_notice: is told of failures, from any thread.
     """
 
     def __init__(self, mapping: JobMapping, *, on_notice: Callable[[str], None]) -> None:
@@ -365,17 +362,17 @@ class ToldJobs:
         self._answerer = Answerer("job-mapping", self._show)
 
     def tell(self, samples: Sequence[Owned]) -> None:
-        """Begin to tell what is shown of the runs, unless still at what was told before; waits for nothing."""
+        """Start to update the mapping from the samples of live runs, unless the last update still runs; never waits."""
         self._runs = runs_by_file(sample for sample, _ in samples)
         try:
             if not self._answerer.wait(0.0):
                 self._on_notice("job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then")
-        except Exception as error:  # noqa: BLE001  # Whatever ails it, the runs are shown.
+        except Exception as error:  # noqa: BLE001  # Whatever fails here, the runs are shown.
             self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter is not told of the runs")
         self._answerer.ask()
 
     def close(self) -> None:
-        """Tell no more; what hangs is left behind."""
+        """End the thread; one that hangs is left behind."""
         self._answerer.close(_CLOSE_S)
 
     def _show(self) -> None:
