@@ -1,4 +1,4 @@
-"""Asks a node's collectors, each in a thread of its own, so that one that hangs or fails is alone in it."""
+"""Polls a node's collectors, each in a thread of its own, so that one that hangs or fails affects no other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collectors.metrics.metric import Sample
 from collectors.node.registry import CountingCollector, NodeCollector
 
 DEADLINE_S = 1.0
-"""How long the collectors may take to answer at one beat, all of them together; longer than any deadline of theirs."""
+"""How long all collectors together may take to answer at one beat; longer than any deadline of their own."""
 HOLD_S = 60.0
-"""How long the last answer of a collector that is late is still shown."""
+"""How long the last answer of a late collector is still shown."""
 _CLOSE_S = 1.0
 
 State = Literal["answering", "late", "failed"]
@@ -24,12 +24,12 @@ State = Literal["answering", "late", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What is known of a collector after a poll.
+    """A collector's state and samples after a poll.
 
-    samples: of its last answer; none of one that failed, or is late for too long. at_ns: when that answer was there,
-    by the monotonic clock; None before the first. read_s, read_samples: what all its answers took, and held.
-    read_fields: what it really asked its source for, as the collector counts it, else the samples that were new with an
-    answer; None where it asks for no fields.
+    samples: of its last answer; empty where it failed, or is late for too long. at_ns: when that answer was complete,
+    by the monotonic clock; None before the first. read_s, read_samples: time and number of samples of all its answers.
+    read_fields: number of fields that it asked its source for, as the collector counts them, else the samples that it
+    did not repeat from the answer before; None where it asks for no fields.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Part:
 
 
 class Poller:
-    """The collectors of a node, from their opening by somebody else until `close`, which closes them, too.
+    """Polls the collectors of a node, which the caller opened, until `close`, which closes them, too.
 
-    One that is late is not waited for again until it has answered. One that raises has failed, and is asked no more.
+    A late collector is not waited for again until it has answered. One that raises has failed, and is asked no more.
 
-    deadline_s: see DEADLINE_S. hold_s: see HOLD_S. clock_ns: never set back.
+    deadline_s: see DEADLINE_S. hold_s: see HOLD_S. clock_ns: a monotonic clock.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Poller:
         return tuple(dict.fromkeys((*own, *self._reasons)))
 
     def poll(self) -> tuple[Part, ...]:
-        """Ask all of them; what each answered, or answered last."""
+        """Ask all collectors; return what each answered, or answered last."""
         for one in self._asked:
             if one.state == "late":
                 self._settle(one, 0.0)
@@ -83,8 +83,8 @@ class Poller:
         return tuple(self._part(one) for one in self._asked)
 
     def close(self) -> None:
-        """End the threads and close the collectors; one that hangs is left behind, unclosed."""
-        with ExitStack() as stack:  # If one cannot be closed, the others are.
+        """End the threads and close the collectors; a collector that hangs is left behind, unclosed."""
+        with ExitStack() as stack:  # So that a collector that fails to close does not keep the others open.
             for one in self._asked:
                 if one.answerer.close(_CLOSE_S):
                     stack.callback(one.collector.close)
@@ -93,7 +93,7 @@ class Poller:
         name = one.collector.name
         try:
             one.state = "answering" if one.answerer.wait(left_s) else "late"
-        except Exception as error:  # noqa: BLE001  # Whatever ails one, the others go on.
+        except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others go on.
             one.state = "failed"
             self._say(f"{name}: {in_words(error)}; its samples end here")
         if one.state == "late":
@@ -121,7 +121,7 @@ class Poller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """An answer and when it was there; read_s, read_samples, read_fields: with those of all answers before it."""
+    """An answer. at_ns: when it was complete. read_s, read_samples, read_fields: sums over it and all earlier ones."""
 
     samples: list[Sample]
     absent: tuple[str, ...]
@@ -143,7 +143,7 @@ class _Asked:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What it cannot give, as it said with its last answer."""
+        """What the collector cannot give, as of its last answer."""
         answer = self.answerer.latest
         return () if answer is None else answer.absent
 
@@ -164,7 +164,7 @@ class _Asked:
     def _fields(self, samples: list[Sample], before: _Answer | None) -> int:
         if self._counting is not None:
             return self._counting.fields_asked
-        # What a collector repeats is the very sample that it gave before.
+        # A repeated sample is the same object as before.
         repeated = set() if before is None else set(map(id, before.samples))
         new = sum(id(sample) not in repeated for sample in samples)
         return new + (0 if before is None else before.read_fields)

@@ -1,4 +1,4 @@
-"""The collectors that are polled on each node, one line each."""
+"""Registry of the collectors that are polled on each node, with their protocols and time limits."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector
 from collectors.nvml.library import Nvml
 from collectors.nvml.queries import GpuProcess
 
-# What is wanted of a node's collectors: how often they are asked, and so how long they may take, and how much.
-
 _ALL_RATIO = 0.9
-"""Share of a beat for which all collectors together are waited for; the rest is for what is done with their answers."""
+"""Share of a beat for which all collectors together are waited for; the rest is for processing their answers."""
 _PART_RATIO = 0.8
-"""Share of a beat in which a collector's parts must answer, so that it can say itself which of them is late."""
+"""Share of a beat in which a collector's parts must answer, so that the collector itself can say which one is late."""
 _HOLD_BEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """beat_s: between two askings. per_nvlink: the bytes of each NVLink, too."""
+    """What is wanted of the collectors. beat_s: time between two polls. per_nvlink: also the bytes of each NVLink."""
 
     beat_s: float = 1.0
     per_nvlink: bool = False
 
     def all_within_s(self, longest_s: float) -> float:
-        """How long all collectors together are waited for: no longer than that, and less than a beat."""
+        """Return how long all collectors together are waited for: at most `longest_s`, and less than a beat."""
         return min(longest_s, _ALL_RATIO * self.beat_s)
 
     def part_within_s(self, longest_s: float) -> float:
-        """How long a collector waits for its parts, such as GPUs: less than it is waited for itself."""
+        """Return how long a collector waits for its parts, such as GPUs: less than it is waited for itself."""
         return min(longest_s, _PART_RATIO * self.beat_s)
 
     def held_s(self, shortest_s: float) -> float:
-        """How long the last answer of what is late is shown: no shorter than that, and for some beats."""
+        """Return how long a late part's last answer is shown: at least `shortest_s`, and for 3 beats."""
         return max(shortest_s, _HOLD_BEATS * self.beat_s)
 
 
@@ -46,32 +44,29 @@ USUAL = Wanted()
 
 
 class NodeCollector(Protocol):
-    """Something on a node that is asked for its samples now and then, by one thread at a time.
-
-    Who opens it closes it.
-    """
+    """A source of samples on a node, polled by one thread at a time. Whoever opens it closes it."""
 
     @property
     def name(self) -> str:
-        """What it is called where it is named."""
+        """Its name in labels and messages."""
 
     @property
     def absent(self) -> tuple[str, ...]:
         """What it cannot give and why, each reason once; any read may add to it."""
 
     def read(self) -> list[Sample]:
-        """What is true now; nothing where there is nothing to collect."""
+        """Return the samples of now; none where there is nothing to collect."""
 
     def close(self) -> None:
-        """Give back what was taken; nothing is asked afterwards."""
+        """Release all resources; nothing is read afterwards."""
 
 
 @runtime_checkable
 class GpuCollector(Protocol):
-    """A collector that knows who computes on the GPUs that it reads."""
+    """A collector that knows the processes on the GPUs that it reads."""
 
     def processes(self) -> Mapping[int, tuple[GpuProcess, ...]]:
-        """The GPUs that each process computes on, by its pid, as last read; from any thread."""
+        """Return the GPUs that each process computes on, by its pid, as last read; called from any thread."""
 
 
 @runtime_checkable
@@ -80,11 +75,11 @@ class CountingCollector(Protocol):
 
     @property
     def fields_asked(self) -> int:
-        """Fields, and questions for one thing each, that it has asked for since it was opened; from any thread."""
+        """Number of fields and single values that it has asked for since it was opened; read from any thread."""
 
 
 def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
-    """The GPUs of this node, or of another NVML that is given."""
+    """Open the collector of this node's GPUs, or of the GPUs of the given NVML."""
     return NvmlCollector(
         nvml,
         per_link=wanted.per_nvlink,
@@ -104,14 +99,14 @@ OPENERS: tuple[tuple[str, Opener], ...] = (
 def open_collectors(
     wanted: Wanted = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
 ) -> tuple[NodeCollector, ...]:
-    """Every collector of this node, in order; one that cannot be opened has a reason and no samples."""
+    """Open every collector of this node, in order; one that cannot be opened has a reason and no samples."""
     return tuple(_open(name, opener, wanted) for name, opener in openers)
 
 
 def _open(name: str, opener: Opener, wanted: Wanted) -> NodeCollector:
     try:
         return opener(wanted)
-    except Exception as error:  # noqa: BLE001  # Whatever ails one, the others watch the node.
+    except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.
         return _Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out")
 
 
@@ -124,4 +119,4 @@ class _Unopened:
         return []
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: nothing was opened."""

@@ -1,4 +1,4 @@
-"""Watches a node on a beat, as long as the agent lives, into a snapshot in memory that scrapes are answered from."""
+"""Polling of a node on a beat: into the node's log during a trial, or into memory for scrapes while the agent lives."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import LogUnwritable, Note, SampleLog
 
-# Polls a node on a beat while a trial goes on, in a thread of its own, into the node's log.
+# Into the node's log, during a trial.
 
 BEAT_S = 1.0
 STOP_S = 4.0
-"""How long the last polls and lines may take before they are left behind; longer than two polls at their deadlines."""
+"""How long the last polls and lines may take before the thread is abandoned; longer than two polls' deadlines."""
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def polling(
     trial: int,
     on_problem: Callable[[str], None],
 ) -> Iterator[None]:
-    """Poll the node into the log while what is inside goes on, which no trouble of ours may end.
+    """Poll the node into the log while the `with` body runs; no failure to poll or log interrupts the body.
 
-    on_problem: is told why the log ends early or is not there.
+    on_problem: is told why the log ends early or is missing.
     """
     try:
         log: SampleLog | None = open_node_log(path, run=run, node=node)
@@ -56,15 +56,15 @@ def polling(
 
 
 class Sampler:
-    """Polls at once, then on each beat, and once more at the end, so that counters span the whole time.
+    """Polls a node into its log at once, then on each beat, and once more at the end, so that counters span it all.
 
-    Use it in a `with`. It takes the log over, which its thread closes, and leaves the poller to who made it. What is
-    absent, of which trial, is noted in the log once.
+    Use it in a `with`. Its thread closes the log; the poller is left to the caller. What is absent is noted in the log
+    once, with the trial.
 
-    missed: beats that went by while a poll, the disk or the machine took too long. problem: why it ended early, None
+    missed: beats skipped because a poll, the disk or the machine took too long. problem: why it ended early, None
     where it did not.
-    clock_ns: for the beat, never set back; now_ns: the time that records bear. wait: until told to stop or for so many
-    seconds; whether told.
+    clock_ns: a monotonic clock for the beat; now_ns: the time that records bear. wait: waits that many seconds or until
+    told to stop, and returns whether told.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Sampler:
     def _poll(self) -> None:
         time_ns = self._now_ns()
         samples = [sample for part in self._poller.poll() for sample in part.samples]
-        if self._is_left_behind:  # The trial is over; its log may be read by now.
+        if self._is_left_behind:  # The trial is over, and its log may be in use by readers.
             return
         if samples:
             self._beats.write(samples, time_ns=time_ns)
@@ -156,19 +156,21 @@ def _unwritable(error: LogUnwritable) -> str:
     return f"the node's log cannot be written: {error.strerror}: {error.filename}"
 
 
+# Into memory, for scrapes.
+
 _STOP_S = 5.0
 _OF_THE_NODE: Mapping[str, str] = {}
 
 
 class NodeWatch:
-    """Polls at once and then on each beat, in a thread of its own, which opens the collectors and closes them.
+    """Polls a node at once and then on each beat, in a thread of its own, which opens and closes the collectors.
 
-    Use it in a `with`. A scrape polls nothing: it finds what the collectors answered last, with its age. What hangs
-    when the watch ends is left behind.
+    Use it in a `with`. A scrape polls nothing: it gets the collectors' last answers, with their age. A collector that
+    hangs when the watch ends is left behind.
 
-    on_notice: is told what is absent and why, each time that it is; from the watch's thread.
+    on_notice: is told what is absent and why, after every poll; from the watch's thread.
     on_beat: is called after each poll, in the watch's thread.
-    clock_ns: never set back. cpu_s: CPU time of this process. wait: until told to stop or for so many seconds.
+    clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until told to stop.
     """
 
     def __init__(
@@ -207,15 +209,15 @@ class NodeWatch:
         self._thread.join(_STOP_S)
 
     def samples(self) -> list[Owned]:
-        """What the collectors answered last, and what the agent has to say of itself."""
+        """Return the collectors' last answers, and the metrics of the agent itself."""
         return [(sample, _OF_THE_NODE) for sample in (*self.node_samples(), *self._own(self._parts))]
 
     def node_samples(self) -> list[Sample]:
-        """What the collectors answered last."""
+        """Return the collectors' last answers."""
         return [sample for part in self._parts for sample in part.samples]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
-        """The GPUs that each process computes on, by its pid, as last read."""
+        """Return the GPUs that each process computes on, by its pid, as last read."""
         found: dict[int, tuple[GpuProcess, ...]] = {}
         for collector in self._collectors:
             for pid, processes in collector.processes().items() if isinstance(collector, GpuCollector) else ():
@@ -255,12 +257,12 @@ class NodeWatch:
             self._on_notice(reason)
         try:
             self._on_beat()
-        except Exception as error:  # noqa: BLE001  # Whatever ails it, the node is watched.
+        except Exception as error:  # noqa: BLE001  # Whatever fails there, the node is watched.
             self._on_notice(f"what is done at each beat failed: {in_words(error)}")
 
 
 def told_of(part: Part, now_ns: int) -> list[Sample]:
-    """What the agent tells of a collector: how it answers, how old that is, what its answers took, asked and held."""
+    """Return the agent's metrics of a collector: its state, its answer's age, and time, fields and samples read."""
     samples = [
         agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),
         agent.AGENT_READ_SECONDS.at(part.read_s, collector=part.name),
