@@ -1,7 +1,7 @@
-"""Samples of the catalogue as lines of Prometheus's two formats. Their order is the caller's.
+"""Samples as Prometheus's text: lines in its two formats, and the exporter that renders the body of /metrics.
 
-Written here because prometheus_client makes each line anew at each scrape, which costs most of the scrape.
-Source: Prometheus, text format 0.0.4; OpenMetrics 1.0.
+Written here because prometheus_client formats each line anew at each scrape, which costs most of the scrape.
+Knows neither bench nor any store. Source: Prometheus, text format 0.0.4; OpenMetrics 1.0.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collectors.metrics.metric import Metric, Sample, Scope
 
 Format = Literal["text", "openmetrics"]
 END: dict[Format, str] = {"text": "", "openmetrics": "# EOF\n"}
-"""What a page ends with."""
+"""The end of the body."""
 _SUFFIXES = {"counter": "_total", "info": "_info", "gauge": ""}
 
 
 def choose_format(accept: str) -> tuple[Format, str]:
-    """The format that an Accept header asks for, and its content type."""
+    """Return the format that an Accept header asks for, and its content type."""
     _, content_type = choose_encoder(accept)
-    if content_type.endswith("escaping=dots"):  # It would have underscores escaped, which nobody who stores them wants.
+    if content_type.endswith("escaping=dots"):  # It escapes underscores, which no store of these names wants.
         _, content_type = choose_encoder("")
     return "openmetrics" if content_type.startswith("application/openmetrics-text") else "text", content_type
 
 
 def head(metric: Metric, form: Format) -> str:
-    """The lines that a metric's samples stand under."""
+    """Return a metric's HELP, TYPE and UNIT lines, which come before its samples."""
     if form == "text":
         kind = "gauge" if metric.kind == "info" else metric.kind
         text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
@@ -41,7 +41,7 @@ def head(metric: Metric, form: Format) -> str:
 
 
 def series(name: str, labels: Mapping[str, str]) -> str:
-    """A series as its line begins, in both formats; the same text for the same labels in another order."""
+    """Return the beginning of a series' line, in both formats; labels are sorted, so their order does not matter."""
     if not labels:
         return name
     listed = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()))
@@ -49,7 +49,7 @@ def series(name: str, labels: Mapping[str, str]) -> str:
 
 
 def line(series_text: str, value: float) -> str:
-    """A sample of a series, in both formats."""
+    """Return the line of a sample, in both formats."""
     return f"{series_text} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
 
 
@@ -57,16 +57,16 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-# What /metrics shows: samples of sources that are handed in, as text. Knows neither bench nor any store.
+# The body of /metrics, from the samples of several sources.
 
 Owned = tuple[Sample, Mapping[str, str]]
-"""A sample, and the labels of what it belongs to."""
+"""A sample, and the labels of its owner: a rank, a node or a run."""
 
 Source = Callable[[], Iterable[Owned]]
-"""Gives what is to be shown now, at each scrape and in that scrape's thread."""
+"""Returns the samples to show now; called at each scrape in that scrape's thread."""
 
 _Key = tuple[str | tuple[str, str], ...]
-"""What tells a sample's series, as it is handed in: the metric, and labels in their order."""
+"""Identifies a sample's series as it is handed in: the metric, and its labels in their given order."""
 
 OWNER_LABELS: dict[Scope, frozenset[str]] = {
     "rank": frozenset({"rank", "slot"}),
@@ -77,11 +77,11 @@ OWNER_LABELS: dict[Scope, frozenset[str]] = {
 
 
 class Exporter:
-    """What the sources give, as text, metric by metric.
+    """Renders the samples of its sources as text, metric by metric.
 
-    Of a series that is given twice the first counts. What is in no way a sample of the catalogue is left out and said,
-    so that the rest stays valid.
-    on_notice: is told each kind of thing that is left out, once.
+    The first sample of a series counts. Samples that do not fit a metric of `metrics` (unknown name, other labels) are
+    left out and reported, so that the body stays valid.
+    on_notice: is told once of each metric whose samples are left out.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Exporter:
         self._known: dict[_Key, str] = {}
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type: OpenMetrics or plain text, as the Accept header asks.
+        """Return the body and its content type: OpenMetrics or plain text, as the Accept header asks.
 
-        Metrics stand in the catalogue's order, samples of one metric together.
+        Metrics are in the order of `metrics`, with the samples of one metric together.
         """
         form, content_type = choose_format(accept)
         lines = self._lines()
@@ -110,7 +110,10 @@ class Exporter:
         return f"{body}{END[form]}".encode(), content_type
 
     def _lines(self) -> dict[str, list[str]]:
-        """What the sources give, by metric. How a series is written is kept from one scrape to the next."""
+        """Return the lines of the sources' samples, by metric.
+
+        The text of a series is checked and formatted once, and kept from one scrape to the next while it is given.
+        """
         lines: dict[str, list[str]] = {}
         known: dict[_Key, str] = {}
         seen: set[str] = set()

@@ -1,4 +1,7 @@
-"""The HTTP server that lets clients in, on terms that it is handed. Knows no metric, no password and no file."""
+"""The HTTP server of /metrics and /healthz, with limits on clients and optional TLS and authentication.
+
+Knows no metric, no password and no file.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from typing import Any, Protocol
 from collectors.errors import in_words
 
 IDLE_S = 5.0
-"""How long a client may say nothing, or read nothing, before it is let go."""
+"""How long a client may send nothing, or read nothing, before it is disconnected."""
 REQUEST_S = 30.0
-"""How long a client is served in all, however busily it speaks or reads; Prometheus itself waits 10 s."""
+"""How long a client is served in all, however active it is; Prometheus itself waits 10 s."""
 MOST_CLIENTS = 64
-"""How many are served at once; those beyond are turned away, so that they cost no thread."""
+"""How many clients are served at once; more are turned away, so that they cost no thread."""
 
 _TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
 
@@ -30,26 +33,26 @@ _PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
 
 
 class CannotListen(RuntimeError):
-    """The address cannot be served; the message says why."""
+    """The server cannot listen at the address; the message says why."""
 
 
 class PortTaken(CannotListen):
-    """Another program listens there already."""
+    """Another program listens at the port already."""
 
 
 class Page(Protocol):
-    """What /metrics shows."""
+    """The content of /metrics."""
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its content type, for a request with this Accept header."""
+        """Return the body and its content type, for a request with this Accept header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On what terms a client is served: without any, everybody is, in plain text.
+    """TLS, authentication and extra headers for a client; by default everybody is served, without TLS.
 
-    admits: whether a request with this Authorization header may come in; "" is one without.
-    headers: added to each answer.
+    admits: returns whether a request with this Authorization header is allowed; "" stands for none.
+    headers: added to each response.
     """
 
     tls: ssl.SSLContext | None = None
@@ -58,13 +61,13 @@ class Terms:
 
 
 class Server:
-    """Answers /metrics and /healthz in threads of its own from its making until `close`.
+    """Serves /metrics and /healthz in threads of its own from its creation until `close`.
 
-    port: 0 takes a free one; `port` then says which. terms: asked for each client, so that they may change.
+    port: 0 takes a free one, which `port` then names. terms: called for each client, so that they may change.
 
     Raises:
         PortTaken: another program listens there.
-        CannotListen: the host is none of this machine's, or the port is not ours to take.
+        CannotListen: the host is not an address of this machine, or the port may not be used.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Server:
         where = f"port {port} of {host}"
         try:
             self._http = _Http(page, host, port, terms, on_notice, request_s=request_s, most_clients=most_clients)
-        except UnicodeError:  # A name with an empty part, one of over 63 letters, or of letters that no name has.
+        except UnicodeError:  # A name with an empty part, a part of over 63 letters, or letters that no name may have.
             raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -96,7 +99,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests, answer those that were made, and let go of clients that have not made theirs."""
+        """Accept no more clients, answer pending requests, and disconnect clients that have not sent theirs."""
         self._http.shutdown()
         self._thread.join()
         self._http.hang_up()
@@ -105,15 +108,15 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """One that is served. since_s: on the monotonic clock."""
+    """A connected client. since_s: when it came, on the monotonic clock."""
 
     terms: Terms
     since_s: float
 
 
 class _Http(ThreadingHTTPServer):
-    daemon_threads = False  # So that server_close() waits for a scrape that runs.
-    request_queue_size = 128  # How many may wait to be taken; socketserver's own 5 are fewer than a restart brings.
+    daemon_threads = False  # So that server_close() waits for a running scrape.
+    request_queue_size = 128  # Connections waiting to be accepted; after a restart more come than socketserver's 5.
 
     def __init__(
         self,
@@ -138,22 +141,22 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """Bind; HTTPServer's own would look up the host's name, which can take long and is not used here."""
+        """Bind without HTTPServer's look-up of the host's name, which can take long and is not used here."""
         socketserver.TCPServer.server_bind(self)
 
     def hang_up(self) -> None:
-        """Hear no client any more: who was still speaking is at its end, who waits for an answer gets it."""
+        """Stop reading from all clients: unfinished requests end, and requests already sent are still answered."""
         with self._clients_lock:
             self._is_hung_up = True
             for client in self._clients:
                 _hear_no_more(client)
 
     def terms_of(self, client: Any) -> Terms:
-        """The terms that the client came in on."""
+        """Return the terms that held when the client connected."""
         return self._clients[client].terms
 
     def service_actions(self) -> None:
-        """Let go of clients whose time is over; is called several times a second."""
+        """Disconnect clients whose time is over; socketserver calls this several times a second."""
         now_s = time.monotonic()
         with self._clients_lock:
             for client, about in self._clients.items():
@@ -161,7 +164,7 @@ class _Http(ThreadingHTTPServer):
                     _hear_no_more(client, socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give one client a thread, where there is one left."""
+        """Give the client a thread, or turn it away if too many are served."""
         with self._clients_lock:
             is_one_left = self._count < self._most_clients
             self._count += is_one_left
@@ -175,12 +178,12 @@ class _Http(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one client, known to `hang_up` and `service_actions` meanwhile."""
+        """Serve one client, which `hang_up` and `service_actions` know meanwhile."""
         try:
             terms = self._ask_terms()
             try:
                 client = _wrapped(request, terms.tls)
-            except OSError:  # It went away before it said anything.
+            except OSError:  # It disconnected before it sent anything.
                 self.shutdown_request(request)
                 return
             with self._clients_lock:
@@ -197,20 +200,20 @@ class _Http(ThreadingHTTPServer):
                 self._count -= 1
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news; anything else is our own mistake, said in a line."""
+        """Ignore a client's disconnection; report anything else, which is a bug of ours, in one line."""
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
             self.on_notice(f"a scrape failed: {in_words(error)}")
 
 
 def _wrapped(client: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:
-    """The socket through which the client is spoken to; nothing is said yet."""
+    """Return the socket to talk to the client through, before any handshake."""
     return client if tls is None else tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
 
 def _hear_no_more(client: socket.socket, how: int = socket.SHUT_RD) -> None:
-    with contextlib.suppress(OSError):  # Gone by itself.
-        # Not an SSLSocket's own, which would go on in plain text.
+    with contextlib.suppress(OSError):  # The client disconnected already.
+        # Not SSLSocket.shutdown, which would go on in plain text.
         socket.socket.shutdown(client, how)
 
 
@@ -221,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def handle(self) -> None:
-        """Answer one request. The handshake is made here, where a client that takes long holds up no other."""
+        """Answer one request. The TLS handshake is made here, in the client's own thread, where it delays no other."""
         if not isinstance(self.connection, ssl.SSLSocket) or self._shake_hands(self.connection):
             super().handle()
 
@@ -239,14 +242,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"here are /metrics and /healthz\n")
 
     def do_HEAD(self) -> None:
-        """As GET, whose body is kept back."""
+        """Answer like GET, without the body."""
         self.do_GET()
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
-        """A scrape is no news."""
+        """Log no requests."""
 
     def _shake_hands(self, client: ssl.SSLSocket) -> bool:
-        """Whether both sides agreed; why not is said, since the other side's message rarely helps."""
+        """Make the TLS handshake and return whether it succeeded; report a failure, since clients rarely explain it."""
         try:
             client.do_handshake()
         except ssl.SSLEOFError:
@@ -269,7 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _answer_in_plain(client: ssl.SSLSocket) -> None:
-    """Answer a client that spoke plain HTTP, past the encryption; what it said is read first, lest it be reset."""
+    """Answer a client that sent plain HTTP to the TLS port, bypassing TLS.
+
+    Its request is read first, since closing a socket with unread data resets the connection.
+    """
     with contextlib.suppress(OSError):
         socket.socket.recv(client, 1 << 16)
         socket.socket.sendall(client, _PLAIN_ON_TLS)
