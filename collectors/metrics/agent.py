@@ -1,8 +1,10 @@
-"""Metrics of the node's agent itself: what watching costs, whether it keeps its beat, how old what it shows is."""
+"""Metrics of the node's agent itself (cost, beat, age of its samples), and info about live runs and newest results."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
+
+# The agent itself: what polling costs, whether it keeps its beat, how old its samples are.
 
 AGENT_CPU_SECONDS = Metric(
     name="observatory_agent_cpu_seconds_total",
@@ -98,7 +100,7 @@ AGENT_METRICS = (
 )
 
 
-# Metrics that tell what the others are of: which run, which rank, which result.
+# Info series to join the others to: which run, which rank, which result.
 
 RUN_INFO = Metric(
     name="observatory_run_info",

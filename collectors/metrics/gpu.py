@@ -1,8 +1,10 @@
-"""Metrics of what a node's GPUs are doing: how busy they are, with how much memory, for how many processes."""
+"""Metrics of a node's GPUs: identity, utilization, memory, processes, power, temperature, clocks, and ranks on them."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
+
+# Utilization, memory, and number of processes.
 
 GPU_UTILIZATION = Metric(
     name="observatory_gpu_utilization_ratio",
@@ -136,7 +138,7 @@ GPU_METRICS = (
 )
 
 
-# Metrics that say which GPUs a node has, how they are set up, and which of them answer.
+# Identity, setup and limits of the node's GPUs, and which of them answer.
 
 GPU_INFO = Metric(
     name="observatory_gpu_info",
@@ -254,7 +256,7 @@ GPU_IDENTITY_METRICS = (
 )
 
 
-# Metrics of a GPU's power, heat and clocks, and of what holds the clocks back.
+# Power, temperature, clocks, and what holds the clocks back.
 
 GPU_POWER_WATTS = Metric(
     name="observatory_gpu_power_watts",
@@ -345,7 +347,7 @@ GPU_POWER_METRICS = (
 )
 
 
-# Metrics that join the node's hardware to the runs on it.
+# Which rank computes on which GPU.
 
 RANK_GPU = Metric(
     name="observatory_rank_gpu_info",

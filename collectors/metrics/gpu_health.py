@@ -1,8 +1,10 @@
-"""Metrics of what went wrong in a GPU: its memory's errors, their repair, and the events that its driver reports."""
+"""Metrics of a GPU's health and activity: errors and repairs, PCIe and NVLink, GPM, and the cost of reading it."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
+
+# Memory errors, their repair, and the events that the driver reports.
 
 GPU_ECC_VOLATILE_ERRORS = Metric(
     name="observatory_gpu_ecc_volatile_errors_total",
@@ -114,7 +116,7 @@ GPU_ERRORS_METRICS = (
 )
 
 
-# Metrics of what a GPU sends and receives over PCIe and NVLink.
+# Traffic and errors of PCIe and NVLink.
 
 GPU_PCIE_BYTES = Metric(
     name="observatory_gpu_pcie_bytes_total",
@@ -204,7 +206,7 @@ GPU_LINKS_METRICS = (
 )
 
 
-# Metrics of which parts of a GPU work, by its own performance monitors (GPM); Hopper and later.
+# Activity of a GPU's parts by its performance monitors (GPM); Hopper and later.
 
 GPU_GRAPHICS_ACTIVITY = Metric(
     name="observatory_gpu_graphics_activity_ratio",
@@ -274,7 +276,7 @@ GPU_PROFILE_METRICS = (
 )
 
 
-# Metrics of the reading of GPUs itself: how old it is, what was missed, what it costs.
+# The reading of GPUs itself: its age, what was missed, what it costs.
 
 GPU_AGE_SECONDS = Metric(
     name="observatory_gpu_age_seconds",

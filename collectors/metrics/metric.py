@@ -1,4 +1,4 @@
-"""What a metric is, and what one value of it is. Knows neither who measures nor who shows."""
+"""The types of a metric's definition and of one value of it. Knows neither who measures nor who shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Scope = Literal["rank", "node", "run"]
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One value of a metric; when and where it was taken is said by the record that holds it."""
+    """One value of a metric; the record that holds it says when and where it was taken."""
 
     metric: str
     value: float
@@ -21,11 +21,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One thing that is measured.
+    """The definition of one thing that is measured.
 
     unit: base unit in words ("seconds", "bytes", "ratio"); the name ends in it, or in unit_total for a counter.
-    scope: what a value belongs to; the exporter adds that owner's labels.
-    labels: the metric's own labels, beside its owner's.
+    scope: the owner of a value (a rank, a node or a run); the exporter adds the owner's labels.
+    labels: the metric's own labels, without its owner's.
     help: the definition, in one sentence: what is counted, over what.
     """
 
@@ -37,7 +37,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
     def at(self, value: float, **labels: str) -> Sample:
-        """A sample of this metric.
+        """Return a sample of this metric.
 
         Raises:
             ValueError: a label is missing or unknown.

@@ -1,10 +1,10 @@
-"""Metrics of what a rank's probes measure: times of single calls, and what was sent in them."""
+"""Metrics of probes: times and traffic of single calls in a rank, and a run's bandwidths, latencies and rates."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
 
-# Metrics of a machine's ceilings: what the probes of a run found, and what laws make of it.
+# A run's ceilings of the machine: the probes' results, and what cost models predict from them.
 
 RUN_COLLECTIVE_SECONDS = Metric(
     name="observatory_run_collective_seconds",
@@ -183,6 +183,8 @@ CEILINGS_METRICS = (
     RUN_COPY_WITH_HOST_BANDWIDTH,
 )
 
+
+# Single calls in a rank: their times, and what was sent in them.
 
 COLLECTIVE_SECONDS = Metric(
     name="observatory_collective_seconds",

@@ -1,10 +1,10 @@
-"""Metrics of memory in a rank: the CUDA allocator's account, live tensors, training's state, and the process's own."""
+"""Metrics of one rank: training steps, memory, and how the time of traced steps divides."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
 
-# Metrics of a rank's traced steps: how its time divides into computation, communication and neither.
+# Traced steps: how their time divides into computation, communication and neither.
 
 COMPUTE_SECONDS = Metric(
     name="observatory_traced_compute_seconds",
@@ -119,6 +119,8 @@ COMMUNICATION_METRICS = (
     PAYLOAD_BYTES,
 )
 
+
+# Memory: the CUDA allocator's account, live tensors, the training's state, and the process's own.
 
 ALLOCATED_BYTES = Metric(
     name="observatory_memory_allocated_bytes",
@@ -244,7 +246,7 @@ MEMORY_METRICS = (
 )
 
 
-# Metrics of a training step, measured in each rank.
+# Training steps.
 
 STEP_SECONDS = Metric(
     name="observatory_step_seconds",
@@ -326,7 +328,7 @@ OBSERVER_SECONDS = Metric(
 )
 
 PHASES = ("data", "forward", "backward", "optimizer")
-"""The phases of every training step, in its order; a strategy may mark others beside them."""
+"""The phases of every training step, in order; a strategy may mark others in addition."""
 
 STEP_METRICS = (
     STEP_SECONDS,

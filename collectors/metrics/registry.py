@@ -1,4 +1,4 @@
-"""Every metric there is, in order."""
+"""Registry of all metrics, in order."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Metrics of a whole run: what its summary says, each with an interval where there are trials enough."""
+"""Metrics of a whole run, from its summary, each with an interval where there are enough trials."""
 
 from __future__ import annotations
 
 from collectors.metrics.metric import Metric
 
-# Metrics of a run whose ranks' traced windows were joined: who waits for whom, and how fast what then moves is.
+# Joined profiler windows of all ranks: who waits for whom, stragglers, and bandwidth without the waiting.
 
 RUN_WAITING_RATIO = Metric(
     name="observatory_run_waiting_ratio",
@@ -91,7 +91,7 @@ JOINED_RANKS_METRICS = (
 )
 
 
-# Metrics of a run whose model is cut into pipeline stages: where it waits, what its stages take and hold.
+# Pipelines: the bubble and its parts, and the time and memory of each stage.
 
 RUN_BUBBLE_RATIO = Metric(
     name="observatory_run_bubble_ratio",
@@ -151,6 +151,8 @@ PIPELINE_METRICS = (
     RUN_STAGE_ACTIVATION_BYTES,
 )
 
+
+# Steps, memory and communication, by the run's summary.
 
 RUN_STEP_SECONDS = Metric(
     name="observatory_run_step_seconds",
