@@ -268,6 +268,7 @@ class Follower:
         lines = self._lines()
         seen: set[tuple[bytes, ...]] = set()
         wanted: list[tuple[int, bytes]] = []
+        # From the newest line backwards: the first line of each kind is wanted, and changes only until a `polled`.
         for number, line in reversed(lines):
             kind = _kind(line)
             if kind in seen or (kind == _CHANGED and _POLLED in seen):

@@ -76,6 +76,7 @@ class Poller:
                 self._settle(one, 0.0)
             if one.state != "failed":
                 one.answerer.ask()
+        # All were asked at once and share one deadline; those late since an earlier beat get no time of it.
         until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
         for one in self._asked:
             if one.state != "failed":

@@ -189,7 +189,7 @@ class EventWatch:
             self._counts = {kind: count for kind, count in self._counts.items() if count}
 
     def _free(self, events: Any) -> None:
-        with suppress(NVMLError):  # Of a GPU that is lost.
+        with suppress(NVMLError):  # A lost GPU refuses.
             self.timed.nvml.nvmlEventSetFree(events)
 
     def _count(self, event: Any) -> None:

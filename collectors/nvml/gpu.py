@@ -285,6 +285,7 @@ class WatchedGpu:
         if outcome is None or outcome is self._taken:
             return True
         self._taken = outcome
+        # Given up: left alone for RETRY_S. Missed: late, or left alone again. Found: asked at the next beat.
         if isinstance(outcome, _GivenUp):
             self.state, self._reading = outcome.state, None
             self._reason = f"{outcome.reason}; its samples are left out until it is found again"
@@ -326,7 +327,7 @@ class WatchedGpu:
             if self._found is None and says_forbidden(error):
                 return self._give_up("forbidden", str(error))
             return _Missed(reason=f"no whole answer ({error})")
-        except Exception as error:  # noqa: BLE001  # Whatever ails one GPU, the others are read.
+        except Exception as error:  # noqa: BLE001  # Whatever fails in one GPU, the others are read.
             return self._give_up("failed", in_words(error))
         if self._found.is_changed:
             self._give_back()
@@ -338,6 +339,6 @@ class WatchedGpu:
 
     def _give_back(self) -> None:
         if self._found is not None:
-            with suppress(NVMLError):  # Of a GPU that is lost.
+            with suppress(NVMLError):  # A lost GPU refuses.
                 self._found.close()
             self._found = None
