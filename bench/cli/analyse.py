@@ -1,4 +1,4 @@
-"""`observatory analyse`: what traces of ranks tell, ours or those of any torch.profiler."""
+"""`observatory analyse`: one subcommand for each analysis of traces, a run's own or those of any torch.profiler."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _command_to_draw(drawing: Drawing) -> click.Command:
 
 
 def _sides(sides: tuple[str, ...]) -> Callable[[F], F]:
-    """An argument for each side; where there is one only, it takes any number of names."""
+    """Add a click argument for each side; a lone side takes any number of names."""
 
     def decorate(function: F) -> F:
         for side in reversed(sides):
@@ -122,7 +122,7 @@ def _help(name: str, summary: str, sides: tuple[str, ...], more: str = "") -> st
 
 
 def _keep_traces(output: Path | None, sides: Iterable[TraceSide]) -> None:
-    """Refuse to write over what was read."""
+    """Refuse to overwrite a trace that was read."""
     if output is None:
         return
     try:
@@ -146,7 +146,7 @@ def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
 
 
 class _Analyses(click.Group):
-    """A group whose commands are the roster's."""
+    """A group with one command for each entry of `bench.traces.analyses`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(NAMES)

@@ -1,4 +1,7 @@
-"""Completion by shells: strategies, their options, runs and traces, without torch, and without writing anything."""
+"""Shell completion of strategies, their options, runs and traces, and `observatory completion`, its script.
+
+Loads no torch and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ _PLAIN = "COMPREPLY+=($value)"
 _UNFINISHED = """COMPREPLY+=($value)
             [[ $value == *= ]] && compopt -o nospace 2> /dev/null"""
 RUNS_OFFERED = 50
-"""The newest of the history."""
+"""How many runs of the history are offered, the newest first."""
 
 
 def complete_strategy(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Strategies and probes, with what they are."""
+    """Return the strategies and probes whose names begin so, each with its summary."""
     from workloads.registry import CARDS
 
     return [
@@ -41,11 +44,11 @@ def complete_strategy(context: click.Context, parameter: click.Parameter, incomp
 
 
 def complete_option(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`NAME=` of the strategy that stands on the command line, then the words that its value may be."""
+    """Return `NAME=` for each option of the strategy on the command line; behind the `=`, the values it may have."""
     from bench.case import known_options
 
     name, equals, value = incomplete.partition("=")
-    words = [context.params.get("strategy"), *context.args]  # Before an option without its value click parses nothing.
+    words = [context.params.get("strategy"), *context.args]  # Click parses nothing while an option lacks its value.
     options = next((known for word in words if (known := known_options(str(word)))), ())
     if not equals:
         return [
@@ -61,13 +64,13 @@ def complete_option(context: click.Context, parameter: click.Parameter, incomple
 
 
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The newest runs of the history that --store or its environment variable names, and folders."""
+    """Return the newest runs of the history that --store or its environment variable names; folders where none fits."""
     found = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
 
 
 def complete_trace(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Trace files and folders of them, or, where nothing is there under such a name, runs."""
+    """Return trace files and folders of them; where no path begins so, return runs."""
     path = Path(incomplete)
     if not incomplete or any(path.parent.glob(f"{path.name}*")):
         return [CompletionItem(incomplete, type="file")]
@@ -75,7 +78,7 @@ def complete_trace(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def _runs(context: click.Context) -> Iterable[str]:
-    """Names of runs; none where the history cannot be read: a shell that completes is no place to say why."""
+    """Return names of runs; none where the history cannot be read, as a completing shell is no place to say why."""
     from bench.runs.history import History
 
     with (
@@ -87,10 +90,10 @@ def _runs(context: click.Context) -> Iterable[str]:
 
 
 class BashWithValues(BashComplete):
-    """bash parts words at "=", so that `--option overlap=t` reaches us as `overlap`, `=` and `t`.
+    """Completion for bash, which splits words at "=": `--option overlap=t` arrives as `overlap`, `=` and `t`.
 
-    They are put together again, and the answer is of the last part alone, which is what bash replaces. No blank
-    follows a name that wants a value.
+    The parts are joined again. The answer holds only the part behind "=", which is what bash replaces. No blank
+    follows a name that needs a value.
     """
 
     source_template = BashComplete.source_template.replace(_PLAIN, _UNFINISHED)
@@ -117,19 +120,16 @@ def _is_value(item: CompletionItem) -> bool:
 
 
 def register() -> None:
-    """Let bash be answered by ours."""
+    """Make click use `BashWithValues` for bash."""
     add_completion_class(BashWithValues)
 
 
 def script(shell: str, program: click.Command) -> str:
-    """What the shell reads to complete the program's words."""
+    """Return the script that makes the shell complete the program's words."""
     register()
     completer = get_completion_class(shell)
     assert completer is not None, "click has each of SHELLS"
     return completer(program, {}, PROGRAM, VARIABLE).source()
-
-
-# `observatory completion`: the script that lets a shell complete our command line.
 
 
 @click.command(name="completion")

@@ -1,4 +1,4 @@
-"""What `observatory run --dry-run` says: each case resolved, and what each of its ranks would do and need."""
+"""Output of `observatory run --dry-run`: each resolved case, and what each of its ranks would do and need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ("strategy", "ranks", "rank", "mesh", "sequences", "parameters", "gra
 
 
 def print_plan(planned: Plan, words: Words, console: Console | None = None) -> None:
-    """Print all cases in the form that was asked for."""
+    """Print all cases in the requested format."""
     if words.format_name == "json":
         print_json([_document(case) for case, _ in planned.cases])
         return
@@ -43,7 +43,7 @@ def print_plan(planned: Plan, words: Words, console: Console | None = None) -> N
 
 
 def plan_lines(planned: Plan, words: Words) -> list[str]:
-    """What would run, a few lines a case."""
+    """Return what would run, in a few lines per case."""
     lines = [line for case, _ in planned.cases for line in _case_lines(case)]
     lines += [
         f"fault: {fault.kind} of rank {fault.rank} in step {fault.step}, on {case.ranks}"
@@ -72,7 +72,7 @@ def _case_lines(case: Case) -> list[str]:
 
 
 def _ranks(case: Case) -> list[dict[str, object]]:
-    """Of each rank its place in the mesh, the sequences of a step that it trains on, and bytes that it holds."""
+    """Return each rank's place in the mesh, the sequences of a step that it trains on, and the bytes that it holds."""
     card = case.card()
     axes = card.mesh(case)
     rows: list[dict[str, object]] = []
@@ -97,7 +97,10 @@ def _ranks(case: Case) -> list[dict[str, object]]:
 
 
 def _position(axes: dict[str, int], rank: int) -> str:
-    """The rank's coordinates; the last axis runs fastest."""
+    """Return the rank's coordinates in the mesh; the last axis runs fastest.
+
+    On axes data 2 and tensor 4, rank 5 is "data 1, tensor 1".
+    """
     found = []
     for name, size in reversed(axes.items()):
         found.append(f"{name} {rank % size}")

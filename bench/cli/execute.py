@@ -1,4 +1,4 @@
-"""Carries out what `observatory run` asked for: plans, measures, keeps, prints, and says how it ended."""
+"""Carries out `observatory run`: plans, measures, stores and prints, and chooses the exit code."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from bench.runs.scaling_baseline import curve_of
 
 
 def run(words: Words) -> int:
-    """Do it; the exit code.
+    """Carry out the command and return its exit code.
 
     Raises:
-        Misuse, InfrastructureFailed: it is refused before anything starts, or cannot be kept.
+        Misuse, InfrastructureFailed: the run is refused before anything starts, or cannot be stored.
     """
     planned = plan(words)
     tell: Callable[[str], None] = _nobody if words.quiet else say
@@ -60,11 +60,11 @@ def run(words: Words) -> int:
 
 
 def _nobody(line: str) -> None:
-    """Where nothing is to be said."""
+    """Drop the line (--quiet)."""
 
 
 def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[Measured, Verdict | None, Kept]:
-    """Measure the cases, judge them where they are a check, and keep what came of them."""
+    """Measure the cases, reach the verdict of a convergence check, and store the results."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cases, conduct = planned.cases, planned.conduct
     case = cases[-1][0]
@@ -95,12 +95,12 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
 
 
 def _is_drawn(words: Words) -> bool | None:
-    """Lines are told where bars would hide them, and bars are not drawn for whoever wants to hear nothing."""
+    """Return False where no bars may be drawn: --quiet wants none, and --verbose prints lines that they would hide."""
     return False if words.quiet or words.verbose else None
 
 
 def _present(planned: Plan, words: Words, verdict: Verdict | None, kept: Kept, tell: Callable[[str], None]) -> None:
-    """Print what came of it."""
+    """Print the results in the requested format."""
     is_table = words.format_name == "table"
     if verdict is not None:
         print_verdict(verdict, planned.cases[-1][0], words.format_name)
@@ -116,14 +116,14 @@ def _present(planned: Plan, words: Words, verdict: Verdict | None, kept: Kept, t
         for summary in kept.summaries:
             show_memory(summary)
     if words.with_timeline and kept.summaries[-1].trials_done:
-        if is_table:  # JSON and CSV are of the run alone; `show --timeline` prints the other.
+        if is_table:  # JSON and CSV hold the run alone; `show --timeline` prints the timeline.
             click.echo()
         drawn = show_timeline(kept.summaries[-1], "table" if is_table else None)
         tell(f"timeline: {drawn} opens in ui.perfetto.dev")
 
 
 def _ceiling(history: History, case: Case, machine: Machine) -> float | None:
-    """FLOP/s that training is seen as a share of while it goes on."""
+    """Return the measured FLOP/s that live MFU is relative to; None for a probe, or where nobody measured it."""
     found = None if case.model is None else find_ceiling(history, case, machine.hardware(case.device))
     return found.flops_per_second.median if isinstance(found, Ceiling) else None
 

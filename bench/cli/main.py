@@ -1,4 +1,4 @@
-"""The `observatory` command: loads a command's file when called, and turns errors into a line and an exit code."""
+"""The `observatory` command: imports a subcommand when it is called, and turns errors into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
 
 _COMPLETES = "_OBSERVATORY_COMPLETE"
-"""Set by the shell that wants a word completed; see `bench.cli.completion`."""
+"""Variable set by the shell that wants a word completed; see `bench.cli.completion`."""
 
 COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
@@ -33,11 +33,11 @@ COMMANDS = {
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
     "completion": "The script with which a shell completes strategies, options and runs.",
 }
-"""Each command and its one line of help, so that `--help` need load none of their files."""
+"""Each command and its one line of help, so that `--help` imports none of their modules."""
 
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
-"""What the system says of a name that no file can have; where one is told may be any place that looks at it first."""
+"""Errors of a name that no file can have; raised wherever a path from the command line is used first."""
 _REFUSED = (
     errno.EACCES,
     errno.EPERM,
@@ -49,14 +49,14 @@ _REFUSED = (
     errno.EAGAIN,
     errno.ENOMEM,
 )
-"""What it says where the machine is in the way: rights, a disk that fails, or limits of files, processes and memory."""
+"""Errors of the machine: permissions, a failing disk, or limits of files, processes and memory."""
 
 
 def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
-    """Nothing, where the first word is one of the names, or like none of them.
+    """Offer the nearest name where the first word is not a name but is close to one.
 
     Raises:
-        click.UsageError: it is like one, which the message offers.
+        click.UsageError: the message offers the name.
     """
     name = args[0] if args else ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -103,7 +103,7 @@ def observatory() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line and return its exit code."""
     is_completion = _COMPLETES in os.environ
     try:
         if is_completion:
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(INFRASTRUCTURE, str(error))
     except (KeyboardInterrupt, click.Abort):
         return _fail(INTERRUPTED, "interrupted")
-    except (BrokenPipeError, SystemExit):  # Whoever read our output has enough: `observatory show | head` is fine.
+    except (BrokenPipeError, SystemExit):  # The reader closed our output: `observatory show | head` is fine.
         _drop_output()
         return FINE
     except MemoryError:
@@ -142,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
-        if is_completion:  # Somebody presses a key in their shell: nothing is written, and nothing said.
+        if is_completion:  # Only a key press in a shell: write and print nothing.
             return OUR_BUG
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
@@ -159,22 +159,22 @@ def main() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Where a standard stream is closed, let it lead nowhere: the next file opened would take its place."""
+    """Open closed standard streams on the null device: else the next opened file would take their descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            taken = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free, and so this one.
+            taken = os.open(os.devnull, os.O_RDWR)  # The lowest free descriptor, and so this number.
             setattr(sys, name, os.fdopen(taken, "r" if number == 0 else "w"))
 
 
 def _drop_output() -> None:
-    """Let what is left in the buffer go nowhere: the interpreter would try it again and end with a code of its own."""
+    """Send the rest of standard output to the null device: else the interpreter's flush fails and sets its own code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _drop_unsaid() -> None:
-    """The same for what standard error could not take."""
+    """Send the rest of standard error to the null device where it cannot be flushed."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -188,13 +188,13 @@ def _fail(code: int, message: str) -> int:
 
 
 def _short(name: object) -> str:
-    """A name of a file with its beginning and end: one that is too long is too long for a message."""
+    """Return a file's name, shortened in its middle where it is too long for a message."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else str(name)
     return text if len(text) <= 100 else f"{text[:48]}...{text[-48:]}"
 
 
 def _crash(arguments: Sequence[str], trace: str) -> str:
-    """Write what happened into a file; the line that tells of it."""
+    """Write a crash file; return the message that names it."""
     from bench.machine.machine import redact
     from bench.runs.locations import data_folder
 
@@ -205,7 +205,7 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may have any bytes.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may hold any bytes.
     except OSError as error:
         say(text)
         return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"

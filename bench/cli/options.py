@@ -1,4 +1,4 @@
-"""Options that several commands have: where runs and their history are, and the form of the result."""
+"""Options shared by several commands: the folder of runs, their history, the output format and --details."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 
 class NamedPath(click.Path):
-    """A path that somebody must have named: an empty one, as an unset variable leaves it, would mean this folder.
+    """A path that must not be empty: an empty one, as an unset variable leaves it, would mean the current folder.
 
-    is_folder: it may be no file; False where it may be no folder, None where it may be either.
+    is_folder: True refuses files, False refuses folders, None takes both.
     """
 
     def __init__(self, *, is_folder: bool | None = None, exists: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""From the words of `observatory run` to the cases that it measures, all of them checked before anything starts."""
+"""Planning of `observatory run`: turns its parameters into cases, and checks all of them before anything starts."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ TRAINING_WORDS = (
 )
 """Parameters of the command that a probe does not take."""
 NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline")
-"""Parameters that do not go with several numbers of ranks, of which the first is what the others are read against."""
+"""Parameters refused with several numbers of ranks: on such a curve the first number is the baseline of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What stood on the command line; see `bench.cli.run` for each.
+    """The parameters of `observatory run`; see `bench.cli.run` for each.
 
-    ranks: numbers of ranks; None was left out. dimensions: of the shape, None was left out.
-    said: the parameters that were really said, as they are written there.
+    ranks: numbers of ranks; None where left out. dimensions: of the model's shape; None where left out.
+    said: parameters given on the command line, each with its option as spelt there, without the dashes.
     """
 
     strategy: str
@@ -93,10 +93,10 @@ class Words:
 class Plan:
     """What will be measured.
 
-    cases: whose trials take turns, with the fault that each commits. is_curve: they are one command on several numbers
-    of ranks. told: the run to read efficiency against, None where none was named. crowds: what is to be said of more
-    processes than cores. device_reason: why the device is what it is, None where it was told. host_bytes: memory that
-    ranks on the CPU can have.
+    cases: measured in turns, each with the fault to inject. is_curve: they are one command on several numbers of ranks.
+    told: the run to read efficiency against, None where none was named. crowds: warnings of more processes than cores.
+    device_reason: why this device was chosen, None where the user named it. host_bytes: memory that ranks on the CPU
+    can have.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -109,11 +109,11 @@ class Plan:
 
 
 def plan(words: Words) -> Plan:
-    """The cases that the words ask for. Nothing is started, and nothing written.
+    """Return the cases that the words ask for; start nothing and write nothing.
 
     Raises:
         Misuse: something is unknown, not allowed, does not fit, or cannot be run here.
-        InfrastructureFailed: it is for GPUs, and this machine's cannot be used.
+        InfrastructureFailed: a case needs GPUs, and this machine's cannot be used.
     """
     card = find_card(words.strategy)
     refuse_training_words(card, _said(words, TRAINING_WORDS))
@@ -173,7 +173,7 @@ def plan(words: Words) -> Plan:
 def _case(
     words: Words, ranks: int | None, gpus: Gpus, torch: TorchBuild, host_bytes: int, cores: int
 ) -> tuple[Case, list[str]]:
-    """The case on so many ranks, and what is to be said of its processes."""
+    """Return the case on this number of ranks, and the warnings about its processes."""
     case = asked_case(
         find_card(words.strategy),
         Asked(
@@ -202,7 +202,7 @@ def _case(
 
 
 def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fault | None]]:
-    """Each case with the fault of its ranks; on a curve those commit it that have the rank."""
+    """Pair each case with the fault to inject; on a curve, only the cases that have the faulty rank get it."""
     if text is None:
         return [(case, None) for case in cases]
     largest = max(cases, key=lambda case: case.ranks)
@@ -211,7 +211,7 @@ def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fa
 
 
 def _found(gpus: Gpus, torch: TorchBuild) -> str:
-    """Why a run that named no device takes the one that it takes."""
+    """Return why a run that named no device got its device."""
     if not gpus.gpus:
         return why_no_gpu(gpus, torch)
     hidden = "" if gpus.hidden is None else f"; {gpus.hidden.text}"

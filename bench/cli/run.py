@@ -1,4 +1,4 @@
-"""The options of `observatory run`; `bench.cli.planning` and `bench.cli.execute` do the rest, loaded when it runs."""
+"""The options of `observatory run`; `bench.cli.planning` and `bench.cli.execute` do the rest, imported when it runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.options import MISTAKES
 from workloads.spec import Backend, Device, Precision
 
-# A command whose help shows its options in groups.
-
 
 class GroupedCommand(click.Command):
-    """A command with many options.
+    """A command whose help shows its options in groups.
 
     groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
     """
@@ -41,12 +39,12 @@ class GroupedCommand(click.Command):
 
 
 ENGINE_NAMES = ("local",)
-"""Of `bench.engines.local`, which help does not load."""
+"""The keys of `ENGINES` in `bench.engines.local`, which --help does not import."""
 PORT = 9464
-"""Of `bench.exporter.server`, which help does not load."""
+"""Equals `PORT` of `bench.exporter.server`, which --help does not import."""
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
 SEED = 0
-"""Of `bench.case`, which loads every strategy's card, as help does not."""
+"""Equals `SEED` of `bench.case`, which --help does not import: it loads every strategy's spec."""
 
 GROUPS = {
     "What runs": (
@@ -71,7 +69,7 @@ GROUPS = {
 
 
 def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """One number of ranks, or several that are measured in turn."""
+    """Parse --ranks: one number, or several different ones that are measured in turn."""
     if text is None:
         return None
     try:
@@ -91,7 +89,7 @@ def _dimensions(function: Any) -> Any:
 
 
 def _usual(name: str, text: str) -> Callable[[Any], Any]:
-    """An option that says how often or how long a case is measured."""
+    """Return an option that says how often or how long a case is measured."""
     return click.option(
         f"--{name.replace('_', '-')}", name, type=int, default=USUAL[name], show_default=True, help=text
     )

@@ -1,4 +1,4 @@
-"""`observatory serve`: /metrics of this node, its runs and its results, until somebody ends it."""
+"""`observatory serve`: serves /metrics of this node, its runs and its results until it is stopped."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
-"""How late a signal is heard that the kernel gave to another thread, as it may after a stop."""
+"""Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
-"""Below, what NVML averages says nothing new; above, what is shown would be too old to be called live."""
+"""Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
 
 
 def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float) -> float:
@@ -146,7 +146,7 @@ def _guarded(web_config: Path) -> Callable[[], Terms]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine reaches the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -154,12 +154,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _asks_who(terms: Terms) -> bool:
-    """Whether a client must say who it is, by a password or a certificate."""
+    """Return whether a client must say who it is, by a password or a certificate."""
     return terms.admits is not None or (terms.tls is not None and terms.tls.verify_mode is ssl.CERT_REQUIRED)
 
 
 def _refuse_unreachable(host: str) -> None:
-    """In a list that others read, this node's own name for itself would send each of them to itself."""
+    """Refuse --targets with the default --host: each reader of the list would reach itself at a loopback address."""
     source = click.get_current_context().get_parameter_source("host")
     if host == _LOOPBACK and source is not ParameterSource.COMMANDLINE:
         raise Misuse(
@@ -176,7 +176,7 @@ def _open_mapping(folder: Path) -> AbstractContextManager[JobMapping]:
 
 
 def _refuse_own(*names: str) -> None:
-    """The demonstration has nothing of anybody's own."""
+    """Refuse options that name the user's own data, of which the demonstration shows nothing."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE

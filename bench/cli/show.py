@@ -1,4 +1,4 @@
-"""`observatory show`: the history of runs, one run whole, or a file of nccl-tests beside one."""
+"""`observatory show`: the history of runs, one run in full or exported, or a file of nccl-tests beside one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1_000_000
 LOOKED_THROUGH = 200
-"""Runs of `collectives`, newest first, among which one to compare with is looked for."""
+"""How many runs of `collectives`, newest first, are searched for one to compare with."""
 
 
 @click.command(name="show")
@@ -104,7 +104,7 @@ def _show(
     *,
     has_details: bool,
 ) -> None:
-    """A run of the history, or the list of the newest."""
+    """Print one run of the history, or the list of the newest."""
     from bench.case import find_card
     from bench.reports.summary import print_history, print_whole
     from bench.runner import adopt
@@ -138,7 +138,7 @@ def _show(
 
 
 def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> Adopted:
-    """The folder's runs that the history lacks or has at a place that is no more; no store is made or written."""
+    """Return the folder's runs that the history lacks, or has at a place that no longer exists; write no store."""
     from bench.runner import new_runs
     from bench.runs.history import History, NoStoreYet
 
@@ -149,7 +149,7 @@ def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = Fa
 
 
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """Every run of the folder that the history lacks, whatever store it was meant for."""
+    """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
     from bench.reports.summary import print_history
     from bench.runner import adopt
     from bench.runs.history import History
@@ -168,7 +168,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None
 
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """A file of nccl-tests, beside the run told or the one most like it."""
+    """Print a file of nccl-tests beside the named run, or the one most like it."""
     from bench.reports.nccl_tests import print_beside
     from bench.reports.nccl_tests_reader import read
     from bench.reports.nccl_tests_writer import require_collectives
@@ -187,7 +187,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 
 
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
-    """A run's collectives, one file each."""
+    """Write a run's collectives in nccl-tests' form, one file each."""
     from bench.reports.nccl_tests_writer import encode
 
     if run is None:
@@ -203,7 +203,7 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
 
 
 def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """A step of the run's pipeline, and the trace of all that were timed."""
+    """Draw a step of the run's pipeline, and write the trace of all timed steps."""
     from bench.reports.pipeline import show_timeline
 
     if run is None:
@@ -213,7 +213,7 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 
 
 def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, Machine | None]:
-    """The run, by its folder or by the beginning of its name, and the machine that it ran on."""
+    """Return the run, by its folder or the beginning of its name, and the machine that it ran on."""
     from bench.runs.history import History, find_run
     from bench.runs.run_dir import load, machine_of
 
@@ -225,7 +225,7 @@ def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, 
 
 
 def _where_it_is(summary: Summary, runs_folder: Path) -> Summary:
-    """The run with the folder that it was moved to, where the history does not know that yet."""
+    """Return the run with the folder that it was moved to, where the history does not know that yet."""
     from bench.runs.run_dir import found_again
 
     again = found_again(summary.run, summary.folder, runs_folder)
@@ -233,7 +233,7 @@ def _where_it_is(summary: Summary, runs_folder: Path) -> Summary:
 
 
 def _most_like(imported: Imported, store_url: str | None) -> Summary | None:
-    """The run of our own collectives that is most like the file's, None where there is none."""
+    """Return the run of our own collectives that is most like the file's, None where there is none."""
     from bench.reports.nccl_tests_writer import most_like
     from bench.runs.history import History
 
