@@ -1,4 +1,7 @@
-"""Results that are made up: a run that scales worse than is accepted, and one of a pipeline that waits."""
+"""The demonstration of `observatory serve --demo`: recorded GPUs, and a made-up run, InfiniBand ports and results.
+
+Needs neither a GPU nor a run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned
 from collectors.prometheus.http_server import CannotListen, Server, Terms
 
-# The collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
+# Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
 
 NOTICE = (
     "this is a demonstration: the GPUs are a recording; the run, the results and InfiniBand ports called made_* are"
@@ -29,7 +32,7 @@ NOTICE = (
 
 
 def open_recorded_collectors(wanted: Wanted = USUAL) -> tuple[NodeCollector, ...]:
-    """Those of the roster, with recorded GPUs in place of this node's."""
+    """Open the registered node collectors, with recorded GPUs in place of this node's."""
     openers = tuple((name, _recorded if name == "nvml" else opener) for name, opener in OPENERS)
     return open_collectors(wanted, openers)
 
@@ -38,7 +41,7 @@ def _recorded(wanted: Wanted) -> NodeCollector:
     return open_nvml(wanted, RecordedNvml(load(EIGHT_GPUS)).nvml)
 
 
-# Ranks of a run that is made up: one on each sound GPU of the recorded node, all as slow as the one that grows hot.
+# A made-up run: one rank on each sound GPU of the recorded node, all as slow as the one that grows hot.
 
 RUN = "demonstration"
 STRATEGY, SERIES, SLOT, HOST = "ddp", "demonstration-ddp", "0", "demonstration"
@@ -49,9 +52,9 @@ HOT_S, COOL_S = 240.0, 360.0
 STEP_S, HOT_STEP_S = 0.5, 0.62
 STEP_TOKENS = 32_768
 _PHASES = {"data": 0.01, "forward": 0.29, "backward": 0.61, "optimizer": 0.06}
-"""Shares of a step; the rest is waiting."""
+"""Share of each phase in a step; the rest is waiting."""
 _DATA_WAIT = 0.06
-"""What the host waits for a batch, as a share of a step; the GPU has work queued for most of it."""
+"""Share of a step that the host waits for a batch; the GPU has work queued for most of it."""
 _MFU_RATIO = 0.41
 _EXPOSED, _HIDDEN, _COMPUTED = 0.07, 0.21, 0.88
 """Shares of a traced step: communication that is exposed, communication that is hidden, computation."""
@@ -59,16 +62,16 @@ _GIB = 1 << 30
 _STATE = {"parameters": 13 * _GIB, "gradients": 13 * _GIB, "optimizer": 26 * _GIB}
 _ALLOCATED, _PEAK, _RESERVED = 54 * _GIB, 97 * _GIB, 104 * _GIB
 _ACTIVE, _INACTIVE_SPLIT = _ALLOCATED + _GIB // 4, 3 * _GIB
-"""Active is what is allocated, and what messages that are still under way hold; split is the fragmentation."""
+"""Active is what is allocated plus what messages under way still hold; inactive split is the fragmentation."""
 _CONTEXT = _GIB // 2
 """What the driver counts for a process beyond what torch reserves."""
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
 
 
 class MadeRanks:
-    """What the logs of such a run would say now. It goes on for as long as it is asked.
+    """Samples that the logs of the made-up run would hold now; the run never ends.
 
-    clock_s: never set back; the run begins when this is made.
+    clock_s: monotonic; the run begins when this object is made.
     """
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +79,7 @@ class MadeRanks:
         self._begun_s = clock_s()
 
     def samples(self) -> Iterator[Owned]:
-        """The run, and its ranks' newest step, traced step and memory."""
+        """Yield the run, and its ranks' newest step, traced step and memory."""
         at_s = self._clock_s() - self._begun_s
         yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, strategy=STRATEGY, ranks=str(RANKS), series=SERIES), {}
         for rank in range(RANKS):
@@ -89,7 +92,10 @@ class MadeRanks:
 
 
 def steps_by(at_s: float) -> float:
-    """Steps that the ranks have made since the run began; it is hot from HOT_S to COOL_S of each lap."""
+    """Return the steps since the run began; the GPU is hot, and steps are slow, from HOT_S to COOL_S of each lap.
+
+    After 300 s, 60 s of them hot: 60 / 0.62 + 240 / 0.5 = 576.8 steps.
+    """
     laps, into_s = divmod(at_s, LAP_S)
     hot_s = laps * (COOL_S - HOT_S) + min(max(into_s - HOT_S, 0.0), COOL_S - HOT_S)
     return hot_s / HOT_STEP_S + (at_s - hot_s) / STEP_S
@@ -140,26 +146,26 @@ def _memory() -> Iterator[Sample]:
     yield rank_metrics.RESIDENT_BYTES.at(6 * _GIB)
 
 
-# InfiniBand ports that are made up, since few who look at a demonstration have any; one loses its link for a while.
+# Made-up InfiniBand ports, as few who look at a demonstration have any; one loses its link for a while.
 
 DEVICES = 4
 BROKEN = "made_3"
 DOWN_S, UP_S = 120.0, 180.0
-"""When, in each lap, the broken port has no link."""
+"""Begin and end of the time in each lap when the broken port has no link."""
 LINK_BYTES_PER_S = 400e9 / 8
 _STEP_BYTES = 6.5e9
-"""That a port carries each way for a step of the made run."""
+"""Bytes that a port carries each way in a step of the made-up run."""
 
 
 class MadePorts:
-    """What the kernel would tell of such ports. clock_s: never set back; the run begins when this is made."""
+    """Samples that the kernel would give of these ports. clock_s: monotonic; the run begins when this is made."""
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._begun_s = clock_s()
 
     def samples(self) -> Iterator[Owned]:
-        """State, speed, bytes and errors of each port."""
+        """Yield state, speed, bytes and errors of each port."""
         at_s = self._clock_s() - self._begun_s
         for number in range(DEVICES):
             for sample in _port(f"made_{number}", at_s):
@@ -182,8 +188,10 @@ def _port(device: str, at_s: float) -> Iterator[Sample]:
     yield host.HOST_INFINIBAND_ERRORS.at(37 * times_down, **port, kind="symbol_error")
 
 
+# Made-up results: a run that scales worse than is accepted, and one of a pipeline that waits.
+
 INTERVAL_RATIO = 0.02
-"""How far the interval of each result reaches to either side, of its median."""
+"""How far the interval of each result reaches to either side, as a share of its median."""
 COMPLETED_AGO_S = 3600.0
 _PIPELINE, _PIPELINE_SERIES = "one_f_one_b", "demonstration-one_f_one_b"
 _STAGE_S = {"forward": 0.011, "backward": 0.023}
@@ -214,7 +222,7 @@ class _Result:
 
 
 class MadeResults:
-    """What the newest results of a history would say: all of them an hour old when this is made.
+    """Samples of the newest results that a history would hold, all an hour old when this object is made.
 
     now_s: seconds since 1970.
     """
@@ -223,7 +231,7 @@ class MadeResults:
         self._completed_s = now_s() - COMPLETED_AGO_S
 
     def samples(self) -> Iterator[Owned]:
-        """The results with their intervals."""
+        """Yield the results with their intervals."""
         for result in _RESULTS:
             yield from result.samples(self._completed_s)
 
@@ -294,16 +302,13 @@ _WAITING = _Result(
 _RESULTS = (_SCALING, _WAITING)
 
 
-# Serves the demonstration: a recorded node, made ranks and made results, without a GPU and without a run.
-
-
 @contextmanager
 def open_demonstration(
     *, host: str, port: int, wanted: Wanted, on_notice: Callable[[str], None], terms: Callable[[], Terms] = Terms
 ) -> Iterator[Server]:
-    """A server that shows something on every panel, as long as one is inside.
+    """Serve something on every panel while the context is open.
 
-    on_notice: is told first where it answers, then that it is a demonstration.
+    on_notice: is told first the server's address, then that it is a demonstration.
 
     Raises:
         InfrastructureFailed: the address cannot be served.

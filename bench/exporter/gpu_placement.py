@@ -1,4 +1,4 @@
-"""Which GPUs of this node, or slices of them, a rank computes on: by what it said of itself, else by its process."""
+"""Which GPUs of this node, or slices of them, a rank computes on: by the UUID in its log, else by its process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectors.sample_log import Opened
 _NAMED_BY_UUID = frozenset({GPU_INFO.name, GPU_INSTANCE.name})
 
 _Where = tuple[str, str]
-"""A GPU and a slice of it."""
+"""A GPU, by NVML's index, and a slice of it; "" for the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Place:
     """Where a rank computes: a GPU, by NVML's index, or a slice of it.
 
     slice: GPU instance and compute instance, as "1/0"; "" for the whole GPU. memory_bytes: what the rank's process has
-    there; None where nothing tells.
+    there; None where unknown.
     """
 
     gpu: str
@@ -32,8 +32,8 @@ class Place:
 class Placement:
     """Joins ranks to the GPUs that the node's watch shows; asks no driver.
 
-    samples: what is shown of the node. processes: the GPUs of each process, by its pid as this node counts them.
-    host: this node's name; a rank that calls its host otherwise, as one in a container does, has another's pids.
+    samples: what is shown of the node. processes: the GPUs of each process, by its pid on this node.
+    host: this node's name; the pid of a rank with another host name, as in a container, means nothing here.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Placement:
         self._by_uuid: dict[str, tuple[_Where, ...]] = {}
 
     def places_of(self, opened: Opened) -> tuple[Place, ...]:
-        """Where the rank computes; nowhere where nothing tells it."""
+        """Return where the rank computes; empty where unknown."""
         processes = self._processes().get(opened.pid, ()) if opened.host == self._host else ()
         used: dict[_Where, list[int | None]] = {}
         for process in processes:
@@ -73,6 +73,6 @@ class Placement:
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
-    """All of them together; None where one is not known."""
+    """Return the sum of the parts; None where one of them is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None

@@ -1,4 +1,4 @@
-"""The results that are shown: of each series the newest run that ended well and is not ad hoc, by the history."""
+"""The results shown at /metrics: of each series, the newest run in the history that ended well and is not ad hoc."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from collectors.prometheus.exposition import Owned
 
 
 class NewestResults:
-    """Asks the history now and then, in a thread of its own: a store that is slow or away delays no scrape.
+    """The newest results, to be read by `ask_every` in its own thread: a slow or absent store delays no scrape.
 
-    What was read stays when the store goes away. on_notice: is told what refuses to be read.
+    What was read stays when the store goes away. on_notice: is told what cannot be read.
     """
 
     def __init__(self, store_url: str | None, *, on_notice: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class NewestResults:
         self._stop = threading.Event()
 
     def samples(self) -> tuple[Owned, ...]:
-        """The results as they were when the history was asked last."""
+        """Return the results as last read from the history."""
         return self._samples
 
     def ask(self) -> None:
@@ -50,7 +50,7 @@ class NewestResults:
         self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
 
     def ask_every(self, pause_s: float) -> None:
-        """Ask again and again until `stop`."""
+        """Ask, with this pause after each time, until `stop`."""
         while not self._stop.is_set():
             self.ask()
             self._stop.wait(pause_s)
@@ -64,7 +64,7 @@ class NewestResults:
         if fresh and not self._seen:
             try:
                 yield from history.runs(limit=len(known))
-            except Misuse:  # Of one run; which, is found out one by one.
+            except Misuse:  # One run cannot be read: find it by reading one by one.
                 fresh = known
             else:
                 return
@@ -84,10 +84,10 @@ class NewestResults:
 
 
 def _samples(summary: Summary) -> Iterator[Owned]:
-    """What is shown of a result.
+    """Yield what is shown of a result.
 
-    A baseline measured beside the run is shown as one rank by the metric, and so are accepted efficiencies: that of a
-    curve is left out unless it begins with 1 rank.
+    In the metric a baseline measured beside the run means one rank, and so it does for accepted efficiencies: the
+    efficiency of a curve is left out unless the curve begins with 1 rank.
     """
     case = summary.case
     owner = {

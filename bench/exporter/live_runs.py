@@ -1,4 +1,7 @@
-"""What the logs of the runs that go on now say last: the live samples, each with the labels of its owner."""
+"""Live samples of the runs in progress: the newest of each log, with the labels of its owner.
+
+`LiveRuns` follows the logs of a folder; `FollowedRuns` does so in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from collectors.node_log import NodeState
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import Follower, Mark, NewerSchema, Opened, Reading, Record
 
-# The live runs as the last look at their logs found them, which a thread of its own took: a disk may hang.
+# Looks at the logs, in a thread of their own: a disk may hang.
 
 LATE_S = 1.0
 """How long a look may take before what is shown is called late."""
@@ -38,7 +41,7 @@ _CLOSE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What a look found and when; read_s, read_samples: with those of all looks before it."""
+    """What a look found and when. read_s, read_samples: totals of this look and all before it."""
 
     samples: list[Owned]
     at_ns: int
@@ -48,14 +51,13 @@ class _Look:
 
 
 class FollowedRuns:
-    """Looks when it is asked to, and shows what the last look found; may be asked by several threads.
+    """Looks at the runs on request, and shows what the last look found; several threads may ask.
 
-    One that hangs is waited for in its own thread, and none is begun meanwhile. One that fails is begun anew when
-    asked next.
+    While a look hangs in its own thread, no other begins. A look that fails is begun anew at the next request.
 
-    look: what all runs say now, as `LiveRuns.samples` gives it. on_look: is told what each found, in its thread.
-    on_notice: is told what is old or absent; from any thread. hold_s: how long the last answer is shown while the next
-    one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: never set back.
+    look: returns what all runs say now, as `LiveRuns.samples` does. on_look: is told what each look found, in its
+    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
+    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
     """
 
     def __init__(
@@ -79,18 +81,18 @@ class FollowedRuns:
         self._answerer = Answerer("runs", self._take)
 
     def ask(self) -> None:
-        """Begin a look, unless one goes on or began just now; waits for nothing."""
+        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
         self._begin(self._pause_s)
 
     def fresh(self) -> list[Owned]:
-        """What a look finds now; where it is late, what the last one found."""
+        """Return what a look finds now; where it is late, what the last one found."""
         self._begin(0.0)
         if self._state() != "late":
             self._answerer.wait(self._late_s)
         return self.newest()
 
     def newest(self) -> list[Owned]:
-        """What the last look found, which is nothing where it failed; nothing, too, where that is too old."""
+        """Return what the last look found; nothing where it failed or is too old."""
         state, last = self._state(), self._last
         if last is None:
             return []
@@ -98,11 +100,11 @@ class FollowedRuns:
         return last.samples if is_held else []
 
     def samples(self) -> list[Owned]:
-        """What the last look found, and what the agent has to say of its looking."""
+        """Return what the last look found, and the agent's samples about looking."""
         return [*self.newest(), *((sample, {}) for part in self._parts() for sample in told_of(part, self._clock_ns()))]
 
     def close(self) -> None:
-        """Look no more; a look that hangs is left behind."""
+        """Stop looking; leave a look that hangs behind."""
         self._answerer.close(_CLOSE_S)
 
     def _begin(self, pause_s: float) -> None:
@@ -123,7 +125,7 @@ class FollowedRuns:
         return "failed" if self._last is not None and self._last.has_failed else "answering"
 
     def _parts(self) -> list[Part]:
-        """As of a collector; none before the first look began."""
+        """Return the state of the looks as that of a node collector; none before the first look began."""
         if self._begun_ns is None:
             return []
         last = self._last
@@ -144,7 +146,7 @@ class FollowedRuns:
         has_failed = False
         try:
             samples = self._look()
-        except Exception as error:  # noqa: BLE001  # Whatever ails the runs, the node is shown.
+        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
             has_failed = True
             self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
         at_ns = self._clock_ns()
@@ -159,12 +161,12 @@ class FollowedRuns:
             self._on_look(samples)
 
 
-# One log of a run that goes on: followed until that turns out impossible, and what of a rank's is true now.
+# The log of one rank or node: following it, and which samples of a rank hold now.
 
 SPEED = frozenset(
     metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
 )
-"""What only measured steps may say: warm-up, the profiler and the memory tracker make others slower."""
+"""Metrics taken from measured steps only: warm-up, the profiler and the memory tracker make other steps slower."""
 
 ACCOUNT = frozenset(
     metric.name
@@ -179,13 +181,13 @@ ACCOUNT = frozenset(
         rank_metrics.OUT_OF_MEMORY,
     )
 )
-"""What the allocator is not asked for in each step where steps are short; the last account is shown until the next."""
+"""Metrics of the allocator, which is not asked in each step where steps are short; shown until the next account."""
 
 STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
 
 
 class LogFollower:
-    """A log that is followed until it turns out that it cannot be."""
+    """Follows a log until it cannot be read."""
 
     def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
         self._path = path
@@ -193,7 +195,7 @@ class LogFollower:
         self._on_notice = on_notice
 
     def newest(self) -> list[Record]:
-        """What was finished since the last look and is not old by now; nothing of a log that was given up."""
+        """Return the records finished since the last look that are not old by now; none of a log that was given up."""
         if self._follower is None:
             return []
         try:
@@ -202,7 +204,7 @@ class LogFollower:
             return self._give_up(f"a log is not shown: {error}")
         except OSError as error:
             if not self._path.parent.is_dir():
-                return []  # The folder is gone, which is said of the run.
+                return []  # The folder is gone; `LiveRuns` tells it of the run.
             return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
         for line in self._follower.left_out:
             self._on_notice(f"{self._path.parent}/{line}")
@@ -217,7 +219,7 @@ class LogFollower:
 
 @dataclass(slots=True)
 class LiveRank:
-    """What a rank said last, by the kind of step it said it of; the newest kind is the last of the dictionary."""
+    """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary."""
 
     opened: Opened | None = None
     newest: dict[str, list[Sample]] = field(default_factory=dict)
@@ -225,7 +227,7 @@ class LiveRank:
     def take(self, record: Record) -> None:
         """Replace what the record makes old.
 
-        A fresh trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
+        A new trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
         they are measured again.
         """
         match record:
@@ -241,27 +243,26 @@ class LiveRank:
                     self._replace("account", account)
 
     def _replace(self, kind: str, samples: list[Sample]) -> None:
-        """As the newest."""
+        """Put the samples last, as the newest."""
         self.newest.pop(kind, None)
         self.newest[kind] = samples
 
     def samples(self) -> Iterator[Sample]:
-        """All of it, the newest first."""
+        """Yield all samples, those of the newest kind first."""
         for samples in reversed(self.newest.values()):
             yield from samples
 
 
 PlacesOf = Callable[[Opened], Sequence[Place]]
-"""The GPUs of this node, or slices of them, that a rank computes on; none where they are not known."""
+"""Returns the GPUs of this node, or slices of them, that a rank computes on; none where unknown."""
 
 
 class LiveRuns:
-    """Follows the logs of all runs of a folder that somebody works on; to be asked by one thread at a time.
+    """Follows the logs of all runs in progress in a folder; one thread at a time may ask.
 
     It reads from the disk whenever it is asked, and hangs with it.
-    has_nodes: shows what the runs' logs say of their nodes, too; not where somebody else watches the node.
-    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: never set
-    back.
+    has_nodes: also show what the logs say of the runs' nodes; False where this node is watched directly.
+    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class LiveRuns:
         self._looks = 0
 
     def samples(self) -> list[Owned]:
-        """The newest samples of every rank, and of every node where asked for; of a run that has ended none."""
+        """Return the newest samples of every rank and, with has_nodes, every node; none of a run that has ended."""
         self._look()
         ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
         return [*ranks, *self._node_samples()]
@@ -317,10 +318,10 @@ class LiveRuns:
                     self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:
-        """What each node's collectors said last, in whichever run: a series that is missing there is gone."""
+        """Return what each node's collectors said last, in whichever run: a series that is missing there is gone."""
         newest: dict[str, tuple[tuple[int, int], NodeState]] = {}
         for name, (look, state) in (item for run in self._followed.values() for item in run.nodes().items()):
-            # By when we read it, since the node's clock may jump; by its clock where that is the same.
+            # Ordered by when we read it, since the node's clock may jump; by its clock where that is the same.
             when = (look, state.time_ns or 0)
             if name not in newest or when > newest[name][0]:
                 newest[name] = (when, state)
@@ -328,7 +329,7 @@ class LiveRuns:
 
 
 class _Run:
-    """One run that goes on, and the logs in its folder."""
+    """One run in progress, and the logs in its folder."""
 
     def __init__(
         self, folder: Path, file: CaseFile, hardware: str, on_notice: Callable[[str], None], *, has_nodes: bool
@@ -343,7 +344,7 @@ class _Run:
         self._has_nodes = has_nodes
 
     def look(self, number: int) -> None:
-        """Take what was appended to the logs since the last look."""
+        """Take what was appended to the logs since the last look; `number` counts looks."""
         for rank, newest in self._ranks.items():
             for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
                 newest.take(record)
@@ -354,7 +355,7 @@ class _Run:
             self._nodes[path.name] = (look, state)
 
     def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
-        """The run's own series, and its ranks'."""
+        """Yield the run's own series, and its ranks'."""
         slot = str(self._file.slot)
         yield _run_info(self._file.run, slot, self._file.case, self._hardware), {}
         for rank, newest in self._ranks.items():
@@ -370,7 +371,7 @@ class _Run:
                 yield sample, owner
 
     def nodes(self) -> Mapping[str, tuple[int, NodeState]]:
-        """What each of its nodes said last, and at which look, by the name of the node's log."""
+        """Return the look at which each node said something last and what it was, by the name of the node's log."""
         return self._nodes
 
     def _log(self, path: Path) -> LogFollower:

@@ -1,4 +1,4 @@
-"""Puts together what /metrics shows: the live runs of a folder, the newest results of a history, and this node."""
+"""The server of /metrics, which shows the live runs of a folder, the newest results of a history, and this node."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from collectors.prometheus.http_server import CannotListen, PortTaken, Server, T
 HOST = "127.0.0.1"
 PORT = 9464
 ASK_STORE_S = 5.0
-"""Pause between two looks into the history."""
+"""Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
-"""How long something that was said must not have come again before it is news."""
+"""How long a notice must be silent before it is told again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """How this node is watched: how often, by which collectors, and who else is told which runs are on which GPU."""
+    """How this node is watched: how often and by which collectors.
+
+    mapping: where to tell dcgm-exporter which run is on which GPU.
+    """
 
     wanted: Wanted
     opener: Callable[[Wanted], Sequence[NodeCollector]] = open_collectors
@@ -50,11 +53,11 @@ def open_server(
     terms: Callable[[], Terms] = Terms,
     node: NodePlan | None = None,
 ) -> Iterator[Server]:
-    """A server that answers as long as one is inside.
+    """Serve while the context is open.
 
-    node: this node is watched meanwhile, and shown in place of what runs say of theirs. None has the runs speak.
-    on_notice: is told first where it answers, then once each thing that cannot be shown, and again where it comes
-    after an hour without it; from any thread.
+    node: how to watch this node, which is shown in place of what the runs' logs say of theirs; None shows the logs'.
+    on_notice: is told first the server's address, then once each thing that cannot be shown, and again where it comes
+    after an hour of silence; from any thread.
 
     Raises:
         InfrastructureFailed: the address cannot be served.
@@ -76,7 +79,7 @@ def serving(
     port: int = PORT,
     on_notice: Callable[[str], None],
 ) -> Iterator[Server | None]:
-    """As `open_server`, for a run, which can do without: an address that cannot be served is a notice, and None."""
+    """Serve as `open_server` does, for a run; where the address cannot be served, tell so and yield None."""
     with ExitStack() as stack:
         server = None
         try:
@@ -90,7 +93,7 @@ def serving(
 def answering(
     sources: Sequence[Source], *, host: str, port: int, terms: Callable[[], Terms], on_notice: Callable[[str], None]
 ) -> Iterator[Server]:
-    """A server of what the sources give, as long as one is inside.
+    """Serve what the sources give while the context is open.
 
     Raises:
         CannotListen: the address cannot be served.
@@ -105,7 +108,7 @@ def answering(
 
 
 def refusal(error: CannotListen) -> InfrastructureFailed:
-    """What is said to somebody who asked for that address."""
+    """Return the error for a user who asked for that address."""
     if isinstance(error, PortTaken):
         return InfrastructureFailed(
             f"{error}, perhaps by another `observatory serve`; use that one, or choose another with --port"
@@ -119,11 +122,11 @@ def once(
     forgotten_s: float = FORGOTTEN_S,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> Callable[[str], None]:
-    """A listener that hears nothing again as long as it goes on, whichever thread says it.
+    """Return a listener that passes a text on only where it was not heard for `forgotten_s`; from any thread.
 
-    forgotten_s: see FORGOTTEN_S. clock_s: never set back.
+    forgotten_s: see FORGOTTEN_S. clock_s: monotonic.
     """
-    heard_s: dict[str, float] = {}  # When each came last, the oldest first.
+    heard_s: dict[str, float] = {}  # When each text came last, the oldest first.
     lock = threading.Lock()
 
     def tell(text: str) -> None:
@@ -170,7 +173,7 @@ def _open(
 
 
 def _runs_alone(runs_folder: Path, on_notice: Callable[[str], None], stack: ExitStack) -> list[Source]:
-    """The runs, looked at in each scrape, and what they say of their nodes."""
+    """Return the source of the runs, read at each scrape, with what their logs say of their nodes."""
     live = LiveRuns(runs_folder, on_notice=on_notice)
     runs = stack.enter_context(closing(FollowedRuns(live.samples, on_notice=on_notice)))
     return [runs.fresh]
@@ -179,7 +182,7 @@ def _runs_alone(runs_folder: Path, on_notice: Callable[[str], None], stack: Exit
 def _node_and_runs(
     runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
 ) -> tuple[NodeWatch, list[Source]]:
-    """This node's watch, to be entered, and what it shows; the runs are looked at after each of its beats."""
+    """Return this node's watch, to be entered, and its sources; the runs are looked at after each of its beats."""
 
     def look_at_runs() -> None:
         runs.ask()

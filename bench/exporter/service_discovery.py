@@ -1,8 +1,8 @@
-"""A list of targets that several nodes keep together in one file, from which Prometheus learns whom to ask.
+"""Service discovery for Prometheus: a list of targets that several nodes keep together in one file.
 
-Each node has a page of its own in the folder FILE.nodes, which it touches from time to time. The list is made of
-them, and replaced as a whole, so that who reads it never sees half of it. How old a page is, is told by comparing it
-with a file that was touched just now, and not with a clock: on a shared disk both times are the file server's.
+Each node has a page of its own in the folder FILE.nodes, which it touches from time to time. The list is made from
+these pages and replaced as a whole, so that no reader sees half of it. The age of a page is counted from a file that
+was touched just now, and not from a clock: on a shared disk both times are the file server's.
 Not covered: a Prometheus on another machine is not told when the file changes; its refresh_interval must be short.
 Source: prometheus/prometheus, docs/configuration/configuration.md, file_sd_config.
 """
@@ -27,24 +27,24 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import read_small
 
 STALE_S = 3600.0
-"""Age at which a silent node is taken for gone: long enough for the alerts on a target that is down to be seen."""
+"""Age at which a silent node counts as gone: long enough for the alerts on a target that is down to be seen."""
 
 LOOK_S = 600.0
-"""Pause between two looks at the pages of all nodes, whichever node looks: with a thousand it is not cheap."""
+"""Pause between two looks at the pages of all nodes, whichever node looks: with a thousand nodes it is not cheap."""
 LOCK_WAIT_S = 10.0
-"""How long another may hold the lock before one goes on without."""
+"""How long to wait for another's lock before going on without it."""
 
 _MARK = "__meta_observatory"
-"""The label of entries that are ours, which Prometheus drops; others in the list are somebody else's and stay."""
+"""Label of our entries, which Prometheus drops; entries without it are somebody else's and stay."""
 
 _Group = dict[str, Any]
-"""An entry of the list: targets, and labels that they share."""
+"""An entry of the list: targets, and the labels that they share."""
 
 
 class Targets:
     """The list in the file at `path`, which any number of processes and nodes may keep at the same time.
 
-    stale_s, look_s, lock_wait_s: see the constants. on_notice: is told what is left out or done without.
+    stale_s, look_s, lock_wait_s: see the constants. on_notice: is told of a page left out and of a missing lock.
 
     Raises:
         Misuse: Prometheus reads no file of this name.
@@ -69,7 +69,7 @@ class Targets:
         self._numbers = itertools.count()
 
     def check(self) -> None:
-        """Nothing, where the file holds a list, or is not there yet.
+        """Check that the file holds a list, or does not exist yet.
 
         Raises:
             Misuse: it holds something else.
@@ -81,10 +81,10 @@ class Targets:
             self._groups()
 
     def add(self, address: str, labels: Mapping[str, str]) -> None:
-        """Put the address into the list; again and again, so that it is known to live.
+        """Put the address into the list; called again and again, as a sign of life.
 
         Raises:
-            Misuse: the address is none, or the file holds something else than targets.
+            Misuse: the address is not HOST:PORT, or the file holds something else than targets.
             InfrastructureFailed: the file cannot be written.
         """
         if "/" in address or ":" not in address:
@@ -95,7 +95,7 @@ class Targets:
             self._pages.mkdir(exist_ok=True)
             is_known = page.exists() and page.read_text() == text
             if is_known:
-                os.utime(page)  # Without a time: the file server's is taken.
+                os.utime(page)  # Without a time, so that the file server's is taken.
             else:
                 self._replace(page, text)
             if not is_known or self._is_look_due(page) or group not in self._groups():
@@ -114,13 +114,13 @@ class Targets:
                 self._make()
 
     def _make(self) -> None:
-        """Make the list anew of the pages, and forget the stale ones."""
+        """Make the list anew from the pages, and delete the stale ones."""
         with self._alone():
             self._looked.touch()
             now_s = self._looked.stat().st_mtime
             groups = [group for group in self._groups() if _MARK not in (group.get("labels") or {})]
             for page in sorted(self._pages.glob("*.json")):
-                with contextlib.suppress(FileNotFoundError):  # Its node took it away just now.
+                with contextlib.suppress(FileNotFoundError):  # Its node has just removed it.
                     if now_s - page.stat().st_mtime > self._stale_s:
                         page.unlink()
                     else:
@@ -130,7 +130,7 @@ class Targets:
                 self._replace(self._path, text)
 
     def _groups(self) -> list[_Group]:
-        """What is in the list now."""
+        """Return the entries that the list has now."""
         try:
             groups = json.loads(read_small(self._path))
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class Targets:
         return groups
 
     def _group(self, page: Path) -> list[_Group]:
-        """What a page says; nothing where that is no target."""
+        """Return the entry of a page; none, with a notice, where the page is not JSON."""
         try:
             return [json.loads(page.read_text())]
         except ValueError:
@@ -159,7 +159,7 @@ class Targets:
         return self._pages / f"{quote(address, safe='')}.json"
 
     def _replace(self, path: Path, text: str) -> None:
-        """Put the text there in one piece; whoever may read other new files may read this one."""
+        """Replace the file in one piece; whoever may read this user's other new files may read it."""
         name = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}.{next(self._numbers)}.new"
         new = self._pages / name
         try:
@@ -173,9 +173,9 @@ class Targets:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Who is inside makes the list alone, where the file system can lock.
+        """Hold the lock on making the list, where the file system can lock.
 
-        Where it cannot, a node may be lost from the list, and puts itself back at its next sign of life.
+        Without a lock a node may be lost from the list until its next sign of life.
         """
         fd = os.open(self._pages / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -212,16 +212,16 @@ class Targets:
             ) from None
 
 
-# This node in a list of targets, as long as it serves.
+# This node's entry in the list while it serves.
 
 BEAT_S = 60.0
 """Pause between two signs of life."""
 _END_S = 20.0
-"""How long the disk may take for the sign that is just given, when it is time to end."""
+"""How long to wait at the end for a sign of life that is still being written."""
 
 
 def published_address(host: str, port: int) -> str:
-    """Where others reach what listens there: in place of a host that means "all", this node's name."""
+    """Return where others reach the server: this node's name in place of a host that means "all"."""
     name = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
     return f"{f'[{name}]' if ':' in name else name}:{port}"
 
@@ -235,12 +235,12 @@ def listed(
     beat_s: float = BEAT_S,
     on_notice: Callable[[str], None],
 ) -> Iterator[None]:
-    """The address is in the list in this file as long as one is inside.
+    """Keep the address in the file's list while the context is open.
 
-    on_notice: is told of trouble on the way, and again where it lasts; the next sign of life tries again.
+    on_notice: is told of each sign of life that fails; the next one tries again.
 
     Raises:
-        Misuse: the file is none that Prometheus would read, or holds something else.
+        Misuse: Prometheus would not read the file, or it holds something else.
         InfrastructureFailed: it cannot be written.
     """
     targets = Targets(path, on_notice=on_notice)

@@ -1,6 +1,6 @@
-"""A web configuration file in the format of Prometheus's own exporters: who may come in, over which encryption.
+"""The web configuration file, in the format of Prometheus's own exporters: TLS, passwords and HTTP headers.
 
-Its passwords are hashes, and not even these are ever shown.
+Its passwords are bcrypt hashes, and not even these are ever shown.
 Source: prometheus/exporter-toolkit, docs/web-configuration.md.
 """
 
@@ -27,27 +27,27 @@ from bench.errors import Misuse
 from bench.runs.files import read_small
 from collectors.prometheus.http_server import Terms
 
-# Whether a name and a password belong together, where passwords are known by their bcrypt hashes only.
+# Checking passwords, of which only the bcrypt hashes are known.
 
 _KEPT_ANSWERS = 100
-"""Right ones, and as many wrong ones."""
+"""How many right answers are kept, and as many wrong ones."""
 _COUNTED_BYTES = 72
-"""bcrypt takes no more of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme, 3."""
+"""bcrypt uses no more of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme, 3."""
 
 
 class Passwords:
-    """Answers for any number of threads; hashes one password at a time, so that a guesser costs one core at most.
+    """Checks passwords for any number of threads; hashes one at a time, so that a guesser costs one core at most.
 
     Answers are kept, since a hash takes a tenth of a second and the same client asks every few seconds. Right ones are
-    kept apart from wrong ones, so that no number of guesses pushes them out. Of what was asked only a fingerprint is
-    kept, under a key that nobody knows.
+    kept apart from wrong ones, so that no number of guesses pushes them out. Passwords are kept only as fingerprints
+    under a random key.
 
-    hashes: of at least one user, by name. matches: bcrypt's comparison of a password and a hash.
+    hashes: by user's name, at least one. matches: bcrypt's comparison of a password and a hash.
     """
 
     def __init__(self, hashes: Mapping[str, str], *, matches: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._hashes = {name.encode(): hashed.encode() for name, hashed in hashes.items()}
-        # In place of a user who is none, so that the time taken does not tell who is one.
+        # Compared for an unknown user, so that the time taken does not tell which users exist.
         self._decoy = max(self._hashes.values(), key=_cost)
         self._matches = matches
         self._key = secrets.token_bytes(32)
@@ -56,7 +56,7 @@ class Passwords:
         self._hashing = threading.Lock()
 
     def admits(self, authorization: str) -> bool:
-        """Whether the value of an Authorization header names a user and that user's password."""
+        """Return whether the value of an Authorization header names a user and that user's password."""
         given = _credentials(authorization)
         if given is None:
             return False
@@ -86,7 +86,7 @@ class Passwords:
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes] | None:
-    """Name and password of HTTP's basic authentication; None where the header is of another kind.
+    """Return name and password of HTTP's basic authentication; None where the header is of another kind or broken.
 
     Source: RFC 7617, section 2.
     """
@@ -101,9 +101,11 @@ def _credentials(authorization: str) -> tuple[bytes, bytes] | None:
 
 
 def _cost(hashed: bytes) -> bytes:
-    """The two digits of a hash that say how long it takes."""
+    """Return the two digits of a hash that say how long it takes."""
     return hashed.split(b"$")[2]
 
+
+# Reading the file.
 
 ClientCheck = Literal["none", "if given", "required"]
 Version = Literal["TLS12", "TLS13"]
@@ -115,9 +117,9 @@ _NAMED_CLIENT_CHECKS: dict[str, ClientCheck] = {
     "VerifyClientCertIfGiven": "if given",
     "RequireAndVerifyClientCert": "required",
 }
-"""Not RequestClientCert and RequireAnyClientCert: they take a certificate that anybody may have made."""
+"""Without RequestClientCert and RequireAnyClientCert, which take a certificate that anybody may have made."""
 _NAMED_VERSIONS = ("TLS12", "TLS13")
-"""Not TLS10 and TLS11, which RFC 8996 forbids."""
+"""Without TLS10 and TLS11, which RFC 8996 forbids."""
 _HEADERS: dict[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
     "Strict-Transport-Security": (),
@@ -125,9 +127,9 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-XSS-Protection": (),
 }
-"""The headers that may be added, each with what it may be; without any, that is every line of ASCII."""
+"""The headers that may be added, each with the values it may have; an empty tuple allows any line of ASCII."""
 MOST_BYTES = 1 << 20
-"""YAML is read slowly, and a web configuration is a page."""
+"""Largest file that is read: YAML is slow, and a web configuration is a page."""
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 
 
@@ -148,7 +150,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebConfig:
-    """What the file asks for. password_hashes: bcrypt's, by user; without any, nobody is asked for a password."""
+    """The file's settings. password_hashes: bcrypt's, by user; without any, nobody is asked for a password."""
 
     tls: TlsConfig | None = None
     password_hashes: Mapping[str, str] = field(default_factory=dict)
@@ -156,16 +158,16 @@ class WebConfig:
 
 
 def read_web_config(path: Path) -> WebConfig:
-    """The file, checked. Files that it names without a full path are beside it.
+    """Read the file and check it. Relative paths in it start from its folder.
 
     Raises:
-        Misuse: it cannot be read, or asks for what is not known here.
+        Misuse: it cannot be read, or holds a key or value that is not known here.
     """
     return _File(path).config()
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would take the last without a word."""
+    """Refuses a key that stands twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -179,13 +181,13 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _File:
-    """The file and what is in it, for messages that name both."""
+    """Reads one file; messages name the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def config(self) -> WebConfig:
-        """What it asks for, each value checked."""
+        """Return the settings, each value checked."""
         tables = self._table(self._content(), "", _TABLES)
         return WebConfig(
             tls=self._tls(tables["tls_server_config"]) if tables.get("tls_server_config") else None,
@@ -198,7 +200,7 @@ class _File:
             return yaml.load(read_small(self._path, MOST_BYTES), _StrictLoader)
         except OSError as error:
             raise self._misuse(f"{error.strerror}; name a file that this user may read") from None
-        except yaml.MarkedYAMLError as error:  # Its own text would quote the line, and the hash in it.
+        except yaml.MarkedYAMLError as error:  # The error's own text would quote the line, and a hash in it.
             line = 0 if error.problem_mark is None else error.problem_mark.line + 1
             raise self._misuse(f"line {line}: {error.problem}; it must be YAML") from None
         except RecursionError:
@@ -263,7 +265,7 @@ class _File:
         return {name: text for name, text in texts.items() if text}
 
     def _table(self, value: object, where: str, known: Collection[str] | None = None) -> dict[str, Any]:
-        """The table that the value must be; of these keys only, where they are given."""
+        """Check that the value is a table, without keys that are not known; None is an empty table."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -290,7 +292,7 @@ class _File:
         return Misuse(f"{self._path}: {text}")
 
 
-# The terms that a web configuration file sets, kept up to date while they are in force.
+# The server's terms made from the file, kept up to date while it serves.
 
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _VERIFY_MODES: dict[ClientCheck, ssl.VerifyMode] = {
@@ -300,15 +302,15 @@ _VERIFY_MODES: dict[ClientCheck, ssl.VerifyMode] = {
 }
 
 _Stamp = tuple[int, int, int]
-"""What tells a changed file from an unchanged one."""
+"""Time of change in nanoseconds, size and inode: they tell a changed file from an unchanged one."""
 _Stamps = dict[Path, _Stamp | None]
-"""The stamp of each file that was read, from before it was; None of one that is not there."""
+"""The stamp of each file that was read, taken before reading; None for a missing file."""
 
 
 class WebGuard:
     """Reads the file, and the files that it names, again whenever one of them has changed; for any number of threads.
 
-    Where the new ones cannot be used the last terms stay in force, which is said: certificate and key are rarely
+    Where the new ones cannot be used, the last terms stay in force and a notice says so: certificate and key are rarely
     replaced in the same moment, and a slip in the file must neither open the door nor shut out those who watch.
 
     Raises:
@@ -323,7 +325,7 @@ class WebGuard:
         self._said = ""
 
     def terms(self) -> Terms:
-        """The terms for a client that comes now."""
+        """Return the terms for a client that connects now."""
         with self._lock:
             if any(_stamp(file) != stamp for file, stamp in self._stamps.items()):
                 self._read_again()
@@ -370,7 +372,7 @@ def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = _TLS_VERSIONS[config.oldest], _TLS_VERSIONS[config.newest]
     context.verify_mode = _VERIFY_MODES[config.client_check]
     try:
-        # An empty password for a key that wants one: nobody is there to be asked.
+        # With an empty password an encrypted key is refused; without one OpenSSL would ask at the terminal.
         context.load_cert_chain(config.certificate, config.key, password="")
     except OSError as error:
         raise Misuse(
