@@ -1,4 +1,4 @@
-"""A convergence check on a terminal, as JSON and as CSV: losses step by step, then what the evidence says."""
+"""Prints a convergence check as a table, JSON or CSV: losses step by step, then what the evidence says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Conso
 
 
 def lines(verdict: Verdict, case: Case) -> Iterator[str]:
-    """The verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
+    """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
     if verdict.outcome == "agrees":
         yield f"agrees: {title} trains as one rank does, in all {steps} steps; {_widest(verdict)}"
@@ -103,7 +103,7 @@ def _table(verdict: Verdict, case: Case) -> Table:
 
 
 def _shown(verdict: Verdict) -> list[Losses]:
-    """Not more steps than can be read: equally spaced ones, the first, the last, and those where losses part."""
+    """Return the steps to show: equally spaced ones, the first, the last, and the two between which losses part."""
     count = len(verdict.losses)
     stride = -(-count // STEPS_SHOWN)
     shown = {*range(0, count, stride), count - 1}

@@ -1,4 +1,4 @@
-"""The doctor's page on a terminal, as JSON and as CSV."""
+"""Prints the doctor's page as tables, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFiel
 from bench.reports.format import TELLS_LITTLE, figure, open_console, print_csv, print_figures, print_json, tells_little
 from collectors.nvml.library import Answer, Standing
 
-# What each GPU answers to which question, as a table of questions by GPUs and as rows of CSV.
+# The section "fields": what each GPU answers to each question, as a table of questions by GPUs and as rows of CSV.
 
 HEADING = "fields: what the last answer of each GPU took, by the driver or by our clock"
 LEGEND = "no: not told of this GPU by this driver; denied: not told to this process; fails: no answer at times"
@@ -24,7 +24,7 @@ _WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "
 
 
 def print_fields(fields: GpuFields, console: Console) -> None:
-    """Print the table, what its words mean, and what is left out."""
+    """Print the table, its legend, and what is left out."""
     if fields.standings:
         console.print(Padding(Text(LEGEND), _INDENT))
         print_figures(console, _table(fields))
@@ -33,7 +33,7 @@ def print_fields(fields: GpuFields, console: Console) -> None:
 
 
 def field_rows(fields: GpuFields) -> Iterator[dict[str, object]]:
-    """A row for each question to each GPU: what the answer took in seconds, or why there was none."""
+    """Yield a row for each question to each GPU: the seconds that the answer took, or why there was none."""
     for standing in fields.standings:
         row: dict[str, object] = {"section": "fields", "name": standing.question, "setting": f"GPU {standing.gpu}"}
         if standing.cost_s is not None:
@@ -71,6 +71,8 @@ def _duration(elapsed_s: float) -> str:
         return "< 1 us"
     return f"{elapsed_us:.0f} us" if elapsed_us < 1000 else f"{elapsed_us / 1000:.1f} ms"
 
+
+# The page.
 
 COLUMNS = ("section", "name", "value", "unit", "low", "high", "setting", "run", "before", "reason")
 COMPARED = (

@@ -1,4 +1,4 @@
-"""The console that tables are printed on: as wide as the terminal, or as a pipe's reader can bear."""
+"""Formatting of results: the console, tables and figures for people, and JSON and CSV for programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_EDGE = 10_000
 
 
 class PlainConsole(Console):
-    """Prints texts as they are: no word in brackets or between colons means anything, and no letter moves the cursor.
+    """Prints texts as they are, without markup, emoji codes or control characters.
 
-    Names of runs, hosts, folders and events may come from anywhere; a "?" stands for each letter that a terminal obeys.
+    Names of runs, hosts, folders and events may come from anywhere; a "?" replaces each control character.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PlainConsole(Console):
         )
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # A cell of a table is measured before it is rendered, so that its letters are replaced before that.
+        # A table measures its cells before it renders them, so control characters are replaced here already.
         return super().render_str(CONTROL.sub("?", text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -55,16 +55,16 @@ class PlainConsole(Console):
 
 
 def open_console(file: TextIO | None = None) -> Console:
-    """A console for this file, standard output unless another is given."""
+    """Return a console for this file, standard output unless another is given."""
     is_terminal = (sys.stdout if file is None else file).isatty()
     return PlainConsole(file, width=None if is_terminal else PIPED_WIDTH)
 
 
 def print_figures(console: Console, table: Table, *, keys: int = 0) -> None:
-    """Print a table of figures: one line a row, however long, except on a terminal that is narrower.
+    """Print a table of figures: one line per row, however long, except on a terminal that is narrower.
 
-    keys: so many first columns say what a row is of. On a narrow terminal the others continue below, after these again;
-    without them, and where one column alone is too wide, cells are folded.
+    keys: how many first columns say what a row is of. On a narrow terminal the others continue below, after these
+    again; with no keys, and where one column alone is too wide, cells are folded.
     """
     if not console.is_terminal:
         table.width = widest(console, table)
@@ -78,7 +78,7 @@ def print_figures(console: Console, table: Table, *, keys: int = 0) -> None:
 
 
 def _parts(console: Console, table: Table, keys: int) -> Iterator[Table]:
-    """The table's columns in as many tables as fit, each with the keys."""
+    """Split the table's columns into tables that fit, each with the keys."""
     places = list(range(keys))
     for place in range(keys, len(table.columns)):
         if len(places) > keys and widest(console, part_of(table, [*places, place])) > console.width:
@@ -89,7 +89,7 @@ def _parts(console: Console, table: Table, keys: int) -> Iterator[Table]:
 
 
 def part_of(table: Table, columns: Sequence[int], rows: Sequence[int] | None = None) -> Table:
-    """Some columns of the table, and some rows, or all."""
+    """Return these columns of the table, and these rows, or all."""
     part = Table(box=None, pad_edge=False)
     for place in columns:
         column = table.columns[place]
@@ -101,20 +101,20 @@ def part_of(table: Table, columns: Sequence[int], rows: Sequence[int] | None = N
 
 
 def widest(console: Console, table: Table) -> int:
-    """The width at which no cell of the table is folded, in letters."""
+    """Return the width, in letters, at which no cell of the table is folded."""
     return Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
 
 
 def print_words(console: Console, line: str, *, style: str = "") -> None:
-    """Print a sentence: one line, however long, except that a terminal breaks it between words."""
+    """Print a sentence on one line, however long; on a terminal it is broken between words."""
     console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
 
 
-# Figures to two or three digits, so that nothing but 0 is shown as 0.
+# Numbers to two or three digits, so that only 0 is shown as 0.
 
 
 def digits(value: float) -> str:
-    """Two or three significant digits, and whole ones up to nine: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
+    """Return two or three significant digits, nine before the point: `1,234`, `20.5`, `0.123`, `0.0042`, `4.2e-06`."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -124,13 +124,13 @@ def digits(value: float) -> str:
 
 
 def with_interval(value: float, low: float | None, high: float | None) -> str:
-    """The value with its interval behind it, where it has one: `20.5 [19.8, 21.3]`."""
+    """Return the value with its interval behind it, where it has one: `20.5 [19.8, 21.3]`."""
     if low is None or high is None:
         return digits(value)
     return f"{digits(value)} [{digits(low)}, {digits(high)}]"
 
 
-# Cells of an analysis as people read them: times, bytes and ratios scaled, names of a bearable length.
+# Cells of an analysis for people: times, bytes and ratios scaled, long names shortened.
 
 NAME_WIDTH = 60
 _MARK = "..."
@@ -146,7 +146,7 @@ _SCALES: dict[Unit, Sequence[tuple[float, str]]] = {
 
 
 def readable(cell: Cell, unit: Unit) -> str:
-    """The cell in a unit of its size: `84.1 ms`, `1.50 GiB`, `96.5 %`; `-` for what is not known."""
+    """Return the cell in a unit of its size: `84.1 ms`, `1.50 GiB`, `96.5 %`; `-` where unknown."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -161,10 +161,11 @@ def readable(cell: Cell, unit: Unit) -> str:
 
 
 def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
-    """Of each name both ends, in so many letters; in more where names that differ would then look alike."""
+    """Return both ends of each name, in this many letters; in more where different names would then look alike."""
     short: dict[str, str] = {}
     left = set(names)
     while left:
+        # Keep the cuts that are unique or whole, and cut the other names again at twice the width.
         cut = {name: _cut(on_one_line(name), width) for name in left}
         counted = Counter(cut.values())
         apart = {name for name in left if counted[cut[name]] == 1 or len(on_one_line(name)) <= width}
@@ -175,16 +176,16 @@ def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
 
 
 def on_one_line(text: str) -> str:
-    """The text without line breaks and what else a terminal would obey: a "?" for each."""
+    """Return the text with a "?" for each line break and other character that is not printable."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def said_of_ranks(lines: Iterable[str]) -> list[str]:
-    """The lines; those that say the same of several ranks are one, where the first of them stands.
+    """Return the lines; those that say the same of several ranks become one, where the first of them stands.
 
     `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
     """
-    said: dict[tuple[str, bool], list[str]] = {}  # Of each text the ranks, and whether it is of ranks at all.
+    said: dict[tuple[str, bool], list[str]] = {}  # By text and whether it is of ranks: the ranks.
     for line in lines:
         found = _OF_A_RANK.fullmatch(line)
         ranks = said.setdefault((line, False) if found is None else (found[2], True), [])
@@ -203,7 +204,7 @@ def _cut(name: str, width: int) -> str:
     return f"{name[: kept - kept // 2]}{_MARK}{name[len(name) - kept // 2 :]}"
 
 
-# Figures as people read them: base units scaled, an interval behind the median.
+# Estimates for people: base units scaled, an interval behind the median.
 
 TELLS_LITTLE = (
     "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
@@ -211,9 +212,9 @@ TELLS_LITTLE = (
 
 
 def tells_little(found: Estimate | Ratio) -> bool:
-    """Whether two trials have an interval that is wider than its figure.
+    """Return whether the figure is of two trials and narrower than its interval.
 
-    With one degree of freedom it may be tens of times as wide, and says nothing to a reader.
+    With one degree of freedom the interval may be tens of times as wide, and says nothing to a reader.
     """
     if isinstance(found, Ratio):
         value, trials = found.value, min(found.numerator_trials, found.denominator_trials)
@@ -223,12 +224,12 @@ def tells_little(found: Estimate | Ratio) -> bool:
 
 
 def little(shown: Iterable[Estimate | Ratio]) -> list[str]:
-    """Why figures of two trials stand without an interval, once; nothing where all of them tell enough."""
+    """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
     return [TELLS_LITTLE] if any(tells_little(one) for one in shown) else []
 
 
 def figure(estimate: Estimate) -> str:
-    """The estimate in its unit for people: `84.1 ms [82.0, 86.3]`, the median and an interval that tells enough."""
+    """Return the median in a unit for people, and its interval where that tells enough: `84.1 ms [82.0, 86.3]`."""
     scale, unit, decimals = _scaled(estimate)
     text = f"{estimate.median * scale:,.{decimals}f}{unit}"
     if estimate.low is None or estimate.high is None or tells_little(estimate):
@@ -237,7 +238,7 @@ def figure(estimate: Estimate) -> str:
 
 
 def percent(ratio: Ratio) -> str:
-    """A ratio for people: `87.2 % [85.0, 89.5]`."""
+    """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
     text = f"{100 * ratio.value:.1f} %"
     if ratio.low is None or ratio.high is None or tells_little(ratio):
         return text
@@ -245,7 +246,7 @@ def percent(ratio: Ratio) -> str:
 
 
 def _scaled(estimate: Estimate) -> tuple[float, str, int]:
-    """What to multiply with, the unit's sign and the decimals that leave about three digits."""
+    """Return the factor, the unit's sign and the decimals that leave about three digits."""
     unit = _UNITS.get(estimate.metric)
     scale, sign = unit(estimate.median) if unit else (1.0, "")
     shown = abs(estimate.median * scale)
@@ -263,7 +264,7 @@ def _flops(value: float) -> tuple[float, str]:
 
 
 def _bytes(value: float) -> tuple[float, str]:
-    if value >= 2**20 / 100:  # Three digits are left of it.
+    if value >= 2**20 / 100:  # 0.01 MiB or more.
         return (2**-30, " GiB") if value >= 2**30 else (2**-20, " MiB")
     return (2**-10, " KiB") if value >= 2**10 else (1.0, " B")
 
@@ -288,7 +289,7 @@ _UNITS = {metric.name: _BY_UNIT[metric.unit] for metric in METRICS if metric.uni
 }
 
 
-# The forms a result is printed in: a table for people, JSON and CSV for programs.
+# JSON and CSV for programs, and standard output whose reader may leave early.
 
 
 def print_json(value: object) -> None:
@@ -305,9 +306,9 @@ def print_csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> N
 
 @contextmanager
 def to_reader() -> Iterator[None]:
-    """Print for whoever reads standard output, and go on when they have enough: `observatory run ddp | head -3`."""
+    """Print to standard output, and go on when its reader has enough: `observatory run ddp | head -3`."""
     try:
         yield
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich ends the program where the pipe is closed.
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit where the pipe is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

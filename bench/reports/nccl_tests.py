@@ -1,4 +1,4 @@
-"""A run of nccl-tests as a table, in its own units, with a run of ours beside it where sizes meet."""
+"""Prints a run of nccl-tests in its own units, with a run of ours beside it at the sizes that both measured."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ COLUMNS = (
 )
 
 REDUCTION = "sum"
-"""What our collectives that reduce do."""
+"""The reduction of our collectives that reduce."""
 
 
 def print_beside(
     imported: Imported, summary: Summary | None, format_name: str = "table", console: Console | None = None
 ) -> None:
-    """Print each size that nccl-tests measured, and what our run took for the same; base units in JSON and CSV.
+    """Print each size that nccl-tests measured, and our run's time for it; JSON and CSV are in base units.
 
     The ratio is our time over that of nccl-tests, in the placement that torch runs.
     """
@@ -84,7 +84,7 @@ def _placement(name: str, placement: Placement | None) -> dict[str, Any]:
 
 
 def _own(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
-    """What our run measured of this size; nothing where it has none."""
+    """Return what our run measured of this size; nothing where it did not."""
     elapsed = _find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row)
     if summary is None or elapsed is None:
         return {}
@@ -134,7 +134,7 @@ def _kind(row: Row) -> str:
 
 
 def _times(fields: Mapping[str, Any], name: str) -> list[str]:
-    """Time with its interval where it has one, algorithm bandwidth and bus bandwidth, in nccl-tests' units."""
+    """Return the time, with its interval where it has one, algorithm and bus bandwidth, in nccl-tests' units."""
     elapsed = _scaled(fields[f"{name}_s"], 1e6, fields.get(f"{name}_low_s"), fields.get(f"{name}_high_s"))
     bandwidths = (fields[f"{name}_{kind}_bytes_per_second"] for kind in ("algorithm", "bus"))
     return [elapsed, *(_scaled(bandwidth, 1e-9) for bandwidth in bandwidths)]
@@ -147,7 +147,7 @@ def _scaled(value: float | None, scale: float = 1, low: float | None = None, hig
 
 
 def _below(imported: Imported, summary: Summary | None) -> list[str]:
-    """Who measured what, in what they differ, and what is left out."""
+    """Return the lines that say who measured what, how the two differ, and what is left out."""
     version = "unknown" if imported.nccl_version is None else imported.nccl_version
     kinds = dict.fromkeys(_kind(row) for row in imported.rows)
     lines = [
@@ -188,7 +188,7 @@ def _wrong_count(row: Row) -> int:
 
 
 def _differences(imported: Imported, summary: Summary | None) -> list[str]:
-    """What keeps the two from being the same measurement."""
+    """Return what keeps the two from being the same measurement."""
     if summary is None:
         return []
     case = summary.case
@@ -201,6 +201,7 @@ def _differences(imported: Imported, summary: Summary | None) -> list[str]:
         lines.append(f"reduction: {', '.join(imported.reductions)} of nccl-tests, {REDUCTION} of ours")
     if case.backend != "nccl" and imported.nccl_version is not None:
         lines.append(f"backend: nccl of nccl-tests, {case.backend} of ours")
+    # Names of our devices without their numbers: NAME of "8 x NAME".
     ours = {part.partition(" x ")[2] or part for part in summary.hardware.split(", ")}
     is_same = bool(imported.devices) and set(imported.devices) <= ours
     if not is_same and summary.hardware not in imported.devices:

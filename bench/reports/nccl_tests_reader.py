@@ -21,7 +21,7 @@ from bench.runs.files import read_small
 from workloads.cost_models.terms import Collective
 from workloads.spec import Precision
 
-# What nccl-tests and we call the same things.
+# Names of nccl-tests, and ours for the same things.
 
 COLLECTIVES: Mapping[str, Collective] = {
     "all_gather": "all_gather",
@@ -37,15 +37,13 @@ COLLECTIVES: Mapping[str, Collective] = {
 """Our collective, by nccl-tests' program without its `_perf`."""
 
 DTYPES: Mapping[str, Precision] = {"float": "fp32", "half": "fp16", "bfloat16": "bf16"}
-"""Our precision, by nccl-tests' type. Its other types are none of ours and keep their name."""
+"""Our precision, by nccl-tests' type. Types that we do not have keep their name."""
 
 ALGORITHM = "--algorithm="
-"""Begins the argument by which a file of ours names its algorithm; nccl-tests has none like it."""
+"""Beginning of the argument that names the algorithm in a file of ours; nccl-tests has none like it."""
 
 
-# The JSON of nccl-tests as it is written, as far as it is read: its keys, and what their values may be.
-#
-# Source: nccl-tests, src/util.cu and src/common.cu, with JSON_FILE_VERSION 1 to 3.
+# The JSON as nccl-tests writes it: the keys that are read, and the values that they may have.
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Some = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -53,7 +51,7 @@ _Figure = Annotated[float, Meta(ge=0)]
 
 
 class WrittenVersion(msgspec.Struct, frozen=True):
-    """What every version of the form says of itself."""
+    """The version of the form, which every version has."""
 
     version: Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -67,7 +65,7 @@ class WrittenDevice(msgspec.Struct, frozen=True):
 
 
 class WrittenConfig(msgspec.Struct, frozen=True):
-    """How the run was set."""
+    """The configuration of the run."""
 
     nthreads: _Some
     ngpus: _Some
@@ -75,7 +73,7 @@ class WrittenConfig(msgspec.Struct, frozen=True):
 
 
 class WrittenPlacement(msgspec.Struct, frozen=True):
-    """What was measured with the result in one place."""
+    """What was measured in place or out of place; bandwidths in GB/s, times in microseconds."""
 
     alg_bw: _Figure
     bus_bw: _Figure
@@ -85,7 +83,7 @@ class WrittenPlacement(msgspec.Struct, frozen=True):
 
 
 class WrittenRow(msgspec.Struct, frozen=True):
-    """One size. Its placements are read late: a row of no bytes, which is left out, may hold "nan" there."""
+    """One size. Its placements are decoded late: a row of 0 bytes, which is left out, may hold "nan" there."""
 
     size: _Count
     type: str
@@ -113,15 +111,15 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 KNOWN_FORMS = (1, 2, 3)
-"""Versions of the form that are read. Each only adds keys to the one before."""
+"""Versions of the form that are read; each only adds keys to the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What was measured with the result in one place: over the input, or beside it.
+    """What was measured in place, with the result over the input, or out of place.
 
-    elapsed_s: of one call, over ranks as nccl-tests was told; their mean unless it was told otherwise.
-    wrong_count: elements that were not what they should be; None where nccl-tests did not look.
+    elapsed_s: of one call; over ranks as nccl-tests was told, their mean unless it was told otherwise.
+    wrong_count: wrong elements; None where nccl-tests did not check.
     """
 
     elapsed_s: float
@@ -132,7 +130,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size. dtype: ours where we have it, else nccl-tests' own. reduction: None where nothing is reduced."""
+    """One size. dtype: our name where we have one, else nccl-tests'. reduction: None where nothing is reduced."""
 
     size_bytes: int
     dtype: str
@@ -145,10 +143,10 @@ class Row:
 class Imported:
     """One run of nccl-tests.
 
-    form: version of the JSON's form; the file does not tell that of nccl-tests itself.
-    collective: ours where we have it, else nccl-tests' own.
+    form: version of the JSON's form; the file does not state that of nccl-tests itself.
+    collective: our name where we have one, else nccl-tests'.
     ranks: of one communicator.
-    hosts, devices: each once; nccl-tests tells of the first GPU of each of its processes only.
+    hosts, devices: each once; nccl-tests names only the first GPU of each of its processes.
     notes: what is left out, and why; and what the file says against itself.
     """
 
@@ -174,7 +172,7 @@ class Imported:
 
 
 def read(path: Path) -> Imported:
-    """The run that the file holds.
+    """Read the run that the file holds.
 
     Raises:
         Misuse: the file cannot be read, or is none of nccl-tests.
@@ -187,11 +185,10 @@ def read(path: Path) -> Imported:
 
 
 def decode(data: bytes, source: str) -> Imported:
-    """The run that the JSON holds. source: its place, for messages.
+    """Decode the run that the JSON holds. source: its place, for messages.
 
     Raises:
-        Misuse: it is truncated, no JSON, of a form that is not known, of another program, or holds no figure of a
-            right result.
+        Misuse: it is truncated, no JSON, of an unknown form, of another program, or holds no figure of a right result.
     """
     try:
         form = msgspec.json.decode(data, type=WrittenVersion).version
@@ -211,7 +208,7 @@ def decode(data: bytes, source: str) -> Imported:
 def _why_no_json(data: bytes, source: str, error: Exception) -> str:
     if not data.strip():
         return f"{source}: is empty; nccl-tests writes the file's end when it ends, so let it run through"
-    place = re.search(r"invalid number \(byte (\d+)\)", str(error))  # Cut behind its point or its sign.
+    place = re.search(r"invalid number \(byte (\d+)\)", str(error))  # A number cut behind its point or sign.
     if "truncated" in str(error) or (place is not None and int(place[1]) >= len(data)):
         return (
             f"{source}: is truncated: it ends at byte {len(data)}, within the document; was nccl-tests ended, or the"
@@ -247,14 +244,14 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
 
 
 def _is_good(placement: Placement | None, wrong_checks: int) -> bool:
-    """Whether nothing speaks against the result; unlooked at, it is as good as those that were looked at."""
+    """Return whether nothing speaks against the result; an unchecked one is good where no check found an error."""
     if placement is None:
         return False
     return wrong_checks == 0 if placement.wrong_count is None else placement.wrong_count == 0
 
 
 def _said_against(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
-    """What the file itself says against its figures, or against taking them for the library's."""
+    """Yield what the file itself says against its figures, or against taking them for the library's."""
     if wrong_checks:
         yield f"OUT OF BOUNDS: {wrong_checks} of its checks found wrong elements"
     yield from (f"NCCL's last error was {_short(error)}" for error in file.errors if error.strip())
@@ -266,7 +263,7 @@ def _said_against(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
 
 
 def _row(row: WrittenRow, source: str, notes: Counter[str]) -> Row | None:
-    """The row, unless it holds no figure: then the reason is noted."""
+    """Return the row; where it holds no figure, note the reason and return None."""
     if row.size == 0:
         notes["of 0 bytes: fewer elements than ranks"] += 1
         return None
@@ -309,7 +306,7 @@ def _placement(raw: msgspec.Raw, place: str) -> Placement | None:
 
 
 def _collective(program: str, source: str) -> str:
-    """The collective by the program that measured it: `build/all_reduce_perf`, or `all_reduce_perf_mpi`."""
+    """Return the collective by its program's name, such as `build/all_reduce_perf` or `all_reduce_perf_mpi`."""
     found = re.match(r"(\w+?)_perf", PurePath(program).name)
     if found is None:
         raise Misuse(
@@ -320,7 +317,7 @@ def _collective(program: str, source: str) -> str:
 
 
 def _version_text(code: int | None) -> str | None:
-    """NCCL's version from its code: two digits for the minor version since 2.9.
+    """Return NCCL's version from its code, with two digits for the minor version since 2.9: 21803 is 2.18.3.
 
     Source: NCCL, nccl.h, NCCL_VERSION.
     """

@@ -1,6 +1,6 @@
-"""Writes a run's collectives as nccl-tests does, so that whoever reads its JSON reads ours.
+"""Writes a run's collectives as JSON of nccl-tests, so that whoever reads its files reads ours.
 
-nccl-tests measures one collective in one run and writes one file. So there is one document for each collective and
+nccl-tests measures one collective per run and writes one file. So there is one document for each collective and
 algorithm of our run, in the form's first version, which all later ones only add to.
 """
 
@@ -27,11 +27,11 @@ from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.terms import Collective
 from workloads.spec import ELEMENT_BYTES
 
-# Which of our own runs can stand beside what nccl-tests measured.
+# Finding our run to stand beside one of nccl-tests.
 
 
 def require_collectives(summary: Summary) -> None:
-    """Nothing, where the run measured a collective.
+    """Check that the run measured a collective.
 
     Raises:
         Misuse: it measured none.
@@ -44,10 +44,10 @@ def require_collectives(summary: Summary) -> None:
 
 
 def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | None:
-    """The run that ended well with the same collective on as many ranks, None where there is none.
+    """Return our most similar run that ended well, with the same collective on as many ranks; None where there is none.
 
-    One that measured a size of the same type is before one that shares sizes alone, and that before all others; of
-    those that are as like, the newest.
+    A run that shares a size and its type comes first, then one that shares a size, then any other; among equals the
+    newest.
     """
     wanted = {row.size_bytes for row in imported.rows}
     typed = {(row.size_bytes, row.dtype) for row in imported.rows}
@@ -65,7 +65,7 @@ def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | 
 
 
 def _sizes(summary: Summary, collective: str) -> set[int]:
-    """The sizes of this collective that the run measured of the library."""
+    """Return the sizes of this collective that the run measured with the library's algorithm."""
     return {
         int(found.labels["size"])
         for found in summary.estimates
@@ -73,6 +73,8 @@ def _sizes(summary: Summary, collective: str) -> set[int]:
         and (found.labels["collective"], found.labels["algorithm"]) == (collective, LIBRARY)
     }
 
+
+# Writing the documents.
 
 FORM = 1
 _PROGRAMS: Mapping[str, str] = {ours: theirs for theirs, ours in COLLECTIVES.items()}
@@ -82,14 +84,14 @@ _ROOTED = ("broadcast", "gather", "reduce", "scatter")
 
 
 def encode(summary: Summary, machine: Machine | None = None) -> dict[str, bytes]:
-    """Each collective of the run as one JSON document, by the name of the file it should have.
+    """Return each collective of the run as one JSON document, by the name of its file.
 
     Times and bandwidths are medians over trials. Results of `IN_PLACE` collectives are in place and the others' out of
-    place; the placement that torch does not run is null, as nccl-tests has it where it skips one. `nwrong` is 0 and
-    `validation` 1: a probe checks one more call of each size, and fails where an element is wrong. One rank has the bus
-    bandwidth of the formula, as there: 0 where its factor is. The step between sizes is left out where it is neither a
-    factor nor a difference. Process numbers and PCI addresses are not known: null, as is a CPU's index. An algorithm of
-    the textbook is named among the arguments, which are else the program alone.
+    place; the placement that torch does not run is null, as in nccl-tests where it skips one. `nwrong` is 0 and
+    `validation` 1: a probe checks one more call of each size, and fails where an element is wrong. On one rank the bus
+    bandwidth is the formula's, as in nccl-tests: 0 where its factor is 0. The step between sizes is left out where it
+    is neither one factor nor one difference. Process numbers and PCI addresses are unknown and null, as is a CPU's
+    index. A textbook algorithm is named in the arguments, which otherwise hold the program alone.
     machine: what the run ran on, for names of hosts and GPUs; without it they are null.
 
     Raises:
@@ -109,7 +111,7 @@ def _file_name(collective: str, algorithm: str) -> str:
 
 
 def _figures(summary: Summary, metric: Metric) -> dict[tuple[str, str, int], Estimate]:
-    """The metric's Estimates by collective, algorithm and size."""
+    """Return the metric's estimates by collective, algorithm and size."""
     return {
         (found.labels["collective"], found.labels["algorithm"], int(found.labels["size"])): found
         for found in summary.estimates
@@ -118,7 +120,7 @@ def _figures(summary: Summary, metric: Metric) -> dict[tuple[str, str, int], Est
 
 
 def _document(summary: Summary, machine: Machine | None, collective: str, algorithm: str) -> dict[str, Any]:
-    """The keys of nccl-tests in its order, and its habits: words for truth values, a padded root."""
+    """Return the keys of nccl-tests in its order, with its habits: words for truth values, a padded root."""
     rows = _rows(summary, collective, algorithm)
     sizes = [row["size"] for row in rows]
     placed = "in_place" if collective in IN_PLACE else "out_of_place"
@@ -194,7 +196,7 @@ def _rows(summary: Summary, collective: str, algorithm: str) -> list[dict[str, A
 
 
 def _step(sizes: Sequence[int]) -> Mapping[str, int]:
-    """How each size follows from the one before, where one number says it."""
+    """Return the one factor or difference between all neighbours: 2 for 4, 8, 16, and 4 for 4, 8, 12; else nothing."""
     pairs = list(pairwise(sizes))
     factors = {_factor(smaller, larger) for smaller, larger in pairs}
     differences = {larger - smaller for smaller, larger in pairs}
@@ -228,7 +230,7 @@ def _device(summary: Summary, machine: Machine | None, rank: int) -> dict[str, A
 
 
 def _version_code(version: str | None) -> int | None:
-    """NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; null where no NCCL ran."""
+    """Return NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; None where no NCCL ran."""
     if version is None:
         return None
     major, minor, patch = (int(part) for part in version.split(".")[:3])

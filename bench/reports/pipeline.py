@@ -1,4 +1,4 @@
-"""A pipeline's bubble and its parts, and what its stages take and hold, as two tables on a terminal."""
+"""Prints a pipeline: its bubble and the bubble's parts, what its stages take and hold, and one timed step drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workloads.cost_models.schedules import ActionKind
 
 
 def print_pipeline(summary: Summary, console: Console) -> None:
-    """Print what is known of the run's pipeline; nothing of a run that has none."""
+    """Print what is known of the run's pipeline; nothing for a run without one."""
     for table in (_bubble(summary), _stages(summary)):
         if table.row_count:
             console.print()
@@ -67,7 +67,7 @@ def _stages(summary: Summary) -> Table:
 
 
 def _beside_law(found: Mapping[tuple[str, ...], Estimate], stage: str) -> str:
-    """What was measured, and what the law says behind it."""
+    """Return what was measured, and behind it what the cost model expects."""
     measured, expected = found.get((stage, "measured")), found.get((stage, "expected"))
     words = [] if measured is None else [_figure(measured)]
     if expected is not None:
@@ -76,7 +76,7 @@ def _beside_law(found: Mapping[tuple[str, ...], Estimate], stage: str) -> str:
 
 
 def _figure(estimate: Estimate) -> str:
-    """A count has no decimals."""
+    """Return the estimate as text; a count has no decimals."""
     return f"{estimate.median:g}" if estimate.metric == RUN_LIVE_MICROBATCHES.name else figure(estimate)
 
 
@@ -100,7 +100,7 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-# One timed step of a pipeline, drawn on a terminal: a row for each rank, a box for each action.
+# The timeline: one timed step on a terminal, a row for each rank, a box for each action.
 
 
 class _Look(NamedTuple):
@@ -125,9 +125,9 @@ _COLUMNS = ("trial", "step", "rank", "stage", "action", "microbatch", "start_ns"
 
 
 def show_timeline(summary: Summary, format_name: str | None, console: Console | None = None) -> Path:
-    """Show what the run's stages computed in the timed steps, and write these as a trace; its file.
+    """Show what the run's stages computed in the timed steps, write these as a trace, and return its file.
 
-    format_name: a table draws a typical step, JSON and CSV have all; None shows nothing.
+    format_name: a table draws a typical step, JSON and CSV hold all steps; None shows nothing.
 
     Raises:
         Misuse: the run has no stages, or no step of theirs was timed.
@@ -155,7 +155,7 @@ def show_timeline(summary: Summary, format_name: str | None, console: Console | 
 
 
 def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Console) -> None:
-    """Draw the step over the console's width, and say what the drawing means.
+    """Draw the step over the console's width, and print what the drawing means.
 
     groups: the ranks of each pipeline, in its order.
     """
@@ -173,7 +173,7 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
             start, end = (
                 round((moment_ns - begins_ns) * columns / span_ns) for moment_ns in (work.start_ns, work.end_ns)
             )
-            narrow += start == end
+            narrow += start == end  # Rounded to no column, the action is counted and not drawn.
             row.append(" " * (start - drawn))
             row.append(_box(work, letters.get((rank, work.action.stage), ""), end - start))
             drawn = end
@@ -183,7 +183,7 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
 
 
 def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
-    """Each action of each step; start_ns, end_ns: since the step began on the first rank, see `TimedStep`."""
+    """Return each action of each step. start_ns, end_ns: since the step began on the first rank, see `TimedStep`."""
     return [
         {
             "trial": step.trial,
@@ -201,7 +201,7 @@ def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
 
 
 def _box(work: Work, stage_letter: str, columns: int) -> Text:
-    """The action's letter and microbatch, as far as there is room; half a number would be another one."""
+    """Return the action's letter and microbatch; without room the letter alone, as half a number would be another."""
     look = _LOOKS[work.action.kind]
     name = f"{look.letter}{work.action.microbatch}{stage_letter}"
     shown = name if len(name) <= columns else look.letter
@@ -209,7 +209,7 @@ def _box(work: Work, stage_letter: str, columns: int) -> Text:
 
 
 def _stage_letters(step: TimedStep) -> dict[tuple[int, int], str]:
-    """A letter for each stage of each rank, in the order of the model; none where no rank has several."""
+    """Return a letter for each stage of each rank, in the order of the model; none where no rank has several."""
     places = sorted({(work.rank, work.action.stage) for work in step.works})
     if max(Counter(rank for rank, _ in places).values()) == 1:
         return {}

@@ -1,4 +1,4 @@
-"""What a probe found, as tables on a terminal; collectives in nccl-tests' own units, microseconds and GB/s."""
+"""Prints what a probe found as tables; collectives in nccl-tests' own units, microseconds and GB/s."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _ABSENT_ON_A_CPU = (
 
 
 def print_probe(summary: Summary, console: Console, *, most_rows: int | None = None) -> None:
-    """Print what the run's probe measured, beside what the laws expect, and what its columns mean.
+    """Print what the run's probe measured, beside what the cost models expect, and what its columns mean.
 
-    most_rows: of a table; of a longer one some sizes of each thing stand, the smallest and the largest among them.
+    most_rows: of a table; a longer one is thinned to some sizes of each thing, see `thinned`.
     """
     tables: tuple[tuple[Table, int, Sequence[str]], ...] = (
         (_collectives(summary), 2, _without_bus(summary)),
@@ -64,9 +64,9 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
 
 
 def thinned(table: Table, most_rows: int) -> Table:
-    """The table itself where it is short; else of each thing that its first column names as many rows as fit.
+    """Return the table itself where it is short; else as many rows as fit of each name in its first column.
 
-    They lie evenly between its first and its last row; where there is room for one only, it is the last.
+    They lie evenly between the name's first and last row; where there is room for only one, it is the last.
     """
     names = [str(cell) for cell in table.columns[0].cells]
     if len(names) <= most_rows:
@@ -86,12 +86,12 @@ def _evenly(places: Sequence[int], count: int) -> list[int]:
 
 
 def microseconds(estimate: Estimate | None) -> str:
-    """A time in nccl-tests' unit, with its interval."""
+    """Return a time in nccl-tests' unit, with its interval."""
     return _scaled(estimate, 1e6)
 
 
 def gigabytes_per_second(estimate: Estimate | None) -> str:
-    """A rate in nccl-tests' unit, 10^9 bytes per second, with its interval."""
+    """Return a rate in nccl-tests' unit, 10^9 bytes per second, with its interval."""
     return _scaled(estimate, 1e-9)
 
 
@@ -104,7 +104,7 @@ def _scaled(estimate: Estimate | None, scale: float) -> str:
 
 
 def _collectives(summary: Summary) -> Table:
-    """Each of the library's collectives by size; none where it stands among the textbook's algorithms."""
+    """Return the library's collectives by size; no rows where textbook algorithms were measured beside them."""
     table = _table("collective", "size (B)", "time (us)", "law (us)", "algbw (GB/s)", "busbw (GB/s)")
     algbw = _by_place(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
     busbw = _by_place(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
@@ -132,7 +132,7 @@ def _collectives(summary: Summary) -> Table:
 
 
 def _algorithms(summary: Summary) -> Table:
-    """The textbook's algorithms beside the library's own: times beside their law, and counts beside theirs."""
+    """Return the textbook algorithms beside the library's own: times and counts, each beside the cost model's."""
     table = _table(
         "algorithm",
         "size (B)",
@@ -173,7 +173,7 @@ def _algorithms(summary: Summary) -> Table:
 
 
 def _total_rate(total: Estimate | None, time: Estimate) -> str:
-    """What all ranks together sent, over the time; its interval is the time's."""
+    """Return the bytes that all ranks sent, over the time; its interval is the time's."""
     if total is None:
         return "-"
     ends = (None, None) if tells_little(time) else (time.high, time.low)
@@ -182,7 +182,7 @@ def _total_rate(total: Estimate | None, time: Estimate) -> str:
 
 
 def _without_bus(summary: Summary) -> Sequence[str]:
-    """Why figures have no bus bandwidth, where some have none."""
+    """Return why figures have no bus bandwidth, where some have none."""
     times, busbw = (
         _by_place(summary, metric)
         for metric in (probes_metrics.RUN_COLLECTIVE_SECONDS, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
@@ -193,13 +193,13 @@ def _without_bus(summary: Summary) -> Sequence[str]:
 
 
 def _measured(times: Mapping[Place, Estimate]) -> list[Algorithm]:
-    """The textbook's algorithms that the run measured, in their order."""
+    """Return the textbook algorithms that the run measured, in the order of `ALGORITHMS`."""
     names = {name for _, name, _ in times}
     return [algorithm for algorithm in ALGORITHMS if algorithm in names]
 
 
 def _counted(found: Mapping[Place, Estimate], place: Place) -> str:
-    """What was counted; where the law expects another figure, that one behind it."""
+    """Return what was counted; where the cost model expects another figure, that one behind it."""
     counted, expected = found.get((*place, "counted")), found.get((*place, "expected"))
     if counted is None:
         return "-"
@@ -210,7 +210,7 @@ def _counted(found: Mapping[Place, Estimate], place: Place) -> str:
 
 
 def _orders(summary: Summary) -> Table:
-    """How the algorithms that were measured grow with the ranks n, for a vector of one size."""
+    """Return how the cost of the measured algorithms grows with the number of ranks n, for a vector of one size."""
     table = _table("algorithm", "rounds", "peak at a node", "all nodes")
     for algorithm in _measured(_by_place(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)):
         growth = order(algorithm)
@@ -219,7 +219,7 @@ def _orders(summary: Summary) -> Table:
 
 
 def _links(summary: Summary) -> Table:
-    """What the sweep of each collective says of the link between two ranks."""
+    """Return latency and bandwidth of the link between two ranks, by the sweep of each collective."""
     with_host = _by_place(summary, probes_metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     table = _table(
         "link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])
@@ -232,7 +232,7 @@ def _links(summary: Summary) -> Table:
 
 
 def _rates(summary: Summary) -> Table:
-    """Matrix products and copies."""
+    """Return the rates of matrix products and copies."""
     products = _by_place(summary, probes_metrics.RUN_MATMUL_FLOPS)
     copies = _by_place(summary, probes_metrics.RUN_COPY_BANDWIDTH)
     with_host = {
@@ -261,7 +261,7 @@ def _rates(summary: Summary) -> Table:
 
 
 def _choices(summary: Summary) -> dict[Place, str]:
-    """Algorithm and protocol that NCCL chose, by collective and size."""
+    """Return the algorithms and protocols that NCCL chose, by collective and size."""
     found: dict[Place, list[str]] = {}
     for collective, size, chosen, protocol in _by_place(summary, probes_metrics.RUN_COLLECTIVE_CHOICE):
         found.setdefault((collective, size), []).append(f"{chosen} {protocol}")
@@ -269,7 +269,7 @@ def _choices(summary: Summary) -> dict[Place, str]:
 
 
 def _by_place(summary: Summary, metric: Metric) -> dict[Place, Estimate]:
-    """The metric's estimates, by the values of its labels."""
+    """Return the metric's estimates by the values of its labels."""
     return {
         tuple(found.labels[name] for name in metric.labels): found
         for found in summary.estimates

@@ -1,4 +1,4 @@
-"""How far a run is: drawn on the terminal while it goes, and a line for each trial where there is no terminal."""
+"""Shows how far a run is: bars on a terminal, and a line for each trial elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.errors import say
 
 
 class Progress:
-    """One bar for each case, over all its trials and steps. Used in a `with`.
+    """One bar for each case, over all its trials and steps; to be used in a `with`.
 
-    is_drawn: on a terminal; else a line at the beginning of each trial. is_long: another one when it has measured all
-    its steps. clock_s: never set back.
+    is_drawn: draw bars, else tell when each trial begins; None draws on a terminal. is_long: also tell when a trial has
+    measured all its steps. clock_s: monotonic.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Progress:
         self._is_long = is_long
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
-        self._told: set[tuple[str, int, str]] = set()  # Of trials, by the key of their case, what was said of them.
+        self._told: set[tuple[str, int, str]] = set()  # What was said, by case key and trial.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -63,9 +63,9 @@ class Progress:
         self.bars.stop()
 
     def update(self, case: Case, trial: int, steps: int) -> None:
-        """Show that the slowest rank of the trial has finished so many steps, warm-up included, or measurements.
+        """Show how many steps, warm-up included, or measurements the slowest rank of the trial has finished.
 
-        Steps beyond those of the case are looks beside the measured ones.
+        Steps beyond those of the case are instrumented: traced and memory steps.
         """
         self._say_once(case, trial, "begins")
         if self._is_long and steps >= case.positions():

@@ -1,4 +1,4 @@
-"""Rows of the table of runs: all figures of each run, or the fifteen that a person wants first."""
+"""Rows of the tables of runs: the list of the history, and the figures of runs, all or the fifteen wanted first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
 
-# The one figure that a list of runs shows of each.
+# The headline: the one figure that a list of runs shows of each.
 
 _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (results.RUN_TOKENS_PER_SECOND, "tokens/s"),
@@ -28,17 +28,17 @@ _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (probes_metrics.RUN_COPY_BANDWIDTH, "at best"),
     (probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, "busbw at best"),
 )
-"""Of the first that a run has, the highest is its headline."""
+"""In order of preference: the headline is the highest estimate of the first metric that a run has."""
 
 
 def best(summary: Summary, metric: Metric) -> Estimate | None:
-    """The highest estimate of the metric over its labels, None where there is none."""
+    """Return the highest estimate of the metric over its labels, None where there is none."""
     found = [estimate for estimate in summary.estimates if estimate.metric == metric.name]
     return max(found, key=lambda estimate: estimate.median, default=None)
 
 
 def headline(summary: Summary) -> str:
-    """The run's figure, and what it is of; a dash where nothing was measured."""
+    """Return the run's headline, and what it is of; a dash where nothing was measured."""
     estimate = headline_estimate(summary)
     if estimate is None:
         return "-"
@@ -48,9 +48,9 @@ def headline(summary: Summary) -> str:
 
 
 def headline_estimate(summary: Summary) -> Estimate | None:
-    """The estimate behind the headline, None where nothing was measured.
+    """Return the estimate behind the headline, None where nothing was measured.
 
-    The highest of many has no interval of its own, so a probe's is left out.
+    A probe's is the highest of many, which has no interval of its own: its interval is left out.
     """
     for metric, _ in _HEADLINES:
         estimate = best(summary, metric)
@@ -59,16 +59,16 @@ def headline_estimate(summary: Summary) -> Estimate | None:
     return None
 
 
-# A run's memory, one cell a part: what was measured, how far the law is off, and the paper's account.
+# A run's memory, one cell per part: what was measured, how far the cost model is off, and the paper's account.
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "unexplained", "total")
 NOTHING = "-"
 RARE_PARTS = ("other", "unexplained")
-"""Their rows are left out where no run has any: tensors that outlive a step, and those of them that no law knows."""
+"""Parts left out where no run has any: tensors that outlive a step, and those of them that no cost model knows."""
 
 
 def memory_cell(summary: Summary, part: str) -> str:
-    """Such as `3.50 MiB, law +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
+    """Return a cell such as `3.50 MiB, law +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
     accounts = {
         found.labels["account"]: figure(found)
         for found in summary.estimates
@@ -89,12 +89,12 @@ def memory_cell(summary: Summary, part: str) -> str:
     return ", ".join(words) or NOTHING
 
 
-# The history as a list of runs: all columns where they fit, the most useful ones on a narrow terminal.
+# The history as a list of runs: all columns where they fit, the most useful on a narrow terminal.
 
 _BETWEEN = 2
 """Blanks between two columns."""
 _LEFT_OUT_FIRST = ("started", "batch", "precision", "device", "ranks", "outcome")
-"""Columns that a narrow terminal goes without, the least useful first: a run's name bears when it was started."""
+"""Columns that a narrow terminal goes without, the least useful first: a run's name already says when it started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class _Column:
 
 
 def print_list(summaries: Sequence[Summary], console: Console | None = None) -> None:
-    """Print runs, newest first, a line each; a terminal narrower than that gets fewer columns, and is told which."""
+    """Print runs, newest first, one line each; a narrow terminal shows fewer columns, and which are missing."""
     console = console or open_console()
     columns = _columns(summaries)
     left_out: list[str] = []
@@ -116,7 +116,7 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
         for name in _LEFT_OUT_FIRST:
             if _width(columns) <= console.width:
                 break
-            if name == "ranks":  # Before the last columns, the headlines go without their intervals.
+            if name == "ranks":  # Drop the headlines' intervals before the last two columns.
                 columns = [_shortened(column) if column.name == "result" else column for column in columns]
                 left_out.append("intervals")
             if _width(columns) > console.width:
@@ -127,7 +127,7 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
         table.add_column(column.name, no_wrap=True, min_width=column.width)
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, cells))
-    table.width = _width(columns)  # What is still too long is broken by the terminal, and not into letters.
+    table.width = _width(columns)  # The terminal breaks lines that are still too long; rich would fold cells.
     print_figures(console, table)
     if left_out:
         print_words(console, f"not shown at this width: {', '.join(left_out)} (--format json has all)")
@@ -151,13 +151,15 @@ def _columns(summaries: Sequence[Summary]) -> list[_Column]:
 
 
 def _shortened(column: _Column) -> _Column:
-    """Without what stands in brackets."""
+    """Return the column without its intervals in brackets."""
     return _Column(name=column.name, cells=tuple(re.sub(r" \[[^]]*\]", "", cell) for cell in column.cells))
 
 
 def _width(columns: Sequence[_Column]) -> int:
     return sum(column.width for column in columns) + _BETWEEN * (len(columns) - 1)
 
+
+# The table of training runs: a row for each figure, a cell for each run.
 
 MOST_ROWS = 15
 NOT_BESIDE = "baseline not beside it"
@@ -195,7 +197,7 @@ _METRICS: tuple[tuple[str, Metric], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row. kind: the metric's name, or what it is without one. labels: of the figure. cells: one a run."""
+    """One row. kind: the metric's name, or a word where there is none. labels: of the figure. cells: one per run."""
 
     title: str
     kind: str
@@ -204,7 +206,7 @@ class Row:
 
 
 def all_rows(summaries: Sequence[Summary]) -> list[Row]:
-    """Every figure of these runs, which are training."""
+    """Return every figure of these training runs."""
     rows = list(_settings(summaries))
     for title, metric in _METRICS:
         if metric is results.RUN_LOSS:
@@ -217,8 +219,8 @@ def all_rows(summaries: Sequence[Summary]) -> list[Row]:
     return rows
 
 
-# In the order of the screen: throughput, the step, where its time went, memory, efficiency, what they rest on. The
-# number says which rows stay where there are more than fit: the lowest first.
+# In the order of the screen: throughput, the step, where its time went, memory, efficiency, what they rest on. Where
+# there are more rows than fit, those with the lowest numbers stay.
 _FIRST: tuple[tuple[str, str, Metric | None, tuple[str, ...] | None, int], ...] = (
     ("ranks", _RANKS, None, None, 0),
     ("effective batch", _BATCH, None, None, 8),
@@ -240,7 +242,7 @@ _FIRST: tuple[tuple[str, str, Metric | None, tuple[str, ...] | None, int], ...] 
 
 
 def first_rows(summaries: Sequence[Summary]) -> list[Row]:
-    """Of these runs, which are training, the rows that a person wants first: at most `MOST_ROWS`."""
+    """Return the rows of these training runs that a person wants first: at most `MOST_ROWS`."""
     found: list[tuple[int, Row]] = []
     for title, kind, metric, wanted, importance in _FIRST:
         if metric is not None:
@@ -256,12 +258,14 @@ def first_rows(summaries: Sequence[Summary]) -> list[Row]:
         else:
             rows = [row for row in _settings(summaries) if row.kind == kind]
         found += [(importance, row) for row in rows]
-    kept = sorted(range(len(found)), key=lambda place: found[place][0])[:MOST_ROWS]  # Stable: the upper row stays.
+    kept = sorted(range(len(found)), key=lambda place: found[place][0])[
+        :MOST_ROWS
+    ]  # Stable: of equals the upper row stays.
     return [found[place][1] for place in sorted(kept)]
 
 
 def efficiency_words(found: ScalingEfficiency) -> str:
-    """The efficiency with its interval, and a label where its baseline was measured at another time."""
+    """Return the efficiency with its interval, and a label where its baseline was measured at another time."""
     words = percent(found.ratio)
     return words if found.is_beside else f"{words}, {NOT_BESIDE}"
 
@@ -272,7 +276,7 @@ def _settings(summaries: Sequence[Summary]) -> Iterator[Row]:
 
 
 def _efficiencies(summaries: Sequence[Summary]) -> Iterator[Row]:
-    """A row for each way of scaling that some run has."""
+    """Yield a row for each kind of scaling that some run has."""
     for scaling in dict.fromkeys(found.scaling for summary in summaries for found in summary.scaling):
         by_run = ([found for found in summary.scaling if found.scaling == scaling] for summary in summaries)
         cells = tuple(efficiency_words(found[0]) if found else "-" for found in by_run)
@@ -280,7 +284,7 @@ def _efficiencies(summaries: Sequence[Summary]) -> Iterator[Row]:
 
 
 def _memory(summaries: Sequence[Summary]) -> Iterator[Row]:
-    """Each part of the memory, beside its law."""
+    """Yield a row for each part of the memory, beside its cost model."""
     for part in MEMORY_PARTS:
         cells = tuple(memory_cell(summary, part) for summary in summaries)
         if part not in RARE_PARTS or any(cell != NOTHING for cell in cells):
@@ -290,7 +294,7 @@ def _memory(summaries: Sequence[Summary]) -> Iterator[Row]:
 def _batch(summary: Summary) -> str:
     batch = summary.effective_batch
     parts = f"{batch['local']} local x {batch['data_ranks']} ranks"
-    split = batch.get("parts", batch.get("accumulate", 1))  # Summaries of before pipelines have the latter.
+    split = batch.get("parts", batch.get("accumulate", 1))  # Summaries from before pipelines have the latter.
     if split > 1:
         parts += f" x {split} parts"
     return f"{batch['total']} = {parts}"
@@ -313,7 +317,7 @@ def _of_metric(summaries: Sequence[Summary], title: str, metric: Metric) -> list
 
 
 def _labels(summaries: Iterable[Summary], metric: Metric) -> list[tuple[str, ...]]:
-    """The label values under which any of the runs has the metric, in order."""
+    """Return the label values under which any of the runs has the metric, in order."""
     return list(dict.fromkeys(labels for summary in summaries for labels in _by_labels(summary, metric)))
 
 
@@ -323,7 +327,7 @@ def _cell(summary: Summary, metric: Metric, labels: tuple[str, ...]) -> str:
 
 
 def _by_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
-    """The run's estimates of the metric by their labels' values; a mesh axis is named where there are several."""
+    """Return the run's estimates of the metric by label values; a mesh axis is named where there are several."""
     found = [estimate for estimate in summary.estimates if estimate.metric == metric.name]
     is_axis_named = len({estimate.labels.get("axis") for estimate in found}) > 1
     return {

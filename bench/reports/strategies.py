@@ -1,4 +1,4 @@
-"""The strategies, all options with who takes them, or one strategy whole: for people, and as JSON."""
+"""Prints the strategies, all options with the strategies that take them, or one strategy in full; also gives JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.reports.format import open_console, print_words
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Card, Option, OptionValue
 
-# What a strategy refuses, found by asking its card: each option alone and beside each other one, on a small shape.
+# What a strategy refuses, found by asking its spec: each option alone and with each other one, on a small shape.
 
 _PLACES: tuple[dict[str, Any], ...] = (
     {},
@@ -28,13 +28,13 @@ _PLACES: tuple[dict[str, Any], ...] = (
     {"device": "cuda", "backend": "gloo"},
 )
 _VALUES = re.compile(r"(?<= is )\S+|(?<==)\w+|\d+")
-"""What tells two refusals of one kind apart."""
+"""The values in a refusal, which alone tell two refusals of one kind apart."""
 
 
 def tried_refusals(card: Card) -> list[str]:
-    """The card's refusals, one of each kind, with the values that were tried; others may lie in three options together.
+    """Return the spec's refusals, one of each kind, with the values that were tried.
 
-    The shape is `tiny`; nothing is started.
+    The shape is `tiny`; nothing is started. Not covered: refusals of three options together.
     """
     found: dict[str, str] = {}
     for case in _tried(card):
@@ -44,7 +44,7 @@ def tried_refusals(card: Card) -> list[str]:
 
 
 def default_case(card: Card) -> Case:
-    """The strategy as it is measured on a CPU where nothing but the fewest useful ranks is said."""
+    """Return the strategy's default case on a CPU, on the fewest useful ranks."""
     ranks = max(2, card.needs.minimum_ranks)
     case = Case(
         strategy=card.name,
@@ -66,7 +66,7 @@ def default_case(card: Card) -> Case:
 
 
 def example(card: Card) -> str:
-    """A command line that runs the strategy, with the first option that its parity is tested with."""
+    """Return a command line that runs the strategy, with the first options that its parity is tested with."""
     case = default_case(card)
     chosen = next((variant for variant in card.parity.variants if variant), {})
     if card.all_refusals(replace(case, options={**case.options, **chosen})):
@@ -76,7 +76,7 @@ def example(card: Card) -> str:
 
 
 def written(value: OptionValue) -> str:
-    """The value as it is written behind `--option NAME=`."""
+    """Return the value as it is written behind `--option NAME=`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -94,7 +94,7 @@ def _tried(card: Card) -> Iterator[Case]:
 
 
 def _other_values(option: Option) -> list[OptionValue]:
-    """Values that are not the default: the others of a choice, larger numbers; none of free text."""
+    """Return values other than the default: the other choices, larger numbers; none for free text."""
     default = option.default
     if isinstance(default, bool):
         return [not default]
@@ -105,8 +105,10 @@ def _other_values(option: Option) -> list[OptionValue]:
     return [2 * default + 0.5] if isinstance(default, float) else []
 
 
+# Printing strategies and options.
+
 WIDE = 120
-"""From this width on a strategy's kind and parity stand beside it."""
+"""Least width at which a strategy's kind and parity are shown, too."""
 
 
 def print_strategies(cards: Sequence[Card], console: Console | None = None) -> None:
@@ -169,7 +171,7 @@ def print_strategy(card: Card, console: Console | None = None) -> None:
 
 
 def card_fields(card: Card, *, is_whole: bool) -> dict[str, object]:
-    """The card's facts. is_whole: with its refusals, which take a while to find, and an example."""
+    """Return the spec's facts for JSON. is_whole: with its refusals, which take a while to find, and an example."""
     return {
         "name": card.name,
         "kind": card.kind,
@@ -195,7 +197,7 @@ def _what_it_does(option: Option) -> str:
 
 
 def _takers(cards: Sequence[Card]) -> list[tuple[Option, str]]:
-    """Each option once, with the strategies that take it."""
+    """Return each option once, with the strategies that take it."""
     takers: dict[Option, list[str]] = {}
     for card in cards:
         for option in card.options:

@@ -1,4 +1,4 @@
-"""Runs as tables on a terminal: figures down, runs across, and below them what the figures rest on."""
+"""Prints runs as tables, JSON or CSV: figures down, runs across, and below them notes on what the figures rest on."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 from workloads.cost_models.shape import Shape
 
-# The memory of one step by category, on a terminal: of the rank that held most at its peak.
+# The memory of one step by category, of the rank that held most at its peak.
 
 MIB = 2.0**20
 DRAWN_BY = {"memory.json.gz": "ui.perfetto.dev", "memory.pickle": "pytorch.org/memory_viz"}
-"""What a rank's files of its memory end with, and what draws them."""
+"""Endings of a rank's files of its memory, and the site that draws each."""
 
 
 def show_memory(summary: Summary, console: Console | None = None) -> None:
-    """Print what filled the memory of the last trial that was completed; nothing where no rank could tell."""
+    """Print what filled the memory in the last completed trial; nothing where no rank recorded it."""
     peaks = peaks_of(Path(summary.folder), summary.case.ranks)
     if not peaks:
         return
@@ -61,7 +61,7 @@ def show_memory(summary: Summary, console: Console | None = None) -> None:
 
 
 def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
-    """Bytes by category, and their total, of each rank that told them in the last completed trial.
+    """Return the bytes by category, and their total, of each rank that recorded them in the last completed trial.
 
     Raises:
         NewerSchema: a newer version wrote the logs.
@@ -79,7 +79,7 @@ def _largest_first(held: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(held.items(), key=lambda part: -part[1])
 
 
-# What stands below the table of runs: every note, or the five lines that a person wants first.
+# The notes below the table of runs: all of them, or the five lines that a person wants first.
 
 MOST_NOTES = 5
 
@@ -89,11 +89,11 @@ _INFORMATION = re.compile(
     r"(?:trial [^:]*: )?(?:ranks? \d.* on host |the measured ceiling is |waits and stragglers are of the last "
     r"|no straggler is named: )"
 )
-"""Notes of what a figure rests on, where nothing is wrong."""
+"""Notes on what a figure rests on, where nothing is wrong."""
 
 
 def all_notes(summary: Summary) -> list[str]:
-    """What the table does not say of the run: efficiency, the machine, the peak behind MFU, what is absent and why."""
+    """Return the run's notes: efficiency, the machine, the peak behind MFU, what is absent and why."""
     name = _name(summary)
     lines = [
         f"{name}: {found.scaling} scaling efficiency {percent(found.ratio)}"
@@ -107,15 +107,15 @@ def all_notes(summary: Summary) -> list[str]:
 
 
 def little_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Why figures of two trials stand without an interval, once; nothing where all of them tell enough."""
+    """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
     figures: list[Estimate | Ratio] = [one for summary in summaries for one in summary.estimates]
     return little([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:
-    """At most `MOST_NOTES` lines: what is wrong, where it was measured, what is absent, and what would tell more.
+    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is absent, what would tell more.
 
-    The line of what is absent says how many notes are shown by `--details` only, and which command shows them.
+    The line of what is absent also counts the notes that only `--details` shows, and names the command for it.
     """
     several = len(summaries) > 1
     wrong = [
@@ -137,7 +137,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
         )
     )
     last = [f"these would tell more: {', '.join(would_tell)}"] if would_tell else []
-    # In the order of the screen. The number says which lines stay where there are more than fit: the lowest first.
+    # In the order of the screen. Where there are more lines than fit, those with the lowest numbers stay.
     found = [
         *((5 if number else 0, line) for number, line in enumerate(wrong)),
         *((6, line) for line in rest_on),
@@ -149,6 +149,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     kept = sorted(range(len(found)), key=lambda place: found[place][0])[: MOST_NOTES - 1]
     shown = [found[place][1] for place in sorted(kept)]
     at_end = [line for line in shown if line in last]
+    # Only in the details: notes that did not fit, further machines, information, and the peaks behind MFU.
     hidden = (
         len(found)
         - len(shown)
@@ -161,7 +162,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
-    """Which of the runs are kept as ad hoc, and why; a line for all that have the same reasons."""
+    """Return which of the runs are kept as ad hoc, and why; one line for all with the same reasons."""
     names: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for summary in summaries:
         if summary.outcome == "done" and (reasons := why_ad_hoc(summary.case, summary.purpose)):
@@ -181,13 +182,13 @@ def _baselines(summary: Summary, *, is_named: bool) -> Iterator[str]:
 
 
 def _baseline(found: ScalingEfficiency) -> str:
-    """The run that it is read against, with its ranks where they are several."""
+    """Return the run that the efficiency is read against, with its ranks where they are several."""
     of_ranks = "" if found.baseline_ranks == 1 else f" on {found.baseline_ranks} ranks"
     return f"{found.baseline_run}{of_ranks}{'' if found.is_beside else ', which was not measured beside it'}"
 
 
 def _absent(summaries: Sequence[Summary]) -> list[str]:
-    """What is absent, each thing once; of which runs, where not of all."""
+    """Return what is absent, each thing once, with the runs that lack it where not all do."""
     of_runs: dict[str, list[str]] = {}
     for summary in summaries:
         for note in summary.notes:
@@ -222,7 +223,7 @@ def _peak(summary: Summary) -> str:
     return f"MFU by PaLM's formula, of {peak.flops_per_second / 1e12:g} TFLOP/s dense {peak.precision} ({peak.source})"
 
 
-# A curve over numbers of ranks, as a table and as JSON.
+# A curve over numbers of ranks.
 
 
 def print_curve(points: Sequence[Point], console: Console | None = None) -> None:
@@ -249,13 +250,13 @@ def print_curve(points: Sequence[Point], console: Console | None = None) -> None
     )
     for why in dict.fromkeys(_whys(points)):
         print_words(console, why)
-    if not little_notes([point.summary for point in points]):  # Else it stands above.
+    if not little_notes([point.summary for point in points]):  # Else the note stands above.
         for line in little(point.efficiency for point in points if point.efficiency is not None):
             print_words(console, line)
 
 
 def print_curve_json(points: Sequence[Point]) -> None:
-    """Print a list of all runs, each as ever, with its place on the curve."""
+    """Print a list of all runs, each in full, with its place on the curve."""
     print_json(
         [
             {
@@ -273,7 +274,7 @@ def print_curve_json(points: Sequence[Point]) -> None:
 
 
 def _whys(points: Sequence[Point]) -> list[str]:
-    """Why a row has no efficiency, or none with an interval."""
+    """Return why a row has no efficiency, or none with an interval."""
     missing = [
         f"efficiency on {point.summary.case.ranks} is absent: {point.reason}" for point in points[1:] if point.reason
     ]
@@ -283,6 +284,8 @@ def _whys(points: Sequence[Point]) -> list[str]:
         if point.efficiency is not None and point.efficiency.why_no_interval
     ]
 
+
+# Runs side by side, the history as a list, and one run in full.
 
 RUNS_ABREAST = 3
 
@@ -295,10 +298,10 @@ def print_summaries(
     has_details: bool = False,
     has_stages: bool = False,
 ) -> None:
-    """Print measured runs, side by side; a table goes to the console, standard output unless another is given.
+    """Print measured runs side by side; a table goes to the console, standard output unless another is given.
 
-    has_details: all rows and notes of the table, in place of those that a person wants first.
-    has_stages: what is known of a pipeline's bubble and stages, where the details are left out.
+    has_details: all rows and notes, in place of those that a person wants first.
+    has_stages: also a pipeline's bubble and stages, which the details always show.
     """
     if format_name == "json":
         print_json([msgspec.to_builtins(summary) for summary in summaries])
@@ -332,7 +335,7 @@ def print_summaries(
 
 
 def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: bool) -> None:
-    """As many runs beside each other as a terminal is wide for."""
+    """Print as many runs side by side as fit a terminal, at most RUNS_ABREAST."""
     abreast = RUNS_ABREAST
     while abreast > 1 and console.is_terminal:
         tables = [
@@ -346,7 +349,7 @@ def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: 
 
 
 def cause_lines(summary: Summary) -> list[str]:
-    """Why the run did not end well, and the last lines of the rank that is blamed; nothing where it did."""
+    """Return why the run did not end well, and the last lines of the blamed rank; nothing where it ended well."""
     if summary.cause is None:
         return []
     outcome = summary.outcome.replace("_", " ")
@@ -363,7 +366,7 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
 
 
 def print_whole(summary: Summary, format_name: str, *, has_details: bool = False) -> None:
-    """Print one run with its settings; those that say what it is, and with details all."""
+    """Print one run with its settings: those that say what it is, or with details all."""
     if format_name == "table":
         console = open_console()
         settings = Table(box=None, pad_edge=False, show_header=False)

@@ -1,4 +1,4 @@
-"""What an analysis found, as tables for people, as JSON and as CSV."""
+"""Writes what an analysis of traces found, as tables for people, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from bench.reports.format import (
 from bench.traces.inputs import TraceSide
 from collectors.traces.table import Cell, Column, Table, Unit
 
-# A table of an analysis drawn for people: as wide as they see, its columns in several rows where they do not fit.
+# A table drawn for people, as wide as their terminal; columns that do not fit continue below.
 
 LEAST_NAME_WIDTH = 20
 PROSE = frozenset({"reason", "why"})
-"""Columns that hold sentences, which are folded and not shortened."""
+"""Columns that hold sentences, which are folded instead of shortened."""
 _WHOLE = 10_000
 _BETWEEN = 2
 """Blanks between two columns."""
 
 
 def draw(table: Table, console: Console, *, limit: int) -> None:
-    """Print the title, at most so many rows, and the notes.
+    """Print the title, at most `limit` rows, and the notes.
 
-    The first columns, which say what a row is of, are repeated where the others continue below, as far as needed.
+    Where columns continue below, the first ones, which say what a row is of, are repeated as far as needed.
     """
     if not table.rows and not table.notes:
         print_words(console, f"{table.title}: nothing", style="bold")
@@ -55,14 +55,14 @@ def draw(table: Table, console: Console, *, limit: int) -> None:
 
 
 def name_width(console: Console) -> int:
-    """How many letters of a name are shown."""
+    """Return how many letters of a name are shown."""
     if not console.is_terminal:
         return NAME_WIDTH
     return min(NAME_WIDTH, max(LEAST_NAME_WIDTH, console.width // 3))
 
 
 def shortens(table: Table, console: Console, *, limit: int) -> bool:
-    """Whether a name of the shown rows is longer than what is shown of it."""
+    """Return whether a name in the shown rows is shortened."""
     letters = name_width(console)
     return any(
         isinstance(cell, str) and len(cell) > letters and column.name not in PROSE
@@ -107,24 +107,27 @@ def _cells(column: Column, cells: Sequence[Cell], letters: int) -> list[str]:
 
 
 def _heading(column: Column, cells: Sequence[str]) -> str:
-    """Its words, above each other as far as they would widen the column."""
+    """Return the column's words, one below the other where they would widen the column."""
     words = column.name.split("_")
     return "\n".join(textwrap.wrap(" ".join(words), max(map(len, (*words, *cells)))))
 
 
 def _keys(columns: Sequence[Column]) -> int:
-    """How many columns at the beginning name what a row is of."""
+    """Return how many first columns name what a row is of: those before the first with a unit."""
     return next((place for place, column in enumerate(columns) if column.unit), 0)
 
 
 def _telling(cells: Sequence[Sequence[str]]) -> int:
-    """How many of these first columns tell all rows apart."""
+    """Return how many of these first columns are enough to tell all rows apart."""
     rows = list(zip(*cells, strict=True))
     return next((count for count in range(len(cells)) if len({row[:count] for row in rows}) == len(rows)), len(cells))
 
 
 def _blocks(widths: Sequence[int], keys: int, telling: int, edge: int) -> Iterator[list[int]]:
-    """The columns of each block that fits: the keys first, and again in the others as far as they tell rows apart."""
+    """Yield the columns of each block that fits: the first has all keys, the others those that tell rows apart.
+
+    Widths 5, 5, 9 and 9 with one key in 25 letters: [0, 1, 2] and [0, 3].
+    """
     block, again = list(range(keys)), list(range(telling))
     used = sum(widths[place] + _BETWEEN for place in block)
     has_figures = False
@@ -139,13 +142,15 @@ def _blocks(widths: Sequence[int], keys: int, telling: int, edge: int) -> Iterat
         yield block
 
 
+# What an analysis found, in the requested format.
+
 SCHEMA_VERSION = 1
 _SUFFIXES: dict[Unit, str] = {"": "", "ns": "_ns", "ratio": "_ratio", "bytes": "_bytes", "bytes/s": "_bytes_per_second"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What an analysis found of these sides. notes: of the analysis, and so of each of its tables."""
+    """What an analysis found in these sides. notes: of the analysis, and so of each of its tables."""
 
     analysis: str
     sides: tuple[TraceSide, ...]
@@ -153,7 +158,7 @@ class Found:
     notes: tuple[str, ...]
 
     def notices(self) -> list[str]:
-        """What is missing of the traces, a line each, which names its side where there are several."""
+        """Return what is missing in the traces, a line each, which names its side where there are several."""
         if len(self.sides) == 1:
             return list(self.sides[0].notices)
         return [f"{side.name}: {line}" for side in self.sides for line in side.notices]
@@ -170,10 +175,10 @@ def write(
 ) -> None:
     """Write all tables, or the one of this name, with the analysis's notes. limit: rows of a table for people.
 
-    on_notice: is told notes, and what is missing of the traces, where the form has no place for them.
+    on_notice: is told notes, and what is missing in the traces, where the format has no place for them.
 
     Raises:
-        Misuse: there is no such table; or there are several, and the form takes one.
+        Misuse: there is no such table; or there are several, and the format takes one.
     """
     tables = _chosen(found, table_name)
     if format_name == "table":
@@ -209,7 +214,7 @@ def _write_for_people(found: Found, tables: Sequence[Table], file: TextIO, limit
 
 
 def _write_json(found: Found, tables: Sequence[Table], file: TextIO) -> None:
-    """All cells in base units, with the files that they are of."""
+    """Write all cells in base units, with the files that they come from."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "analysis": found.analysis,
@@ -240,7 +245,7 @@ def _write_json(found: Found, tables: Sequence[Table], file: TextIO) -> None:
 
 
 def _write_csv(found: Found, tables: Sequence[Table], file: TextIO) -> None:
-    """The cells of one table in base units, which the columns' names bear."""
+    """Write the cells of one table in base units, which the columns' names state."""
     if len(tables) > 1:
         raise Misuse(f"--format csv writes one table, and {found.analysis} has {_names(tables)}; choose with --table")
     (table,) = tables
