@@ -1,4 +1,4 @@
-"""The alerts on GPUs that are lost, report errors, or are held back while a rank computes on them."""
+"""Prometheus' alerts and recording rules: on the nodes' agents, on GPUs, and on nightly scaling efficiency."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dashboards import promql
 from dashboards.model import Alert, Group, Recording
 from dashboards.promql import GPU, at_work, with_work
 
-# The alerts on the nodes' agents themselves: gone, behind their beat, or without one of their collectors.
+# Alerts on the nodes' agents: gone, behind their beat, or without one of their collectors.
 
 REMEMBERED_HOURS = 24
-"""How long an agent that is gone is missed."""
+"""How long an agent or a GPU that is gone is missed."""
 MISSED_RATIO = 0.2
 WINDOW_MINUTES = 10
 OLD_S = 120
-"""What no collector's answer is as old as at the longest beat, unless the agent's own watch stands still."""
+"""An age that no collector's answer reaches even at the longest beat, unless the agent's own watch stands still."""
 _COLLECTOR = (*promql.SCRAPE_LABELS, "collector")
 
 _missed = promql.rate(agent.AGENT_MISSED_BEATS, WINDOW_MINUTES)
@@ -29,7 +29,7 @@ AGENT_RULES = Group(
     alerts=(
         Alert(
             name="NodeAgentGone",
-            # Targets that are listed no more are asked no more, so that a node that was taken away is not missed.
+            # Prometheus asks listed targets only, so a node that was taken off the list is not missed.
             expression=promql.where(
                 promql.unanswered(),
                 promql.seen(agent.AGENT_BEATS, over_hours=REMEMBERED_HOURS),
@@ -77,18 +77,21 @@ AGENT_RULES = Group(
 )
 
 
+# Alerts on GPUs that are lost, report errors, or are held back while a rank computes on them.
+
 XID_NEWS_HOURS = 1
-"""How long one is told of an XID."""
+"""How long the alert on an XID lasts."""
 APPLICATION_XIDS = ("13", "31", "43", "45", "68", "109")
-"""What a wrong program causes on a sound GPU. Source: NVIDIA's device plugin for Kubernetes, which ignores them too."""
+"""XIDs that a wrong program causes on a sound GPU. Source: NVIDIA's device plugin for Kubernetes ignores them, too."""
 BRAKES = ("software_thermal", "hardware_thermal", "hardware_slowdown", "hardware_power_brake")
-"""What should hold no GPU back: heat, and the power supply's own signal."""
+"""Reasons that should hold no GPU back: heat, and the power supply's own signal."""
 BRAKED_RATIO = 0.1
 CAPPED_RATIO = 0.5
 
 _WHERE = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 _lost = promql.largest(promql.select(gpu.GPU_STATE, state="lost"), by=GPU)
+# Seen in the last hours and absent now, while the agent still shows another GPU.
 _gone = promql.where(
     promql.unless(
         promql.largest(promql.seen(gpu.GPU_STATE, over_hours=REMEMBERED_HOURS), by=GPU),
@@ -101,11 +104,11 @@ _gone = promql.where(
 _asks = promql.select(gpu_health.GPU_RECOVERY, action=promql.none_of("none"))
 _brakes = promql.either(
     promql.rate(gpu.GPU_CLOCK_HELD_SECONDS, WINDOW_MINUTES, reason=promql.one_of(*BRAKES)),
-    # Of a reason without a counter the share of readings at which it held; of one with both the counter counts.
+    # For a reason without a counter, the share of readings at which it held; where both exist, the counter counts.
     promql.average(gpu.GPU_CLOCK_HELD_RATIO, WINDOW_MINUTES, reason=promql.one_of(*BRAKES)),
 )
 _braked = promql.above(_brakes, BRAKED_RATIO)
-# At its factory limit a GPU that works hard is held back by its power, and that is as it should be.
+# Only below the factory's power limit: at that limit it is normal that power holds back a busy GPU.
 _capped = promql.where(
     promql.above(
         promql.rate(gpu.GPU_CLOCK_HELD_SECONDS, WINDOW_MINUTES, reason="software_power_cap"),
@@ -210,16 +213,17 @@ GPUS_RULES = Group(
 
 # The alert on nightly results: scaling efficiency is lower than accepted, or than on other nights.
 #
-# Two levels, because each misses what the other sees. The median of the last nights knows what is usual for a series,
-# but a loss that comes slowly, or stays, becomes usual. The accepted level is a number that somebody has agreed to.
+# There are two levels, because each misses what the other sees. The median of the last nights knows what is usual for
+# a series, but a loss that comes slowly, or stays, becomes usual. The accepted level is a number that somebody has
+# agreed to.
 #
-# Both ask for an interval below the level, so a run of one trial, which has none, tells nobody. Against other nights
-# the result must also lie three standard deviations of these nights below their median, and 2 % of it. A result older
-# than a day and a half is of a series that no longer runs, and tells nobody either.
+# Both need an interval below the level, so a run of one trial, which has none, raises no alert. Against other nights
+# the result must also lie three standard deviations of these nights below their median, and 2 % below it. A result
+# older than a day and a half belongs to a series that no longer runs, and raises no alert either.
 #
-# A result is told by what it measures, and not by who shows it: a series goes on where a scheduler draws another node
-# each night, where a node or a pod is a new one, and where several exporters show one store. Of all that show a series
-# the one whose run was completed last counts. Results compare with those that have the same kind of baseline.
+# A result is identified by what it measures, and not by who shows it: a series goes on where a scheduler draws another
+# node each night, where a node or a pod is new, and where several exporters show one store. Of all that show a series,
+# the one whose run was completed last counts. Results are compared only with those of the same kind of baseline.
 
 NIGHTS = 14
 LEAST_NIGHTS = 7
@@ -229,8 +233,8 @@ LEAST_DROP_RATIO = 0.02
 _INTERQUARTILE_RANGE_PER_DEVIATION = 1.349  # Of a normal distribution.
 
 ACCEPTED_RATIOS: dict[tuple[str, str, str], float] = {("ddp", "cuda", "weak"): 0.8}
-"""Accepted efficiency by strategy, device and scaling: published figures for heavy models are 0.97 to 0.98, and light
-ones expose more communication. Ranks on one CPU share its caches, so their only level is their own nights."""
+"""Accepted efficiency by strategy, device and scaling. Published figures for heavy models are 0.97 to 0.98, and light
+models expose more communication. Ranks on one CPU share its caches, so their only level is their own nights."""
 
 _SERIES = ("series",)
 _MEASURED = (
@@ -248,13 +252,13 @@ _accepted = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted")
 _nights = promql.recorded(RUN_SCALING_EFFICIENCY, f"nights_{NIGHTS}d")
 
 
-# As long as it is fresh it counts though nobody shows it any more: an older result that others still show is not judged
-# again in its place.
+# A fresh completion counts even where nobody shows it any more: otherwise an older result that others still show would
+# be judged again in its place.
 _shown_before = promql.where(promql.remembered(_completed), promql.younger(promql.remembered(_completed), FRESH_HOURS))
 
 
 def _newest(bound: str) -> str:
-    """One bound of each series' result, as those show it that show its newest run."""
+    """Return one bound of each series' result, from the exporters that show its newest run."""
     shown_by = promql.same(promql.select(RUN_LAST_COMPLETION), _completed, on=_SERIES)
     result = promql.select(RUN_SCALING_EFFICIENCY, bound=bound)
     return promql.largest(
@@ -300,7 +304,7 @@ _below_other_nights = promql.where(
     promql.below(_median, promql.less(_usual, promql.times(DEVIATIONS, _deviation))),
     promql.below(_median, promql.times(1 - LEAST_DROP_RATIO, _usual)),
 )
-# The first night that is seen is no change, so that so many nights count one less.
+# The first night that is seen is no change, so n nights count as n - 1.
 _known = promql.where(_below_other_nights, promql.at_least(_nights, LEAST_NIGHTS - 1))
 
 NIGHTLY_RULES = Group(

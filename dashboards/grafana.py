@@ -1,4 +1,7 @@
-"""A dashboard becomes Grafana's JSON; alone knows Grafana's SDK (extra `dashboards`), and imports it late."""
+"""Turns a dashboard into Grafana's JSON.
+
+Only this module knows Grafana's SDK (extra `dashboards`), and it imports it late.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ GRAFANA_UNITS = {
     "tasks": "short",
     "info": "bool_yes_no",
 }
-"""Grafana's name for each unit of the catalogue that a panel may show."""
+"""Grafana's name for each unit of a metric that a panel may show."""
 
 COLUMNS = 24
 _WIDTH, _HEIGHT = 12, 8
@@ -42,14 +45,14 @@ class SdkMissing(RuntimeError):
 
 
 def to_json(dashboard: Dashboard) -> str:
-    """The dashboard as Grafana takes it, its keys sorted, so that equal dashboards are equal texts.
+    """Return the dashboard as Grafana's JSON, its keys sorted, so that equal dashboards are equal texts.
 
     Raises:
         SdkMissing: the extra `dashboards` is not installed.
     """
     try:
         with warnings.catch_warnings():
-            # Loaded, it calls the classic schema old. The new one needs Grafana 12; every Grafana reads the old one.
+            # On import the SDK warns of the classic schema. The new one needs Grafana 12; every Grafana reads the old.
             warnings.filterwarnings("ignore", "Prefer using dashboardv2", DeprecationWarning)
             from grafana_foundation_sdk.builders import dashboard as builders
             from grafana_foundation_sdk.builders import prometheus, timeseries  # noqa: F401
@@ -87,7 +90,7 @@ def _source() -> DataSourceRef:
 
 
 def _variable(variable: Variable) -> QueryVariable:
-    """A choice of several, all of them at first; "All" also matches series that no list has seen yet."""
+    """Return a choice of several, all chosen at first; "All" also matches series that no list has seen yet."""
     from grafana_foundation_sdk.builders.dashboard import QueryVariable
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
@@ -112,6 +115,7 @@ def _panel(panel: Panel, number: int) -> TimeSeries:
     from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, SortOrder, TooltipDisplayMode
     from grafana_foundation_sdk.models.dashboard import FieldColorModeId, GridPos
 
+    # Two panels side by side: panel 3 is at column 12 of the second row.
     column, row = number * _WIDTH % COLUMNS, number * _WIDTH // COLUMNS * _HEIGHT
     falling = panel.worst == "highest"
     legend = (
@@ -126,13 +130,13 @@ def _panel(panel: Panel, number: int) -> TimeSeries:
     order = SortOrder.DESCENDING if falling else SortOrder.ASCENDING
     built = (
         TimeSeries()
-        .id(number + 1)  # The SDK gives none, and Grafana wants them different.
+        .id(number + 1)  # The SDK sets none, and Grafana needs different ones.
         .title(panel.title)
         .description(panel.description)
         .datasource(_source())
         .unit(GRAFANA_UNITS[panel.unit])
         .grid_pos(GridPos(h=_HEIGHT, w=_WIDTH, x=column, y=row))
-        # By name: the ends of an interval have the name, and so the colour, of its middle.
+        # Coloured by name: the ends of an interval have the name, and so the colour, of its median.
         .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         .fill_opacity(0)
         .legend(legend)
@@ -151,7 +155,7 @@ def _panel(panel: Panel, number: int) -> TimeSeries:
 
 
 def _as_end_of_interval(panel: TimeSeries, letter: str, query: Query) -> TimeSeries:
-    """A thin dashed line without an entry in the legend.
+    """Draw the query as a thin dashed line without an entry in the legend.
 
     A filled band would need the other end's name, which Grafana takes only as a fixed text: right for one series, wrong
     for several.

@@ -1,4 +1,7 @@
-"""What a dashboard, a panel and a query are, as plain data. Knows neither PromQL nor Grafana's own types."""
+"""Dashboards with their panels and queries, recording rules and alerts, as plain data.
+
+Knows neither PromQL nor Grafana's own types.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Literal
 
 from collectors.metrics.metric import Metric
 
-# What a recording rule, an alert and a group of them are, as plain data.
+# Rules of Prometheus.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class Recording:
 class Alert:
     """When to tell somebody, and what they should do.
 
-    hold_minutes: how long the expression must be true before anybody is told.
+    hold_minutes: how long the expression must be true before the alert fires.
     summary, description: Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`.
     runbook: a page of ours, from the repository's root.
     """
@@ -47,17 +50,19 @@ class Group:
     alerts: tuple[Alert, ...]
 
 
+# Dashboards.
+
 Bound = Literal["median", "low", "high"]
 Worst = Literal["highest", "lowest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One expression and how its series are called.
+    """One expression and the names of its series.
 
     metric: what it shows; unit and definition come from there.
     unit: differs from the metric's where the expression changes it, as a rate does.
-    bound: which end of an interval it is, or its middle; None where there is no interval.
+    bound: which end of an interval it is, or its median; None where there is no interval.
     """
 
     metric: Metric
@@ -72,7 +77,7 @@ class Panel:
     """One question within a dashboard's question.
 
     worst: which end is worst, and so stands first in the legend.
-    goes_below_zero: else the axis begins at zero.
+    goes_below_zero: whether the axis may; otherwise it begins at zero.
     """
 
     title: str
@@ -89,7 +94,7 @@ class Panel:
 
     @property
     def unit(self) -> str:
-        """The unit of all its queries, as the catalogue calls it."""
+        """The unit of all its queries, as metrics name it."""
         return self.queries[0].unit
 
     @property
@@ -112,7 +117,7 @@ class Variable:
 class Dashboard:
     """One question, which is the title, and the panels that answer it.
 
-    name: stays when the title changes; the rendered file and Grafana's address are called after it.
+    name: stays when the title changes; the rendered file and Grafana's address are named after it.
     """
 
     name: str

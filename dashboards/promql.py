@@ -1,4 +1,4 @@
-"""PromQL of one Metric's series, so that no other file spells a metric or a label wrongly."""
+"""Builds PromQL from metrics and expressions, so that no other file spells a metric or a label wrongly."""
 
 from __future__ import annotations
 
@@ -9,92 +9,92 @@ from dataclasses import dataclass
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Metric, Scope
 
-# PromQL that combines expressions: sums, shares, comparisons, series beside others. Knows no metric.
+# Combining expressions, whatever their metrics. on: the labels by which series of two expressions belong together.
 
 
 def divide(dividend: str, divisor: str, *, on: Sequence[str] | None = None) -> str:
-    """One expression by another, series of equal labels by each other.
+    """Divide one expression by another, series of equal labels by each other.
 
-    on: the labels by which many of the first have one second; the quotients keep the first one's labels.
+    on: the labels by which many dividends have one divisor; the quotients keep the dividends' labels.
     """
     return f"{dividend} /{_on(on)}{' group_left ()' if on else ''} {divisor}"
 
 
 def positive(expression: str) -> str:
-    """The expression where it is more than zero, so that nothing is divided by nothing."""
+    """Keep the expression where it is more than zero, so that it can be a divisor."""
     return f"({expression} > 0)"
 
 
 def total(expression: str, *, by: Sequence[str]) -> str:
-    """The sum of the series that have these labels in common; it has no others."""
+    """Sum the series that have these labels in common; a sum has no other labels."""
     return f"sum by ({_listed(by)}) ({expression})"
 
 
 def less(expression: str, other: str) -> str:
-    """The expression less another."""
+    """Subtract another expression from one."""
     return f"({expression} - {other})"
 
 
 def plus(expression: str, other: str) -> str:
-    """The sum of two expressions, series of equal labels with each other."""
+    """Add two expressions, series of equal labels to each other."""
     return f"({expression} + {other})"
 
 
 def times(factor: float, expression: str) -> str:
-    """So many times the expression."""
+    """Multiply the expression by the factor."""
     return f"{factor:g} * {expression}"
 
 
 def below(one: str, other: str, *, on: Sequence[str] | None = None) -> str:
-    """The first where it is less than the second; on names the labels by which many of the first have one second."""
+    """Keep the first where it is less than the second. on: the labels by which many of the first have one second."""
     return f"{one} <{_on(on)}{' group_left ()' if on else ''} {other}"
 
 
 def at_least(expression: str, number: float) -> str:
-    """The expression where it is so much or more."""
+    """Keep the expression where it is the number or more."""
     return f"{expression} >= {number:g}"
 
 
 def above(expression: str, number: float) -> str:
-    """The expression where it is more."""
+    """Keep the expression where it is more than the number."""
     return f"({expression}) > {number:g}"
 
 
 def equal(expression: str, number: float) -> str:
-    """The expression where it is so much."""
+    """Keep the expression where it is the number."""
     return f"{expression} == {number:g}"
 
 
 def same(one: str, other: str, *, on: Sequence[str]) -> str:
-    """The first where it equals the second; on names the labels by which many of the first have one second."""
+    """Keep the first where it equals the second. on: the labels by which many of the first have one second."""
     return f"{one} =={_on(on)} group_left () {other}"
 
 
 def where(expression: str, *conditions: str, on: Sequence[str] | None = None) -> str:
-    """The expression where each condition has a series too; on names the labels that decide."""
+    """Keep the expression where each condition has a series, too."""
     return "".join((expression, *(f"\nand{_on(on)} ({condition})" for condition in conditions)))
 
 
 def unless(expression: str, other: str, *, on: Sequence[str]) -> str:
-    """The expression where the other has no series; on names the labels that decide."""
+    """Keep the expression where the other has no series."""
     return f"{expression}\nunless{_on(on)} ({other})"
 
 
 def either(*expressions: str) -> str:
-    """The series of all expressions; one that several have counts once, with the first one's value."""
+    """Join the series of all expressions; one that several have counts once, with the first one's value."""
     return "\nor\n".join(f"(\n{expression}\n)" for expression in expressions)
 
 
 def largest(expression: str, *, by: Sequence[str]) -> str:
-    """The largest of the series that have these labels in common; it has no others."""
+    """Take the largest of the series that have these labels in common; it has no other labels."""
     return f"max by ({_listed(by)}) ({expression})"
 
 
 def bearing(expression: str, info: str, labels: Sequence[str], *, on: Sequence[str], called: str, between: str) -> str:
-    """The expression, its series bearing labels of the info that belongs to them, as one label.
+    """Add labels of an info series to the expression's series, joined into one label.
 
-    A series to which no info belongs, or several of them, stays as it is: which one is meant nobody knows.
-    on: the labels by which they belong together. called: the new label. between: what stands between its parts.
+    A series to which no info belongs, or several, stays as it is: which one is meant is unknown.
+    labels: those to add. called: the new label. between: what stands between its parts.
     """
     alone = f"count by ({_listed(on)}) ({info}) == 1"
     told = f"({expression}) * on ({_listed(on)}) group_left ({_listed(labels)}) ({info} and on ({_listed(on)}) {alone})"
@@ -112,6 +112,8 @@ def _on(labels: Sequence[str] | None) -> str:
 def _listed(labels: Sequence[str]) -> str:
     return ", ".join(labels)
 
+
+# Expressions of one metric, and of what recording rules keep.
 
 OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
     "rank": ("rank", "slot"),
@@ -131,24 +133,24 @@ _VARIABLE = re.compile(r"\$\{?(?!__)\w+\}?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What a label is, where that is not one text; `one_of` and `none_of` make it."""
+    """A condition on a label other than equality with one text; made by `one_of` and `none_of`."""
 
     operator: str
     pattern: str
 
 
 def one_of(*values: str) -> Match:
-    """Any of these values."""
+    """Match any of these values."""
     return Match(operator="=~", pattern="|".join(map(re.escape, values)))
 
 
 def none_of(*values: str) -> Match:
-    """Any value but these."""
+    """Match any value but these."""
     return Match(operator="!~", pattern="|".join(map(re.escape, values)))
 
 
 def select(metric: Metric, **labels: str | Match) -> str:
-    """The metric's series with these labels; a value that is a dashboard's variable (`$strategy`) matches its choices.
+    """Select the metric's series with these labels; a dashboard's variable (`$strategy`) matches what is chosen.
 
     Raises:
         ValueError: the metric has no such label.
@@ -162,7 +164,7 @@ def select(metric: Metric, **labels: str | Match) -> str:
 
 
 def rate(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
-    """How fast a counter grows, per second.
+    """Return a counter's growth per second.
 
     over_minutes: the window; None for one that Grafana fits to the scrape interval.
 
@@ -173,7 +175,7 @@ def rate(metric: Metric, over_minutes: int | None = None, /, **labels: str | Mat
 
 
 def has_grown(metric: Metric, *, over_minutes: int, **labels: str | Match) -> str:
-    """A counter's growth over the last minutes, where there is any.
+    """Return a counter's growth over the last minutes, where there is any.
 
     Raises:
         ValueError: the metric is no counter, or has no such label.
@@ -182,7 +184,7 @@ def has_grown(metric: Metric, *, over_minutes: int, **labels: str | Match) -> st
 
 
 def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
-    """A gauge's mean over its scrapes; of one that is 0 or 1, the share of scrapes at which it was 1.
+    """Return a gauge's mean over its scrapes; for one that is 0 or 1, the share of scrapes at which it was 1.
 
     over_minutes: the window; None for one that Grafana fits to the scrape interval.
     """
@@ -190,22 +192,22 @@ def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | 
 
 
 def seen(metric: Metric, *, over_hours: int, **labels: str | Match) -> str:
-    """The metric's series of the last hours, those that are there no more among them, each with its last value."""
+    """Return the metric's series of the last hours, each with its last value, including those that are gone."""
     return f"last_over_time({select(metric, **labels)}[{over_hours}h])"
 
 
 def unanswered() -> str:
-    """Targets of Prometheus that do not answer its scrape."""
+    """Return the targets of Prometheus that do not answer its scrape."""
     return "up == 0"
 
 
 def choices(metric: Metric, label: str, **labels: str | Match) -> str:
-    """What a dashboard's variable may be: the values of a label over the metric's series."""
+    """Return the choices of a dashboard's variable: the values of a label over the metric's series."""
     return f"label_values({select(metric, **labels)}, {label})"
 
 
 def legend(metric: Metric, *extra: str) -> str:
-    """How Grafana calls the metric's series: the labels that tell them apart, then the metric's own."""
+    """Return Grafana's name for the metric's series: the labels of their owner, then the metric's own."""
     owner = {
         "rank": "slot {{slot}} rank {{rank}}",
         "node": "{{instance}}",
@@ -215,56 +217,56 @@ def legend(metric: Metric, *extra: str) -> str:
 
 
 def with_every_choice(expression: str) -> str:
-    """The expression as Grafana sends it with "All" chosen everywhere and a window of one minute."""
+    """Return the expression as Grafana sends it with "All" chosen everywhere and a window of one minute."""
     return _VARIABLE.sub(".*", expression.replace("$__rate_interval", "1m"))
 
 
 def recorded(metric: Metric, operation: str) -> str:
-    """The name under which a rule records what it computes from a metric."""
+    """Return the name under which a rule records what it computes from a metric."""
     return f"series:{metric.name}:{operation}"
 
 
 def remembered(record: str) -> str:
-    """What a rule recorded last within the hour: it may be evaluated more seldom than Prometheus looks back."""
+    """Return what a rule recorded last within the hour: it may run more seldom than Prometheus looks back."""
     return f"last_over_time({record}[1h])"
 
 
 def quantile_over_days(record: str, quantile: float, days: int) -> str:
-    """A quantile of what a rule recorded on the days before the last one, each evaluation counting once.
+    """Return a quantile of what a rule recorded on the days before the last one, each evaluation counting once.
 
-    The last day is left out: what is judged is no part of what it is judged by.
+    The last day is left out, so that no result is judged by itself.
     """
     return f"quantile_over_time({quantile:g}, {record}[{days}d] offset 1d)"
 
 
 def days_with_news(record: str, completion: str, days: int, *, on: Sequence[str]) -> str:
-    """On how many of the days before the last one a rule recorded a series and a run of it was completed.
+    """Count the days before the last one on which a rule recorded a series and a run of it was completed.
 
     Each day counts once, however many runs it had; the first completion that is seen is no change and does not count.
-    record, completion: names of rules, the latter's values are times. on: the labels by which they belong together.
+    record, completion: names of rules; the latter's values are times.
     """
-    # A change is seen between two values: a day begins with the last ones of the day before.
+    # A change needs two values, so a day begins with the last ones of the day before.
     news = f"changes({completion}[{24 * 60 + _OVERLAP_MINUTES}m]) > 0"
     return f"count_over_time(({where(remembered(record), news, on=on)})[{days}d:1d] offset 1d)"
 
 
 def constant(value: float) -> str:
-    """A number as a series without labels; a recording rule gives it some."""
+    """Return a number as a series without labels; a recording rule adds some."""
     return f"vector({value:g})"
 
 
 def age_below(timestamp: Metric, hours: int, **labels: str | Match) -> str:
-    """How many seconds ago the metric's series, a time, lies, where that is less than so many hours."""
+    """Return the seconds since the metric's value, a time, where they are less than these hours."""
     return younger(select(timestamp, **labels), hours)
 
 
 def younger(timestamp: str, hours: int) -> str:
-    """How many seconds ago an expression, a time, lies, where that is less than so many hours."""
+    """Return the seconds since an expression's value, a time, where they are less than these hours."""
     return f"time() - {timestamp} < {hours * 3600}"
 
 
 def past(timestamp: Metric) -> str:
-    """The metric's series, a time, where it has come: a clock that is ahead counts only then."""
+    """Keep the metric's value, a time, where it is not in the future, as that of a clock that is ahead may be."""
     return f"{select(timestamp)} <= time()"
 
 
@@ -288,23 +290,23 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# A GPU's series beside the rank that computes on it.
+# GPUs and the ranks that compute on them.
 
 GPU = (*SCRAPE_LABELS, "gpu")
 """The labels that a GPU's series and its rank's have in common."""
 
 SLICE = (*GPU, "slice")
-"""Those of a slice of a GPU, and of the rank that computes on it."""
+"""The labels that the series of a GPU's slice and of its rank have in common."""
 
 WORK = "work"
 """The label that says, in words, which rank of which run computes there."""
 
 
 def with_work(expression: str, *, on: Sequence[str] = GPU) -> str:
-    """The expression, its series bearing what computes on their GPU, or slice of one, where that is one rank."""
+    """Add to the expression's series which rank computes on their GPU, or slice of one, where it is one rank."""
     return bearing(expression, select(RANK_GPU), ("run", "rank"), on=on, called=WORK, between=" rank ")
 
 
 def at_work(expression: str) -> str:
-    """The expression, of GPUs on which at least one rank computes."""
+    """Keep the expression for GPUs on which at least one rank computes."""
     return where(expression, select(RANK_GPU), on=GPU)

@@ -1,7 +1,7 @@
-"""Puts folder, data source and dashboards into a Grafana, and changes nothing that is already so.
+"""Publishes folder, data source and dashboards to a Grafana, and changes nothing that is already so.
 
-Speaks through grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here.
-Alert rules are Prometheus' own and are not published: it reads rendered/rules.yaml.
+Uses grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here.
+Not covered: alert rules, which Prometheus reads from rendered/rules.yaml.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FOLDER_UID = DATA_SOURCE_UID = "parallel-observatory"
 FOLDER_TITLE = DATA_SOURCE_NAME = "Parallel Observatory"
 
 _TIMEOUT_S = 30.0
-"""How long a server may say nothing."""
+"""How long a server may be silent."""
 REQUEST_S = 60.0
-"""How long one request may take in all, however busily the server speaks."""
+"""How long one request may take in all, even while the server sends something."""
 _ANSWER_LETTERS = 200
 _ADVICE = {
     401: "the token in GRAFANA_TOKEN is not valid there",
@@ -38,7 +38,7 @@ Ask = Callable[..., Any]
 
 
 class PublishFailed(RuntimeError):
-    """The Grafana could not be reached, refused, or answered what is no answer."""
+    """The Grafana could not be reached, refused, or gave no valid answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a Grafana is, in the parts that its client wants."""
+    """A Grafana's address, in the parts that its client needs."""
 
     protocol: str
     host: str
@@ -60,7 +60,7 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
-    """The parts of a Grafana's URL.
+    """Return the parts of a Grafana's URL.
 
     Raises:
         ValueError: it is no http or https address, or holds a user, a password, a query or a fragment.
@@ -74,7 +74,7 @@ def parse_address(url: str) -> Address:
 
 
 def check_prometheus(url: str) -> None:
-    """Nothing, where Grafana could ask the Prometheus at this address.
+    """Check that Grafana could ask a Prometheus at this address.
 
     Raises:
         ValueError: it is no http or https address, or holds a query or a fragment.
@@ -83,12 +83,12 @@ def check_prometheus(url: str) -> None:
 
 
 def _split(url: str, whose: str, looks: str) -> SplitResult:
-    """The parts of a server's URL, of which none is impossible."""
+    """Return the parts of a server's URL, each checked."""
     try:
         parts = urlsplit(url)
         assert parts.port is None or parts.port >= 0, "asked for, so that one that is none is refused"
         (parts.hostname or "").encode("idna")
-    except UnicodeError:  # Of no machine's name: a part of it is empty, or of more than 63 letters.
+    except UnicodeError:  # A part of the host's name is empty, or has more than 63 letters.
         raise ValueError(f"the {whose}'s address has no name of a machine; it looks like {looks}") from None
     except ValueError as error:
         raise ValueError(f"the {whose}'s address cannot be read: {error}; it looks like {looks}") from None
@@ -99,7 +99,7 @@ def _split(url: str, whose: str, looks: str) -> SplitResult:
 
 
 def read_rendered(folder: Path = RENDERED) -> list[dict[str, Any]]:
-    """The rendered dashboards, in order of their names."""
+    """Return the rendered dashboards, in order of their names."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
@@ -111,7 +111,7 @@ def publish(
     *,
     request_s: float = REQUEST_S,
 ) -> Iterator[Published]:
-    """Bring a Grafana to what is rendered, one thing after the other; yields what became of each.
+    """Bring a Grafana to the rendered state, one thing after the other, and yield what became of each.
 
     prometheus_url: where Grafana finds the Prometheus, seen from Grafana. request_s: see REQUEST_S.
 
@@ -129,7 +129,7 @@ def publish(
         timeout=_TIMEOUT_S,
     )
 
-    face.api.s.max_redirects = 0  # On its way to another address a POST would become a GET, and look like a success.
+    face.api.s.max_redirects = 0  # Redirected, a POST would become a GET, and look like a success.
 
     def ask(verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
         request = f"{verb} {face.api.url}{path}"
@@ -149,7 +149,7 @@ def publish(
 
 def _folder(ask: Ask) -> Published:
     what = f'folder "{FOLDER_TITLE}"'
-    if _find(ask, f"/folders/{FOLDER_UID}", "uid") is not None:  # Its title is its owners': they may rename it.
+    if _find(ask, f"/folders/{FOLDER_UID}", "uid") is not None:  # Its owners may rename it.
         return Published(what=what, change="unchanged")
     ask("POST", "/folders", {"uid": FOLDER_UID, "title": FOLDER_TITLE})
     return Published(what=what, change="created")
@@ -175,7 +175,7 @@ def _data_source(ask: Ask, prometheus_url: str) -> Published:
 
 
 def _dashboard(ask: Ask, wanted: dict[str, Any]) -> Published:
-    """Save a dashboard over the version that was read, so that a change made meanwhile is refused and not lost."""
+    """Save a dashboard over the version that was read; Grafana refuses it where somebody changed that meanwhile."""
     what = f'dashboard "{wanted["title"]}"'
     present = _find(ask, f"/dashboards/uid/{wanted['uid']}", "dashboard")
     version = 0
@@ -190,12 +190,16 @@ def _dashboard(ask: Ask, wanted: dict[str, Any]) -> Published:
 
 
 def _content(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """The dashboard without the two numbers that are Grafana's."""
+    """Return the dashboard without the two numbers that Grafana sets."""
     return {key: value for key, value in dashboard.items() if key not in ("id", "version")}
 
 
 def _find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
-    """What is there, or None; an answer without the key is of no Grafana."""
+    """Return what is there, or None.
+
+    Raises:
+        PublishFailed: the answer has no such key, and so comes from no Grafana.
+    """
     try:
         found = ask("GET", path)
     except _NotThere:
@@ -206,7 +210,7 @@ def _find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
 
 
 def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
-    """What the question answers or raises, and whether it did in this time.
+    """Return what the question answers, and whether it did in this time; raise what it raises.
 
     The client's own limit begins anew with each byte. A thread that is late is left behind, and ends with the program.
     """
@@ -215,7 +219,7 @@ def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
     def ask() -> None:
         try:
             done.set_result(question())
-        except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+        except BaseException as error:  # noqa: BLE001  # Raised again by `done.result()`.
             done.set_exception(error)
 
     threading.Thread(target=ask, name="request", daemon=True).start()
@@ -231,8 +235,9 @@ class _NotThere(PublishFailed):
 def _told_apart(request: str, token: str) -> Iterator[None]:
     """Turn each way in which a request can fail into one line that tells it from the others, without the token.
 
-    The client reads `message` out of any error body; a body that is a plain text with that word in it, or no object, is
-    its TypeError. All errors of requests are OSErrors, that of an answer which is no JSON is both.
+    The client reads `message` from any error body; a plain text with that word in it, or a body that is no object,
+    makes it raise TypeError. All errors of requests are OSErrors; for an answer that is not JSON, the error is also a
+    JSONDecodeError.
     """
     from grafana_api.grafana_api import GrafanaException
 
@@ -256,14 +261,14 @@ def _told_apart(request: str, token: str) -> Iterator[None]:
 
 
 def _location(error: OSError) -> str | None:
-    """Where the server sends on to, if that is what went wrong."""
+    """Return where the server redirects to, if that is what went wrong."""
     response = getattr(error, "response", None)
     location: str | None = None if response is None else response.headers.get("Location")
     return location
 
 
 def _reason(error: OSError) -> str:
-    """The innermost cause, in words: requests wraps it in a page of its own classes."""
+    """Return the innermost cause in words: requests wraps it in many classes of its own."""
     cause: BaseException = error
     while (inner := cause.__context__ or cause.__cause__) is not None:
         cause = inner

@@ -1,7 +1,7 @@
-"""Writes what is made from the catalogue: dashboards, rules and the page of metrics.
+"""Renders the dashboards, Prometheus' rules and the page of metrics, and writes them into a checkout.
 
-Rendered files are committed with the change that made them. A file that no longer fits is the author's slip and not a
-failure of a case or of a node, so the command answers it as misuse, with code 2.
+Rendered files are committed with the change that made them. A stale file is the author's slip, and not a failure of a
+case or of a node, so the command treats it as misuse, with code 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dashboards.boards import communication, gpu_health, host_load, pipeline, tr
 from dashboards.model import Alert, Dashboard, Group
 from dashboards.promql import OWNER_LABELS
 
-# The page of all metrics (docs/metrics.md), made from the catalogue.
+# The page of all metrics, docs/metrics.md. It shows the first line of the docstring of each module of metrics.
 
 _HEAD = """\
 # Every metric
@@ -41,12 +41,12 @@ Units are base units, ratios run from 0 to 1, and what cannot be known is absent
 
 
 def page(modules: Sequence[ModuleType] | None = None) -> str:
-    """The page as Markdown: a table for each module of the catalogue, in the catalogue's order."""
+    """Return the page as Markdown: a table for each module of metrics, in the registry's order."""
     return _HEAD + "".join(_section(module) for module in (catalogue_modules() if modules is None else modules))
 
 
 def catalogue_modules() -> tuple[ModuleType, ...]:
-    """The catalogue's modules, in the order in which it lists their metrics."""
+    """Return the modules of metrics, in the order in which the registry lists their metrics."""
     place = {metric.name: number for number, metric in enumerate(registry.METRICS)}
     modules = [
         module
@@ -72,7 +72,7 @@ def _row(metric: Metric) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-# Every dashboard and every group of rules, one line each.
+# The registry of dashboards and groups of rules, one line each.
 
 DASHBOARDS: tuple[Dashboard, ...] = (
     training_speed.DASHBOARD,
@@ -84,6 +84,8 @@ DASHBOARDS: tuple[Dashboard, ...] = (
 GROUPS: tuple[Group, ...] = (alerts.NIGHTLY_RULES, alerts.GPUS_RULES, alerts.AGENT_RULES)
 
 
+# Rendering and writing.
+
 CHECKOUT = Path(__file__).parents[1]
 RENDERED = Path("dashboards") / "rendered"
 RULES = RENDERED / "rules.yaml"
@@ -93,7 +95,7 @@ _RULES_HEAD = "# Made by `observatory dashboards render` from dashboards/alerts.
 
 
 def render() -> dict[Path, str]:
-    """Every rendered file and its text, by its path from the repository's root.
+    """Return the text of every rendered file, by its path from the repository's root.
 
     Raises:
         SdkMissing: the extra `dashboards` is not installed.
@@ -103,7 +105,7 @@ def render() -> dict[Path, str]:
 
 
 def write(root: Path) -> list[Path]:
-    """Render into a checkout; the files that changed, and those that went because nothing makes them any more."""
+    """Render into a checkout; return the files that changed, and those deleted because nothing makes them any more."""
     files = render()
     changed = stale(root, files)
     for path in changed:
@@ -116,18 +118,18 @@ def write(root: Path) -> list[Path]:
 
 
 def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
-    """The rendered files of a checkout that are missing, differ, or are made by nothing any more."""
+    """Return the rendered files of a checkout that are missing, differ, or that nothing makes any more."""
     differing = [path for path, text in files.items() if _text(root / path) != text]
     there = sorted(path.relative_to(root) for path in (root / RENDERED).glob("*.*"))
     return [*differing, *(path for path in there if path not in files)]
 
 
 def rules_text(groups: tuple[Group, ...]) -> str:
-    """A Prometheus rule file of these groups."""
+    """Return a Prometheus rule file of these groups."""
     import yaml
 
     class Readable(yaml.SafeDumper):
-        """Writes a text of several lines as such."""
+        """Writes a text of several lines as a block."""
 
     def readable(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = "|" if "\n" in text else None

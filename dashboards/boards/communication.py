@@ -1,4 +1,4 @@
-"""The dashboard "Who waits for whom?": the rank that holds others up, and collectives as wait and transfer."""
+"""The dashboard "Who waits for whom?": the straggler rank, and wait and transfer of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard "Which GPU is sick?": what ails a GPU, what holds it back, what it does, and for which rank."""
+"""The dashboard "Which GPU is sick?": a GPU's errors and repairs, what holds it back, what it does for which rank."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dashboards.promql import GPU, SLICE, WORK, Match, with_work
 
 _CHOSEN = {"instance": "$node", "gpu": "$gpu"}
 _NO_BRAKE = ("idle",)
-"""Reasons of slow clocks that nobody minds."""
+"""Reasons of slow clocks that are no trouble."""
 
 
 def _of_gpu(metric: Metric, expression: str, unit: str, *extra: str) -> Query:
-    """A query whose series are called after their node, GPU and rank."""
+    """Return a query whose series are named after their node, GPU and rank."""
     return Query(
         metric=metric,
         expression=with_work(expression),
@@ -37,6 +37,7 @@ def _share(part: Metric, whole: str, *extra: str, **labels: str) -> Query:
 
 
 _ANSWERING = promql.select(gpu.GPU_STATE, **_CHOSEN, state="answering")
+# 0 while a GPU answers, 1 in any other state, so that sound GPUs are shown, too.
 _STATE = Query(
     metric=gpu.GPU_STATE,
     expression=with_work(
@@ -51,13 +52,14 @@ _STATE = Query(
 _REPAIR = _of_gpu(
     gpu_health.GPU_MEMORY_REPAIR, promql.equal(promql.select(gpu_health.GPU_MEMORY_REPAIR, **_CHOSEN), 1), "info"
 )
-# Each stands for an error: it was remapped because of one.
+# Each row stands for an error: it was remapped because of one.
 _REMAPPED = _of_gpu(
     gpu_health.GPU_REMAPPED_ROWS,
     promql.select(gpu_health.GPU_REMAPPED_ROWS, **_CHOSEN, kind="uncorrected"),
     "errors",
     "rows remapped",
 )
+# Only for reasons without a counter.
 _SAMPLED_BRAKES = _of_gpu(
     gpu.GPU_CLOCK_HELD_RATIO,
     promql.unless(
@@ -68,7 +70,7 @@ _SAMPLED_BRAKES = _of_gpu(
     "ratio",
     "sampled",
 )
-# Not of all memory: what the driver keeps for itself no process can have.
+# Less than all memory: no process can have what the driver keeps for itself.
 _TO_BE_HAD = promql.plus(promql.select(gpu.GPU_MEMORY_USED_BYTES), promql.select(gpu.GPU_MEMORY_FREE_BYTES))
 _SLICE_MEMORY = Query(
     metric=gpu.GPU_INSTANCE_MEMORY_USED_BYTES,

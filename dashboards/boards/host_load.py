@@ -25,7 +25,7 @@ def _gauge(metric: Metric, *extra: str) -> Query:
 
 
 def _share_of_total(metric: Metric, kind: str) -> Query:
-    """One kind of something as a share of its total; nothing where there is none at all."""
+    """Return one kind of a metric as a share of its total; nothing where the total is zero."""
     total = promql.positive(promql.select(metric, **_CHOSEN, kind="total"))
     share = promql.divide(promql.select(metric, **_CHOSEN, kind=kind), total, on=SCRAPE_LABELS)
     return _query(metric, share, "ratio")
@@ -42,6 +42,7 @@ _REQUEST = promql.divide(
     promql.rate(host.HOST_DISK_REQUEST_SECONDS, **_CHOSEN),
     promql.positive(promql.rate(host.HOST_DISK_REQUESTS, **_CHOSEN)),
 )
+# 0 while a port is active, 1 in any other state, so that sound ports are shown, too.
 _PORTS = promql.either(
     promql.select(host.HOST_INFINIBAND_INFO, **_CHOSEN, state=promql.none_of("ACTIVE")),
     promql.times(0, promql.select(host.HOST_INFINIBAND_INFO, **_CHOSEN, state="ACTIVE")),

@@ -1,4 +1,4 @@
-"""The dashboard "Where does the pipeline wait?": the bubble and its parts, what stages take, what they hold."""
+"""The dashboard "Where does the pipeline wait?": the bubble and its parts, and the time and memory of stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dashboards.model import Dashboard, Panel, Query
 
 
 def _exact(metric: Metric) -> tuple[Query, ...]:
-    """A run's result that is counted, equal in all trials, and so has no interval."""
+    """Return the query of a run's result that is counted, equal in all trials, and so has no interval."""
     return (
         Query(
             metric=metric,

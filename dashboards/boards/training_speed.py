@@ -1,4 +1,7 @@
-"""The dashboard "Is training fast?": what was measured last, what runs now, and where the time goes."""
+"""The dashboard "Is training fast?": what was measured last, what runs now, and where the time goes.
+
+Also has what all dashboards of runs share: results with intervals, and the choice of strategy and series.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from collectors.metrics.results import (
 from dashboards import promql
 from dashboards.model import Bound, Dashboard, Panel, Query, Variable
 
-# What dashboards of runs have in common: results with their intervals, of the strategy and series that are chosen.
+# Shared by the dashboards of runs.
 
 BOUNDS: tuple[Bound, ...] = ("median", "low", "high")
 CHOSEN = {"strategy": "$strategy", "series": "$series"}
 
 
 def result(metric: Metric, **labels: str) -> tuple[Query, ...]:
-    """A run's result with its interval."""
+    """Return the queries of a run's result with its interval, for the chosen strategy and series."""
     return tuple(
         Query(
             metric=metric,
@@ -46,7 +49,7 @@ def result(metric: Metric, **labels: str) -> tuple[Query, ...]:
 
 
 def choices(metric: Metric) -> tuple[Variable, ...]:
-    """The strategies that have this result, and the series of those that are chosen."""
+    """Return the variables: the strategies that have this result, and the series of those that are chosen."""
     return (
         Variable(name="strategy", label="Strategy", query=promql.choices(metric, "strategy")),
         Variable(name="series", label="Series", query=promql.choices(metric, "series", strategy="$strategy")),
@@ -73,7 +76,7 @@ _TOKENS_NOW = Query(
 )
 _GPU_MEMORY_SHARE = Query(
     metric=GPU_MEMORY_USED_BYTES,
-    # Not of all memory: what the driver keeps for itself no process can have.
+    # Of less than all memory: no process can have what the driver keeps for itself.
     expression=promql.divide(
         promql.select(GPU_MEMORY_USED_BYTES),
         promql.plus(promql.select(GPU_MEMORY_USED_BYTES), promql.select(GPU_MEMORY_FREE_BYTES)),
