@@ -74,6 +74,7 @@ def shortens(table: Table, console: Console, *, limit: int) -> bool:
 def _draw_rows(table: Table, console: Console, limit: int) -> None:
     shown = table.rows[:limit]
     letters = name_width(console)
+    # Texts of all cells and headings by column, and the letters that each column takes.
     cells = [_cells(column, [row[place] for row in shown], letters) for place, column in enumerate(table.columns)]
     headings = [_heading(column, column_cells) for column, column_cells in zip(table.columns, cells, strict=True)]
     widths = [
@@ -82,6 +83,7 @@ def _draw_rows(table: Table, console: Console, limit: int) -> None:
     ]
     edge = console.width if console.is_terminal else sum(widths) + _BETWEEN * len(widths)
     keys = _keys(table.columns)
+    # One drawn table for each block of columns that fits, one below the other.
     for number, places in enumerate(_blocks(widths, keys, _telling(cells[:keys]), edge)):
         if number:
             console.print()
