@@ -1,8 +1,8 @@
-"""Which of torch's kernels a rank attends with: torch's own choice, or the one that the setup names; told in each run.
+"""Choice of a rank's attention kernel: torch's own, or the one that the option `attention` names.
 
 Strategies on scaled_dot_product_attention leave the choice to torch, which looks at GPU, precision and heads; the ring
 calls a kernel itself, and takes the one that torch would choose, so that an efficiency against `single` compares like
-with like.
+with like. Each run notes which kernel it used.
 Dimensions: b batch, h query heads, k key and value heads, q queries, t keys, e elements of a head.
 """
 
@@ -34,7 +34,7 @@ BACKENDS: Mapping[KernelName, SDPBackend] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Queries, keys and values such as a rank attends with; their values do not matter."""
+    """Queries, keys and values of the shapes and types that a rank attends with; their values do not matter."""
 
     q_bhqe: Tensor
     k_bkte: Tensor
@@ -43,22 +43,22 @@ class Example:
 
 
 class Attention(Protocol):
-    """What torch says of its kernels on a GPU.
+    """Answers which of torch's kernels can attend on a GPU.
 
-    device: where the tensors lie that it is asked about.
+    device: on which an example's tensors lie.
     """
 
     device: torch.device
 
     def choice(self, example: Example) -> KernelName:
-        """The one that scaled_dot_product_attention runs."""
+        """Return the kernel that scaled_dot_product_attention would run."""
 
     def can_use(self, kernel: KernelName, example: Example) -> bool:
-        """Whether it could run this one."""
+        """Whether scaled_dot_product_attention could run this kernel."""
 
 
 class TorchAttention:
-    """Asks torch by the functions that it asks itself, of the current GPU."""
+    """Asks torch about the current GPU, by the functions that torch itself uses."""
 
     device = torch.device("cuda")
 
@@ -89,20 +89,20 @@ TORCH = TorchAttention()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """An `Attend`: causal attention by one of torch's kernels, and no other."""
+    """An `Attend`: causal attention by one given kernel of torch."""
 
     kernel: KernelName
 
     def __call__(self, q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
-        """The output of each query, (b, h, s, e)."""
-        if self.kernel == "efficient":  # It knows no grouped heads.
+        """Return the output of each query, (b, h, s, e)."""
+        if self.kernel == "efficient":  # It does not support grouped heads.
             k_bkse, v_bkse = repeated(k_bkse, q_bhse), repeated(v_bkse, q_bhse)
         with sdpa_kernel(BACKENDS[self.kernel]):
             return F.scaled_dot_product_attention(q_bhse, k_bkse, v_bkse, is_causal=True, enable_gqa=True)
 
 
 def attend_of(setup: Setup, attention: Attention = TORCH) -> Attend:
-    """What mixes positions of a whole sequence.
+    """Return the attention over a whole sequence: by the kernel that the setup names, or by torch's choice.
 
     Raises:
         RuntimeError: this GPU cannot run the kernel that the setup names.
@@ -115,7 +115,7 @@ def attend_of(setup: Setup, attention: Attention = TORCH) -> Attend:
 
 
 def attention_notes(setup: Setup, attention: Attention = TORCH) -> tuple[str, ...]:
-    """Which kernel attends to whole sequences; nothing on the CPU, which has one."""
+    """Say which kernel attends to whole sequences; empty on the CPU, which has only one."""
     if setup.device == "cpu":
         return ()
     kernel = pinned_kernel(setup)
@@ -128,19 +128,19 @@ def attention_notes(setup: Setup, attention: Attention = TORCH) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingKernel:
-    """The kernel of the ring. notes: which it is, and why it is not the one of other strategies."""
+    """The kernel of ring attention. notes: which it is, and why it differs from that of other strategies."""
 
     kernel: Kernel
     notes: tuple[str, ...] = ()
 
 
 def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: Attention = TORCH) -> RingKernel:
-    """The kernel that a rank of the ring attends with.
+    """Choose the kernel that a rank of the ring attends with.
 
-    positions: of a rank. chunk: the fewest keys that it attends to at a time.
+    positions: queries of a rank. chunk: the fewest keys that it attends to at a time.
 
     Raises:
-        RuntimeError: this GPU cannot run the kernel that the setup names, or has none for the ring at all.
+        RuntimeError: this GPU cannot run the kernel that the setup names, or has none that suits the ring.
     """
     if setup.device == "cpu":
         return RingKernel(kernel=CpuFlash())
@@ -181,12 +181,12 @@ def _whole_sequence(setup: Setup, kernel: KernelName | None, device: torch.devic
 def _example(
     setup: Setup, kernel: KernelName | None, *, queries: int, keys: int, is_causal: bool, device: torch.device
 ) -> Example:
-    """Tensors of these sizes, in the memory of one head's elements. kernel: None where torch chooses it."""
+    """Make tensors of these sizes, all expanded from one head's elements. kernel: None where torch chooses it."""
     shape = setup.shape
-    # Both `attend` in fp32 and the efficient kernel are handed a copy of keys and values for each query head.
+    # `attend` in fp32 and the efficient kernel get keys and values repeated for each query head.
     is_grouped = kernel != "efficient" and not (kernel is None and setup.precision == "fp32")
     one = torch.zeros(shape.head_width, dtype=DTYPES[setup.precision], device=device)
     kv_bkte = one.expand(1, shape.kv_heads if is_grouped else shape.heads, keys, -1)
-    # Some kernels have no backward on some GPUs.
+    # With a gradient, because some kernels have no backward on some GPUs.
     q_bhqe = one.expand(1, shape.heads, queries, -1).requires_grad_()
     return Example(q_bhqe=q_bhqe, k_bkte=kv_bkte, v_bkte=kv_bkte, is_causal=is_causal)

@@ -1,7 +1,7 @@
-"""torch's attention kernels behind one door: output with log-sum-exp, and gradients from these two.
+"""torch's attention kernels behind one interface: output with log-sum-exp, and gradients from these two.
 
-A kernel sees some of the keys only. Handed the output and the log-sum-exp over all keys, its backward gives what these
-keys contribute to the gradients, so that attention may be computed in pieces.
+A kernel may see only some of the keys. Given the output and the log-sum-exp over all keys, its backward returns what
+these keys contribute to the gradients, so that attention can be computed in pieces.
 Dimensions: b batch, h query heads, k key and value heads, q queries, t keys, e elements of a head.
 Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
 """
@@ -20,17 +20,20 @@ from workloads.options import KernelName
 aten = torch.ops.aten
 
 LSE_MULTIPLE = 32
-"""The efficient kernel keeps the log-sum-exp of so many queries together; there is no such query beyond the last."""
+"""The efficient kernel pads the queries of its log-sum-exp to a multiple of this."""
 
 
 class Kernel(Protocol):
-    """Attention of queries to keys, scaled by the square root of a head's elements, with grouped heads.
+    """Attention of queries to keys, its scores divided by the square root of e, with grouped heads.
 
     is_causal: query i sees keys 0 to i; then there are as many keys as queries.
     """
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """Output (b, h, q, e) in the queries' precision; log-sum-exp (b, h, q) in nats, in float32 or better."""
+        """Return the output (b, h, q, e) in the queries' precision, and the log-sum-exp (b, h, q) in nats.
+
+        The log-sum-exp is in float32 or better.
+        """
 
     def backward(
         self,
@@ -43,14 +46,14 @@ class Kernel(Protocol):
         *,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values that come by way of these keys.
+        """Return what these keys contribute to the gradients of queries, keys and values.
 
-        out_bhqe, lse_bhq: over all keys that the queries see, here or elsewhere.
+        out_bhqe, lse_bhq: over all keys that the queries see, not only these.
         """
 
 
 class CpuFlash:
-    """The CPU's kernel, for every precision, float64 too."""
+    """The CPU's flash kernel, for every precision, float64 included."""
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
         """See `Kernel.forward`."""
@@ -95,7 +98,7 @@ class CudaFlash:
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernel.backward`."""
-        # Sequences are all of one length, so that no table says where each begins; without dropout no seed is read.
+        # All sequences have one length, so no table of their starts is needed; without dropout no seed is read.
         no_table, no_seed = None, torch.empty(2, dtype=torch.uint64, device=q_bhqe.device)
         gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_backward(
             out_gradient_bhqe,
@@ -103,7 +106,7 @@ class CudaFlash:
             k_bkte,
             v_bkte,
             out_bhqe,
-            # The kernel takes the queries of a head to lie next to each other.
+            # The kernel assumes that the queries of a head are contiguous.
             lse_bhq.contiguous(),
             no_table,
             no_table,
@@ -120,10 +123,10 @@ class CudaFlash:
 class CudaCudnn:
     """cuDNN's kernel, for half precision. Heads have a multiple of 8 elements, at most 128, or 256 on Hopper.
 
-    All tensors are laid out alike: torch keeps cuDNN's plans of backward by the layout of queries, keys and values, and
-    takes those of output and its gradient to follow from them.
-    Source: torch 2.11 to 2.13, ATen/native/cudnn/MHA.cpp; its ring of context parallelism hands backward the output and
-    the log-sum-exp of all keys, as here.
+    All tensors are made contiguous: torch caches cuDNN's plans of backward by the layout of queries, keys and values,
+    and assumes that the layouts of the output and its gradient follow from them.
+    Source: torch 2.11 to 2.13, ATen/native/cudnn/MHA.cpp; torch's own ring of context parallelism also gives backward
+    the output and the log-sum-exp over all keys.
     """
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -169,9 +172,10 @@ class CudaCudnn:
 
 
 class CudaEfficient:
-    """The memory-efficient kernel of a GPU, for float32 and old GPUs. Heads have a multiple of 8 elements.
+    """The memory-efficient kernel of a GPU, for float32 and old GPUs.
 
-    It knows no grouped heads: keys and values are copied for each query head.
+    Heads have a multiple of 8 elements, of 4 in fp32. It does not support grouped heads: keys and values are copied for
+    each query head.
     """
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -216,19 +220,19 @@ KERNELS: Mapping[KernelName, Kernel] = {
     "flash": CudaFlash(),
     "efficient": CudaEfficient(),
 }
-"""Those of a GPU that give a log-sum-exp."""
+"""Kernels of a GPU that return a log-sum-exp."""
 
 
 def padded(lse_bhq: Tensor) -> Tensor:
-    """The log-sum-exp as the efficient kernel reads it back: queries that do not exist have infinite sums."""
+    """Pad the log-sum-exp as the efficient kernel's backward reads it: infinite for queries beyond the last."""
     return F.pad(lse_bhq, (0, -lse_bhq.shape[2] % LSE_MULTIPLE), value=float("inf")).contiguous()
 
 
 def repeated(x_bkte: Tensor, q_bhqe: Tensor) -> Tensor:
-    """Each key or value head as often as query heads read it."""
+    """Repeat each key or value head for every query head that reads it."""
     return x_bkte.repeat_interleave(q_bhqe.shape[1] // x_bkte.shape[1], dim=1)
 
 
 def _summed(gradient_bhte: Tensor, x_bkte: Tensor) -> Tensor:
-    """The gradient of each key or value head, from all query heads that read it."""
+    """Sum the gradient of each key or value head over the query heads that read it."""
     return torch.unflatten(gradient_bhte, 1, (x_bkte.shape[1], -1)).sum(dim=2)

@@ -1,6 +1,7 @@
-"""A layer whose result depends on who else is in the batch, for checks of what ranks must tell each other.
+"""Batch normalisation for convergence checks: a layer whose result depends on the other sequences of the batch.
 
-The reference model has no such layer. A convergence check puts this one behind the embedding.
+The reference model has no such layer; a convergence check puts this one after the embedding, to see whether ranks share
+the statistics of the batch.
 Dimensions: b sequences of a rank, s sequence, d width.
 """
 
@@ -19,9 +20,9 @@ EPSILON = 1e-5
 
 
 class BatchNorm(nn.Module):
-    """Each channel less its mean, over its deviation; without weights and without running statistics.
+    """Subtracts each channel's mean and divides by its deviation; without weights and running statistics.
 
-    Mean and variance are those of the whole batch, which all ranks share out equally; or of this rank's share alone.
+    Mean and variance are those of the whole batch, of which all ranks have equal shares, or of this rank's share alone.
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1; over all ranks: Peng et al. 2018, MegDet.
     """
 
@@ -33,7 +34,7 @@ class BatchNorm(nn.Module):
         self.is_global = is_global
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        """The normalised stream, in float32."""
+        """Return the normalised stream, in float32."""
         x_bsd = x_bsd.float()
         moments_2d = torch.stack((x_bsd.mean(dim=(0, 1)), x_bsd.square().mean(dim=(0, 1))))
         if self.is_global and dist.get_world_size() > 1:
@@ -45,7 +46,7 @@ class BatchNorm(nn.Module):
 
 
 def make_batch_norm(setup: Setup) -> BatchNorm | None:
-    """The layer that the setup's model has behind its embedding, None where it has none."""
+    """Make the layer that the setup's model has after its embedding, None where it has none."""
     check = check_of(setup)
     if check is None or not check.has_batch_norm:
         return None
@@ -53,7 +54,7 @@ def make_batch_norm(setup: Setup) -> BatchNorm | None:
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over all ranks. Strategies average gradients, so that its own gradient is a mean over ranks too."""
+    """Mean over all ranks. Strategies average gradients over ranks, so its own gradient is a mean over ranks too."""
 
     @staticmethod
     def forward(context: Any, own: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The library's collectives as calls without arguments, on buffers that are there already.
+"""torch's collectives as calls without arguments, on buffers allocated beforehand.
 
-Each returns when the current stream waits for it (NCCL), or when it is through (gloo).
+A call returns when the current stream waits for the collective (NCCL), or when the collective is finished (gloo).
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from torch import Tensor
 from workloads.cost_models.collective_sizes import IN_PLACE, ROOT, Counts
 from workloads.cost_models.terms import Collective
 
-# torch 2.13 warns of the old names; torch 2.11 knows no others.
+# torch 2.13 deprecates the old names; torch 2.11 has no others.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """What a rank hands in, and what it gets: one tensor for both in place, and empty where only the root has one."""
+    """A rank's input `give` and output `take`; one tensor where the collective works in place.
+
+    A tensor that only the root has is empty on all other ranks.
+    """
 
     give: Tensor
     take: Tensor
 
     def first(self, counts: Counts) -> Buffers:
-        """Views of so many elements."""
+        """Return views of the first elements, as many as the counts say."""
         give = self.give[: counts.give]
         return Buffers(give=give, take=give if self.take is self.give else self.take[: counts.take])
 
@@ -37,7 +40,7 @@ class Buffers:
 def allocate(
     collective: Collective, counts: Counts, rank: int, *, dtype: torch.dtype, device: torch.device | str
 ) -> Buffers:
-    """Zeros for a call of so many elements, and for every smaller one."""
+    """Allocate zeros for a call of these counts, large enough for every smaller call."""
     give = torch.zeros(0 if collective == "scatter" and rank != ROOT else counts.give, dtype=dtype, device=device)
     if collective in IN_PLACE:
         return Buffers(give=give, take=give)
@@ -46,7 +49,7 @@ def allocate(
 
 
 def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup) -> Callable[[], object]:
-    """The collective over all ranks of the group, ready to be called any number of times. Sums are added up."""
+    """Return a call of the collective over all ranks of the group, which may be repeated. Reductions are sums."""
     give, take, ranks = buffers.give, buffers.take, group.size()
     match collective:
         case "all_reduce":
@@ -72,9 +75,9 @@ def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup
 
 
 def _messages_around(give: Tensor, take: Tensor, group: dist.ProcessGroup) -> list[dist.P2POp]:
-    """From the rank before, and to the next."""
+    """Make a receive from the rank before, and a send to the next."""
     rank, ranks = group.rank(), group.size()
-    # In this order: gloo would else let two ranks that send to each other do so in turn, at half the link's speed.
+    # Receive first: otherwise gloo lets two ranks that send to each other take turns, at half the link's speed.
     return [
         dist.P2POp(dist.irecv, take, group=group, group_peer=(rank - 1) % ranks),
         dist.P2POp(dist.isend, give, group=group, group_peer=(rank + 1) % ranks),

@@ -1,4 +1,4 @@
-"""The batches of a rank: synthetic tokens, made by the processes of a real DataLoader.
+"""The batches of a rank: synthetic tokens, made by the worker processes of a real DataLoader.
 
 Dimensions: b batch, s sequence + 1 (inputs and, shifted by one, targets).
 """
@@ -26,10 +26,10 @@ LARGEST_STRIDE = 4
 
 
 class Progressions(Dataset[NDArray[np.int64]]):
-    """Sequences that count up in a stride of their own, with some tokens replaced by chance.
+    """Sequences that count up by a stride of their own, with some tokens replaced at random.
 
-    Two neighbours tell the stride and so the next token: the loss falls. Item i depends on the seed and on i only,
-    whichever process makes it.
+    Two neighbouring tokens give the stride and so the next token: the loss falls. Item i depends only on the seed and
+    i, whichever process makes it.
     """
 
     def __init__(self, shape: Shape, *, seed: int, sequences: int) -> None:
@@ -41,7 +41,7 @@ class Progressions(Dataset[NDArray[np.int64]]):
         return self._sequences
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """The sequence of that index, with one token more than the model reads."""
+        """Return the sequence of that index, one token longer than the model reads."""
         if not 0 <= index < self._sequences:
             raise IndexError(f"sequence {index} is not among the {self._sequences} of an epoch")
         random = np.random.default_rng((self._seed, index))
@@ -53,10 +53,10 @@ class Progressions(Dataset[NDArray[np.int64]]):
 
 
 class Batches:
-    """A rank's sequences, one optimizer step after another, without end.
+    """Endless iterator over a rank's batches, one for each optimizer step.
 
-    tokens_bs: (parts x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
-    In step s all data ranks together read the same sequences, however many ranks share them out.
+    A batch is (parts x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
+    In step s all data ranks together read the same sequences, however many ranks share them.
     The worker processes start with the first batch and end at `close`.
     """
 
@@ -70,7 +70,7 @@ class Batches:
         is_reordered: bool = True,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """is_reordered: each epoch has an order of its own; without it, that of the first."""
+        """is_reordered: each epoch has an order of its own; otherwise all have that of the first."""
         self.sequences = parts(setup) * local_batch(setup, data_ranks)
         """Sequences of this rank in one optimizer step."""
         dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
@@ -90,14 +90,14 @@ class Batches:
             pin_memory=setup.device == "cuda",
             collate_fn=_Collate(delay_s=float(setup.options["loader_delay_ms"]) / 1e3, sleep=sleep),
         )
-        # The generator alone holds the loader: when it is closed, so are the loader's processes.
+        # Only the generator holds the loader, so that closing it ends the loader's processes.
         self._tokens = _endless(loader, sampler, is_reordered)
 
     def __iter__(self) -> Iterator[Tensor]:
         return self
 
     def __next__(self) -> Tensor:
-        """The batch of the next optimizer step."""
+        """Return the batch of the next optimizer step."""
         return next(self._tokens)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Batches:
 
 
 class NoBatches:
-    """The batches of a rank that trains on none: empty ones, without end."""
+    """Endless iterator over empty batches, for a rank that trains on none."""
 
     sequences = 0
 
@@ -117,15 +117,15 @@ class NoBatches:
         return self
 
     def __next__(self) -> Tensor:
-        """No sequence."""
+        """Return a batch without sequences."""
         return self._tokens_bs
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there are no processes to end."""
 
 
 def make_batches(setup: Setup, place: DataPlace | None) -> Batches | NoBatches:
-    """The batches of a rank with this place."""
+    """Make the batches of a rank with this place; None: the rank trains on none."""
     if place is None:
         return NoBatches(setup)
     check = check_of(setup)
@@ -139,7 +139,7 @@ def make_batches(setup: Setup, place: DataPlace | None) -> Batches | NoBatches:
 
 
 def to_device(tokens_bs: Tensor, device: torch.device) -> Tensor:
-    """The batch on the device; from pinned memory the copy runs beside the host."""
+    """Copy the batch to the device; from pinned memory the copy does not block the host."""
     return tokens_bs.to(device, non_blocking=True)
 
 

@@ -1,4 +1,7 @@
-"""The device mesh of a case; the process group exists already."""
+"""Device mesh and process groups of a rank: torch's types, group timeouts, streams of high priority.
+
+The default process group (the world) exists already.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,23 @@ from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from workloads.spec import Device, Precision
 
-# torch's type for each precision.
-
 DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-# How long the collectives of a group may take; what is made without a word of it may take half an hour.
+# Timeouts of process groups. A group that is made without one has torch's default, which may be half an hour.
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """After which its collectives on tensors of this device fail."""
+    """Return the time after which the group's collectives on tensors of this device fail."""
     timeout: timedelta = group._get_backend(device).options._timeout
     return timeout
 
 
 def share_world_timeout(device: torch.device) -> None:
-    """Give every group that this rank is in the timeout of the world.
+    """Give every group of this rank the timeout of the world.
 
-    torch gives each group the default of its kind, meshes make theirs without asking, and libraries keep some where no
-    mesh leads to them: so all are taken that torch knows of.
+    torch gives each new group its backend's default; meshes make groups without asking, and libraries keep some that no
+    mesh leads to. So the timeout is set in every group that torch knows.
     """
     world = dist.group.WORLD
     assert world is not None, "ranks have met"
@@ -41,15 +42,15 @@ def share_world_timeout(device: torch.device) -> None:
 
 
 def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Another group of the same ranks, with the same timeout; every rank of the world calls it."""
-    # Left to itself, a new group has the library's timeout of half an hour, and not that of its parent.
+    """Make another group of the same ranks, with the same timeout; every rank of the world calls it."""
+    # By default a new group has torch's timeout, and not that of its parent.
     made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
     assert isinstance(made, dist.ProcessGroup)
     return made
 
 
 class InitMesh(Protocol):
-    """torch's `init_device_mesh`, as 2.11 to 2.13 have it."""
+    """Signature of torch's `init_device_mesh`, versions 2.11 to 2.13."""
 
     def __call__(
         self,
@@ -59,7 +60,7 @@ class InitMesh(Protocol):
         mesh_dim_names: tuple[str, ...] | None = None,
         backend_override: dict[int | str, Any] | None = None,
     ) -> DeviceMesh:
-        """backend_override: of an axis, by its number or name, how its groups are made."""
+        """backend_override: how an axis's groups are made, by the axis's number or name."""
 
 
 def make_mesh(
@@ -70,18 +71,18 @@ def make_mesh(
     init: InitMesh = init_device_mesh,
     make_options: Callable[[timedelta], object] | None = None,
 ) -> DeviceMesh:
-    """A mesh over all ranks, whose groups give up when the world's does.
+    """Make a mesh over all ranks, whose groups have the timeout of the world.
 
-    axes: name and size of each axis, outermost first, as a card gives them.
-    high_priority: axes whose groups have a communicator of their own, on a stream of high priority; on NCCL alone.
-    make_options: of such groups, from their timeout.
+    axes: name and size of each axis, outermost first, as in `Card.mesh`.
+    high_priority: axes whose groups have a communicator of their own, on a stream of high priority; NCCL only.
+    make_options: makes the options of such groups from their timeout.
     """
     here, make = torch.device(device), make_options or high_priority_options
     override: dict[int | str, Any] | None = None
     if high_priority:
         world = dist.group.WORLD
         assert world is not None, "ranks have met"
-        # torch takes the timeout of a group that is handed options from these, which begin with half an hour.
+        # A group that is given options takes its timeout from them, and their default is half an hour.
         override = {axis: make(timeout_of(world, here)) for axis in high_priority}
     mesh = init(device, tuple(axes.values()), mesh_dim_names=tuple(axes), backend_override=override)
     share_world_timeout(here)
@@ -89,7 +90,10 @@ def make_mesh(
 
 
 def high_priority_options(timeout: timedelta) -> object:
-    """NCCL's options of a group whose kernels go before others that wait for the GPU; torch must be built with NCCL."""
+    """Return NCCL's options for a group whose kernels go before others that wait for the GPU.
+
+    torch must be built with NCCL.
+    """
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout
     return options

@@ -1,6 +1,6 @@
-"""One optimizer step, the same for every strategy: precision, accumulation, clipping, compilation.
+"""Reference training, the same for every strategy: model, AdamW, learning rate, and one optimizer step.
 
-Knows no strategy: what differs between them is handed in.
+A step covers precision, accumulation and clipping. Knows no strategy: what differs between them is passed in.
 Dimensions: b sequences of a rank, s sequence + 1.
 """
 
@@ -23,11 +23,9 @@ from workloads.protocols import Phase
 from workloads.registry import card_of
 from workloads.spec import Precision, Setup
 
-# The learning rate, set in an optimizer before each of its steps.
-
 
 class LearningRate:
-    """The rates of a training, step after step, by the rule of its options."""
+    """Sets the learning rate of each step in the optimizer, by the rule of the setup's options."""
 
     def __init__(self, setup: Setup) -> None:
         check = check_of(setup)
@@ -37,7 +35,7 @@ class LearningRate:
         self._step = 0
 
     def begin_step(self, optimizer: Optimizer) -> None:
-        """Set what the optimizer's next update uses: a multiple of the rate that it was made with.
+        """Set the rate of the optimizer's next update: a multiple of the rate that it was made with.
 
         An optimizer that updates nothing itself has no rate, and gets none.
         """
@@ -53,11 +51,11 @@ BETAS = (0.9, 0.95)
 AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Clip = Callable[[Iterable[nn.Parameter], float], Tensor | None]
-"""Scales the gradients of the weights down to a norm, where theirs is larger; gives theirs, None if it takes none."""
+"""Scales the weights' gradients down to a largest norm; returns their norm before, None if it computes none."""
 
 
 class Trainer:
-    """A model and its optimizer, trained on one batch of the rank at a time; a `Workload` of itself.
+    """A `Workload`: a model and its optimizer, trained on one batch of the rank at a time.
 
     After a step the gradients stay readable until the next one: the mean over the effective batch, unscaled, clipped.
     """
@@ -75,14 +73,14 @@ class Trainer:
         scaler: torch.amp.GradScaler | None = None,
         notes: Sequence[str] | None = None,
     ) -> None:
-        """Take over a model that lies on its device, and make its optimizer where none is handed in.
+        """Take over a model that lies on its device, and make its optimizer where none is passed in.
 
         model: what is called, wrappers included.
         no_sync: entered around forward and backward of every microbatch but the last.
-        after_backward: called when the last microbatch's backward is through; its time is backward's.
-        clip: what limits the norm of the whole gradient, of which a rank may hold a part only.
-        scaler: where it is not enough that this rank sees an overflow.
-        notes: see `KnowsNotes`; which kernel attends, where they are left out.
+        after_backward: called after the last microbatch's backward; its time counts as backward's.
+        clip: limits the norm of the whole gradient, of which a rank may hold only a part.
+        scaler: needed where other ranks must learn of an overflow that this rank sees.
+        notes: see `KnowsNotes`; by default, which kernel attends.
         """
         self.model = model
         self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
@@ -97,7 +95,7 @@ class Trainer:
         self._largest_norm = float(setup.options["clip"])
         self._gradient_norm: Tensor | None = None
         self._learning_rate = LearningRate(setup)
-        # fp16 alone has too few exponents for gradients; without it the scaler passes everything through.
+        # Only fp16's range of exponents is too small for gradients; a disabled scaler changes nothing.
         self._scaler = scaler or torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
@@ -122,7 +120,7 @@ class Trainer:
         return None if self._gradient_norm is None else self._gradient_norm.item()
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
-        """Forward and backward of all microbatches; see `Workload.step`."""
+        """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""
         microbatches = tokens_bs.chunk(self._parts)
         losses = []
         for microbatch_bs in microbatches[:-1]:
@@ -132,7 +130,7 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
-        """The microbatch's part of the loss, detached; its gradients are added to those that are there."""
+        """Add the microbatch's gradients to those already there, and return its part of the loss, detached."""
         with self._phase("forward"), self._autocast():
             logits_bsv = self.model(self._inputs(tokens_bs))
             loss = next_token_loss(logits_bsv, self._targets(tokens_bs)) / self._parts
@@ -142,11 +140,11 @@ class Trainer:
         return loss.detach()
 
     def _inputs(self, tokens_bs: Tensor) -> Tensor:
-        """The tokens that this rank reads."""
+        """Return the tokens that this rank reads."""
         return tokens_bs[:, :-1]
 
     def _targets(self, tokens_bs: Tensor) -> Tensor:
-        """Those that follow them."""
+        """Return the tokens that follow the inputs."""
         return tokens_bs[:, 1:]
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -156,7 +154,7 @@ class Trainer:
 
     def _update(self) -> None:
         self._learning_rate.begin_step(self.optimizer)
-        # The optimizer could unscale by itself, but then clipping would see scaled gradients, and so would readers.
+        # The optimizer could unscale by itself, but then clipping and readers would see scaled gradients.
         self._scaler.unscale_(self.optimizer)
         if self._largest_norm:
             self._gradient_norm = self._clip(self.model.parameters(), self._largest_norm)
@@ -165,7 +163,7 @@ class Trainer:
 
 
 def make_model(setup: Setup) -> Transformer:
-    """The reference model on the rank's device: equal in all ranks, whatever was drawn before."""
+    """Make the reference model on the rank's device, with equal weights on all ranks, whatever was drawn before."""
     torch.manual_seed(setup.seed)
     with torch.device(setup.device):
         model = Transformer(setup.shape, checkpoint=_checkpoint(setup), batch_norm=make_batch_norm(setup))
@@ -178,12 +176,12 @@ def make_model(setup: Setup) -> Transformer:
 
 
 def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:
-    """AdamW over these weights."""
+    """Make AdamW over these weights."""
     return AdamW(parameters, **adamw_settings(setup))
 
 
 def adamw_settings(setup: Setup) -> dict[str, Any]:
-    """What AdamW is made with, beside the weights; its update is one kernel."""
+    """Return AdamW's arguments besides the weights; its update is one fused kernel."""
     return {
         "lr": float(setup.options["learning_rate"]),
         "betas": BETAS,
@@ -193,7 +191,7 @@ def adamw_settings(setup: Setup) -> dict[str, Any]:
 
 
 def compile_blocks(model: Transformer, mode: str) -> None:
-    """Compile each block in place, so that no name changes; all blocks share one graph. mode: "none" leaves them."""
+    """Compile each block in place, so that no name changes; all blocks share one graph. mode "none": do nothing."""
     if mode == "none":
         return
     for block in model.blocks:
@@ -201,9 +199,9 @@ def compile_blocks(model: Transformer, mode: str) -> None:
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """The gradient of each weight, by the weight's name without those of wrappers.
+    """Return the gradient of each weight, by the weight's name without wrapper prefixes.
 
-    Gradients that ranks hold in parts are brought together, so that all ranks must call this.
+    Gradients that ranks hold in parts are gathered, so that all ranks must call this.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -217,16 +215,16 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def plain_name(name: str) -> str:
-    """The name that a weight has in `single`, without the wrapper's or the number of the stage that it is in."""
+    """Return the name that a weight has in `single`: without a wrapper's prefix or its stage's number."""
     first, _, rest = name.partition(".")
     return rest if rest and (first == "module" or first.isdecimal()) else name
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """The tensor, brought together where ranks hold it in parts; then all of them must call this."""
+    """Return the whole tensor; where ranks hold it in parts, all of them must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
-    # An offloaded part has to lie on the device whose ranks bring it together.
+    # An offloaded part has to be moved to the device that the mesh gathers on.
     part = tensor.to(tensor.device_mesh.device_type)
     whole: Tensor = part.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
     return whole

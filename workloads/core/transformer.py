@@ -21,10 +21,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 from workloads.cost_models.shape import Shape
 
 Checkpoint = Literal["none", "full", "selective"]
-"""What backward computes again: nothing, whole blocks, or all of a block but its matrix products and attention."""
+"""What backward recomputes: nothing, whole blocks, or all of a block but its matrix products and attention."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
+"""Maps queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
 
 ROTARY_BASE = 500_000.0
 NORM_EPSILON = 1e-5
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
     sin_sr: Tensor
 
     def __init__(self, shape: Shape, *, checkpoint: Checkpoint = "none", batch_norm: nn.Module | None = None) -> None:
-        """batch_norm: a layer without weights behind the embedding, which a convergence check looks at."""
+        """batch_norm: a layer without weights after the embedding, for a convergence check."""
         super().__init__()
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.batch_norm = batch_norm
@@ -64,8 +64,8 @@ class Transformer(nn.Module):
     def initialise(self, shape: Shape) -> None:
         """Draw all weights anew, in the order of their names.
 
-        The two products that write to the residual stream are drawn narrower, so that its variance does not grow with
-        depth. Source: Radford et al. 2019, GPT-2, section 2.3.
+        The two products that write to the residual stream get a smaller deviation, so that its variance does not grow
+        with depth. Source: Radford et al. 2019, GPT-2, section 2.3.
         """
         residual_deviation = WEIGHT_DEVIATION / math.sqrt(2 * shape.layers)
         for name, weight in self.named_parameters():
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(weight, std=residual_deviation if is_residual else WEIGHT_DEVIATION)
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
-        """The logits of each token's successor, (b, s, v), in the precision of autocast."""
+        """Return the logits of each token's successor, (b, s, v), in the precision of autocast."""
         x_bsd = self.embedding(tokens_bs)
         if self.batch_norm is not None:
             x_bsd = self.batch_norm(x_bsd)
@@ -89,10 +89,10 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind its norm and beside the residual stream.
+    """Attention and MLP, each after its norm and added to the residual stream.
 
-    Checkpointing is inside of forward and wraps no module: a weight has one name in every setting, and a compiled block
-    is one graph.
+    Checkpointing happens inside forward and wraps no module: a weight has one name in every setting, and a compiled
+    block is one graph.
     """
 
     def __init__(self, shape: Shape, *, checkpoint: Checkpoint) -> None:
@@ -104,10 +104,10 @@ class Block(nn.Module):
         self.checkpoint = checkpoint
 
     def forward(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
-        """The residual stream after this block."""
+        """Return the residual stream after this block."""
         if self.checkpoint == "none":
             return self._run(x_bsd, cos_sr, sin_sr)
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # Nothing here draws numbers.
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # A block draws no numbers.
         if self.checkpoint == "selective":
             options["context_fn"] = partial(checkpointing.create_selective_checkpoint_contexts, _policy)
         out_bsd: Tensor = checkpointing.checkpoint(self._run, x_bsd, cos_sr, sin_sr, **options)
@@ -131,11 +131,11 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.width, kv_width, bias=False)
         self.o = nn.Linear(shape.width, shape.width, bias=False)
         self.attend: Attend = attend
-        """What mixes positions; a strategy that divides the sequence puts its own here."""
+        """Mixes positions; a strategy that divides the sequence replaces it."""
 
     def forward(self, x_bsd: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
-        """What attention adds to the residual stream."""
-        # The number of heads is read off the product: a strategy may have left this rank only some of them.
+        """Return what attention adds to the residual stream."""
+        # The number of heads (-1) follows from the product's width: this rank may hold only some of them.
         q_bhse, k_bkse, v_bkse = (
             product(x_bsd).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for product in (self.q, self.k, self.v)
         )
@@ -154,13 +154,13 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        """What the MLP adds to the residual stream."""
+        """Return what the MLP adds to the residual stream."""
         out_bsd: Tensor = self.down(F.silu(self.gate(x_bsd)) * self.up(x_bsd))
         return out_bsd
 
 
 def attend(q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
-    """Causal attention with grouped queries, (b, h, s, e)."""
+    """Compute causal attention with grouped heads, (b, h, s, e)."""
     if q_bhse.is_cuda and q_bhse.dtype is torch.float32:
         # On CUDA only flash and cuDNN take grouped heads, and neither takes fp32: without this copy, all scores would
         # be kept in memory.
@@ -170,7 +170,7 @@ def attend(q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
 
 
 def rotary_tables(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, (s, r) in float32.
+    """Return cosine and sine of each position's angles, (s, r) in float32.
 
     Source: Su et al. 2021, RoFormer, section 3.4; base of Llama 3.
     """
@@ -180,7 +180,7 @@ def rotary_tables(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_bhse: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
-    """Each head turned by its position, in float32: element i and i + r are a pair, as in Llama's published weights."""
+    """Rotate each head by its position, in float32; elements i and i + r pair up, as in Llama's published weights."""
     first_bhsr, second_bhsr = x_bhse.float().chunk(2, dim=-1)
     turned_bhse = torch.cat(
         (first_bhsr * cos_sr - second_bhsr * sin_sr, second_bhsr * cos_sr + first_bhsr * sin_sr), dim=-1
@@ -189,7 +189,7 @@ def rotate(x_bhse: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
 
 
 def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
-    """Mean cross-entropy in nats, a scalar in float32 whatever the precision of the logits."""
+    """Return the mean cross-entropy in nats, a scalar in float32 whatever the precision of the logits."""
     return F.cross_entropy(logits_bsv.flatten(0, 1).float(), targets_bs.flatten())
 
 
