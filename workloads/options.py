@@ -1,4 +1,7 @@
-"""The options that every training strategy takes, and what `parts.training` and `parts.data` refuse of them."""
+"""Options that training strategies share: their definitions, refusals, and what cost models and training read of them.
+
+A refusal is a message that says why a setup cannot run, and what would; see `Card.refusals`. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.cost_models.terms import NotCovered, bucket_count
 from workloads.spec import Option, OptionValue, Setup
 
-# The option that pins attention's kernel on a GPU, and what is refused of it.
+# Attention: the option that pins the kernel on a GPU.
 
 KernelName = Literal["cudnn", "flash", "efficient", "math"]
-"""torch's kernels of scaled_dot_product_attention. math: all scores in memory, on any device and precision."""
+"""Kernels of torch's scaled_dot_product_attention. math: keeps all scores in memory, on any device and precision."""
 
 ATTENTION = Option(
     name="attention",
@@ -27,19 +30,19 @@ ATTENTION = Option(
 )
 HEAD_MULTIPLE = 8
 WIDEST_HEAD = 256
-"""Elements of a head that torch's fused kernels on a GPU take."""
+"""Elements of a head that cuDNN's and the flash kernel take at most; fused kernels take multiples of HEAD_MULTIPLE."""
 FP32_HEAD_MULTIPLE = 4
-"""What the efficient kernel needs of a head in fp32."""
+"""The same multiple for the efficient kernel in fp32."""
 
 
 def pinned_kernel(setup: Setup) -> KernelName | None:
-    """The kernel that the setup names; None where the choice is torch's."""
+    """Return the kernel that the setup names; None where torch chooses."""
     word = ATTENTION.of(setup)
     return None if word == ATTENTION.default else word  # type: ignore[return-value]  # The option allows no other word.
 
 
 def attention_refusals(setup: Setup) -> Iterator[str]:
-    """Why the named kernel cannot attend; what depends on the GPU itself is told when the model is made."""
+    """Yield why the named kernel cannot attend; what depends on the GPU itself is checked when the model is made."""
     kernel, width = pinned_kernel(setup), setup.shape.head_width
     if kernel is None:
         return
@@ -61,24 +64,23 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
         )
 
 
-# What a convergence check adds to the options of a case: the harness's own, which no card lists.
-#
-# So no command line sets them, `observatory list` does not show them, they are recorded where all options are, and no
-# case that has them is comparable with one that has not.
+# Convergence checks: the options that they add to a case, which no spec lists. No command line sets them and
+# `observatory list` does not show them; they are recorded with all other options, and a case that has them is not
+# comparable with one that has not.
 
 Mistake = Literal["learning_rate", "sampler_epoch", "batch_statistics"]
-"""What is made wrong on purpose. learning_rate: the rule that scales it is not applied. sampler_epoch: each epoch has
-the order of the first. batch_statistics: each rank normalises by its own share of the batch."""
+"""A fault made on purpose. learning_rate: the rule that scales it is not applied. sampler_epoch: each epoch has the
+order of the first. batch_statistics: each rank normalises by its own share of the batch."""
 
 MISTAKES: tuple[Mistake, ...] = get_args(Mistake)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """How a training is changed so that a check can see what it does.
+    """How a convergence check changes a training.
 
-    epoch_steps: after which the data begin anew in another order.
-    data_ranks: that the rule of the learning rate counts, so that one rank trains at the rates of many.
+    epoch_steps: steps after which the data begin again in another order.
+    data_ranks: ranks that the learning rate's rule counts, so that one rank can train at the rates of many.
     has_batch_norm: the model has one layer that normalises over the batch.
     is_reversed: each batch is read backwards, which changes nothing but the order of additions.
     """
@@ -90,7 +92,7 @@ class Check:
     mistakes: tuple[Mistake, ...] = ()
 
     def options(self) -> dict[str, OptionValue]:
-        """It as options of a case."""
+        """Return the check as options of a case."""
         return {
             "check_epoch_steps": self.epoch_steps,
             "check_data_ranks": self.data_ranks,
@@ -101,7 +103,7 @@ class Check:
 
 
 def check_of(setup: Setup) -> Check | None:
-    """What the setup's options say of a check; None where it is none."""
+    """Read the check from the setup's options; None where they hold none."""
     options = setup.options
     if "check_epoch_steps" not in options:
         return None
@@ -121,7 +123,7 @@ def is_made(mistake: Mistake, setup: Setup) -> bool:
     return check is not None and mistake in check.mistakes
 
 
-# The options that say when messages between ranks begin, what is refused of them, and what a reader must know.
+# Messages between ranks: the options that say when they begin.
 
 HIGH_PRIORITY = Option(
     name="high_priority_stream",
@@ -136,17 +138,17 @@ DEFER_RECEIVES = Option(
     added_later=True,
 )
 FIRST_TO_DEFER = (2, 13)
-"""The torch whose schedules take `defer_pp_recv`."""
+"""The first torch whose schedules take `defer_pp_recv`."""
 RECEIVES_EARLY: tuple[ScheduleName, ...] = ("interleaved", "interleaved_zero_bubble", "zbv")
-"""Schedules of several stages for each rank: torch begins a receive when its sender computes, in those of one stage
-when the rank itself would."""
+"""Schedules with several stages per rank: in these torch begins a receive as early as its sender computes; with one
+stage per rank, no earlier than the receiving rank needs it."""
 CAN_DEFER: tuple[ScheduleName, ...] = ("interleaved",)
-"""Those of which torch 2.13 defers receives in the order of their sends. Of zero-bubble schedules it does not, and a
-rank takes one tensor of a neighbour for another."""
+"""Schedules whose receives torch 2.13 defers in the order of their sends. In zero-bubble schedules it does not keep
+that order, and a rank takes one tensor of a neighbour for another."""
 
 
 def priority_refusals(setup: Setup) -> Iterator[str]:
-    """Why messages cannot go first."""
+    """Yield why messages cannot have high priority."""
     if not HIGH_PRIORITY.of(setup):
         return
     if setup.backend != "nccl":
@@ -159,12 +161,12 @@ def priority_refusals(setup: Setup) -> Iterator[str]:
 
 
 def priority_axes(setup: Setup, axis: str) -> tuple[str, ...]:
-    """The axis that messages travel along, where they go first."""
+    """Return the axis that messages travel along, where they have high priority."""
     return (axis,) if HIGH_PRIORITY.of(setup) else ()
 
 
 def torch_release() -> tuple[int, int]:
-    """The first two numbers of the torch that is installed, without importing it."""
+    """Return major and minor version of the installed torch, without importing it."""
     major, minor, *_ = version("torch").split(".")
     return int(major), int(minor)
 
@@ -172,7 +174,7 @@ def torch_release() -> tuple[int, int]:
 def deferring_refusals(
     setup: Setup, schedule: ScheduleName, *, release: tuple[int, int] | None = None
 ) -> Iterator[str]:
-    """Why receives cannot be deferred. release: of torch; that which is installed, where it is left out."""
+    """Yield why receives cannot be deferred. release: of torch; by default the installed one."""
     if not DEFER_RECEIVES.of(setup):
         return
     if schedule in HALVED_BACKWARD:
@@ -195,7 +197,7 @@ def deferring_refusals(
 
 
 def pipeline_message_notes(setup: Setup, schedule: ScheduleName) -> list[str]:
-    """What the figures of a pipeline's bubble hold on NCCL."""
+    """Return a note on the waits that a pipeline's bubble includes on NCCL."""
     if setup.backend != "nccl" or schedule not in RECEIVES_EARLY or DEFER_RECEIVES.of(setup):
         return []
     remedy = f"; {DEFER_RECEIVES.name}=true begins receives late" if schedule in CAN_DEFER else ""
@@ -205,23 +207,20 @@ def pipeline_message_notes(setup: Setup, schedule: ScheduleName) -> list[str]:
     ]
 
 
-# What figures of offloading say where the rank computes on the host already.
-
-
 def offload_notes(setup: Setup) -> list[str]:
-    """What a reader must know of the figures of a strategy that has the option `offload`."""
+    """Return a note where a strategy with the option `offload` offloads on a CPU, where nothing moves."""
     if setup.options["offload"] and setup.device == "cpu":
         return ["offload on a CPU is control flow only: nothing moves, so its figures say nothing of offloading"]
     return []
 
 
-# The options of strategies on DistributedDataParallel: the size of its buckets, and how many they are.
+# DistributedDataParallel: the size and number of its gradient buckets.
 
 BUCKET_MB = Option(name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients that are averaged together")
 
 
 def bucket_refusals(setup: Setup) -> list[str]:
-    """Why buckets of this size cannot be."""
+    """Return why buckets cannot have this size."""
     bucket_mb, compile_mode = setup.options[BUCKET_MB.name], setup.options["compile"]
     if compile_mode == "none" or float(bucket_mb) >= 1:
         return []
@@ -231,21 +230,21 @@ def bucket_refusals(setup: Setup) -> list[str]:
 
 
 def buckets(setup: Setup) -> int:
-    """How many buckets hold all gradients, nearly: a weight is not cut."""
+    """Return about how many buckets hold all gradients; not exactly, because a weight is never cut."""
     bucket_bytes = int(float(setup.options[BUCKET_MB.name]) * 2**20)
     return bucket_count(4 * setup.shape.parameters(), bucket_bytes)
 
 
-# The learning rate of each step as a multiple of the given one, by the rules that scale it with data ranks.
+# Learning rate: the rules that scale it with the number of data ranks.
 
 Rule = Literal["base", "linear", "sqrt"]
-"""How the rate grows with the data ranks: not at all, as their number, or as its square root."""
+"""How the rate grows with the data ranks: not at all, with their number, or with its square root."""
 
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def scale(rule: Rule, data_ranks: int) -> float:
-    """What the rule multiplies the rate by, once it is warm.
+    """Return what the rule multiplies the rate by after warm-up.
 
     Source: linear: Goyal et al. 2017, Accurate, large minibatch SGD, section 2.1. sqrt: Krizhevsky 2014, One weird
     trick for parallelizing convolutional neural networks; Hoffer et al. 2017, Train longer, generalize better.
@@ -260,9 +259,9 @@ def scale(rule: Rule, data_ranks: int) -> float:
 
 
 def factor(rule: Rule, *, data_ranks: int, warm_up: int, step: int) -> float:
-    """What the rate of a step, counted from 0, is multiplied by: from 1 in equal increments to the rule's scale.
+    """Return what the rate of a step, counted from 0, is multiplied by.
 
-    Step `warm_up` is the first that has the whole scale.
+    It grows from 1 in equal increments to the rule's scale, which step `warm_up` is the first to have.
     Source: Goyal et al. 2017, section 2.2, gradual warm-up.
     """
     warm = scale(rule, data_ranks)
@@ -275,7 +274,7 @@ ACCUMULATE = Option(
 MICROBATCHES = Option(
     name="microbatches", default=4, minimum=1, help="parts that a batch is split into, which follow each other"
 )
-"""Of a pipeline, in place of `accumulate`."""
+"""Replaces `accumulate` in pipelines."""
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
@@ -312,28 +311,28 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
 
 
 def parts_option(setup: Setup) -> Option:
-    """The option that says how many parts a data rank's batch is split into."""
+    """Return the option that says how many parts a data rank's batch is split into."""
     return MICROBATCHES if MICROBATCHES.name in setup.options else ACCUMULATE
 
 
 def parts(setup: Setup) -> int:
-    """Microbatches that a data rank's batch is split into."""
+    """Return the number of microbatches that a data rank's batch is split into."""
     return int(setup.options[parts_option(setup).name])
 
 
 def local_batch(setup: Setup, data_ranks: int) -> int:
-    """Sequences that one data rank takes through the model at a time: the effective batch over ranks and parts."""
+    """Return the sequences of one microbatch: the effective batch divided by data ranks and parts."""
     return setup.shape.batch // (data_ranks * parts(setup))
 
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
-    """What a step, counted from 0, multiplies the learning rate by, where so many ranks share each batch."""
+    """Return what the learning rate of a step, counted from 0, is multiplied by. data_ranks: those sharing a batch."""
     rule: Rule = setup.options["lr_rule"]  # type: ignore[assignment]  # The card allows no other word.
     return factor(rule, data_ranks=data_ranks, warm_up=int(setup.options["lr_warm_up"]), step=step)
 
 
 def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
-    """The tensors of one of a rank's microbatches."""
+    """Describe one of a rank's microbatches to the cost model of memory."""
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
     return Microbatch(
         shape=setup.shape,
@@ -344,7 +343,7 @@ def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
 
 
 def peak_not_covered(setup: Setup) -> NotCovered | None:
-    """Why the law of activations does not tell this setup's peak, whatever the strategy; None where it may."""
+    """Return why the cost model of activations cannot predict this setup's peak under any strategy; None if it may."""
     if setup.device != "cpu":
         return NotCovered(reason="the law of activations is that of the CPU's kernels")
     if setup.options["compile"] != "none":
@@ -353,12 +352,12 @@ def peak_not_covered(setup: Setup) -> NotCovered | None:
 
 
 def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Why no strategy could train so. data_ranks: those that a batch is shared out over."""
+    """Return why no strategy could train this setup. data_ranks: those that share a batch."""
     return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup), *attention_refusals(setup)]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Why the batch cannot be shared out over data ranks and parts, with the numbers that could."""
+    """Return why data ranks and parts cannot share the batch equally, with batches that they could share."""
     split = parts(setup)
     shares_of_all = data_ranks * split
     batch = setup.shape.batch
@@ -372,9 +371,9 @@ def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
 
 
 def graph_refusals(setup: Setup, because: str) -> list[str]:
-    """Why compiled blocks cannot be CUDA graphs.
+    """Return why compiled blocks cannot be CUDA graphs.
 
-    because: what goes wrong in this strategy. Bucket hooks of DistributedDataParallel run beside the blocks: no reason.
+    because: what goes wrong in this strategy. Not for DistributedDataParallel, whose bucket hooks run outside blocks.
     """
     mode = setup.options["compile"]
     if setup.device != "cuda" or mode not in GRAPH_MODES:
@@ -386,7 +385,7 @@ def graph_refusals(setup: Setup, because: str) -> list[str]:
 
 
 def _rate_refusals(setup: Setup) -> list[str]:
-    """Why the learning rate cannot grow."""
+    """Return why a warm-up of the learning rate would have no effect."""
     options = setup.options
     if options["lr_rule"] == "base" and options["lr_warm_up"]:
         return [

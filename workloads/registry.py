@@ -1,4 +1,7 @@
-"""Every strategy there is, one line each: its card. Imports no torch; a rank loads the module of the card's name."""
+"""Registry of all strategies and probes: one line for each spec.
+
+Imports no torch; a rank loads the module that the spec's `entry` names.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,9 @@ CARDS: tuple[Card, ...] = (
 
 
 def card_of(name: str) -> Card:
-    """The card of that name.
+    """Return the spec of a strategy or probe.
 
     Raises:
-        KeyError: no strategy is called so.
+        KeyError: there is none of that name.
     """
     return {card.name: card for card in CARDS}[name]

@@ -1,4 +1,4 @@
-"""What a card is: everything that can be said of a strategy without running it, and without torch."""
+"""The spec of a strategy or probe (`Card`): everything that can be said of it without running it and without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import NotCovered, States, Transfer, made_whole_bytes
 
-# Which share of each batch a rank trains on, told from the device mesh; without torch.
+# A rank's share of each batch, which follows from the device mesh.
 
 DATA_AXES = ("data", "replicate", "shard")
 """Mesh axes whose ranks train on different sequences; ranks that differ on any other axis share theirs."""
@@ -19,16 +19,17 @@ DATA_AXES = ("data", "replicate", "shard")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlace:
-    """A rank's share: the rank-th of ranks equal ones."""
+    """A rank's share of each batch: number `rank`, counted from 0, of `ranks` equal shares."""
 
     rank: int
     ranks: int
 
 
 def place_in_mesh(axes: Mapping[str, int], rank: int) -> DataPlace:
-    """The share of a rank in a mesh over all ranks, whose last axis runs fastest.
+    """Return the share of a rank in a mesh over all ranks, whose last axis runs fastest.
 
     axes: name and size of each axis, outermost first.
+    Example: rank 5 of {"data": 4, "tensor": 2} is at data 2, tensor 1, and trains on share 2 of 4.
     """
     place, stride = DataPlace(rank=0, ranks=1), 1
     for name, size in reversed(list(axes.items())):
@@ -48,9 +49,9 @@ Kind = Literal["training", "probe"]
 
 
 class Setup(Protocol):
-    """What a card and a workload read of a case.
+    """What a spec and a workload read of a case.
 
-    shape: of the model; a probe has none and must not ask.
+    shape: of the model; a probe has none and must not read it.
     """
 
     @property
@@ -72,17 +73,17 @@ class Setup(Protocol):
 
 
 LARGEST = 2**63 - 1
-"""Whole numbers beyond are in no file of a run and in no tensor."""
+"""The largest whole number that a run's files and tensors can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of a strategy; its type is that of its default.
+    """One option of a strategy; its type is that of its default.
 
     choices: the only words allowed, for an option of text.
     minimum: the least number allowed.
-    added_later: results were kept before the strategy had it. A setup of then is one of its default, and at its default
-        it is no part of a case's key, so that the series of those results go on.
+    added_later: the strategy has stored results from before the option. Setups without it have its default, and at its
+        default it is left out of a case's key, so that the series of those results go on.
     """
 
     name: str
@@ -93,12 +94,12 @@ class Option:
     added_later: bool = False
 
     def of(self, setup: Setup) -> OptionValue:
-        """The setup's value, also where the setup is older than the option."""
+        """Return the setup's value, or the default where the setup is older than the option."""
         return setup.options.get(self.name, self.default) if self.added_later else setup.options[self.name]
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words."""
+        """Allowed values, in words."""
         if isinstance(self.default, bool):
             return "true or false"
         if self.choices:
@@ -107,10 +108,10 @@ class Option:
         return kind if self.minimum is None else f"{kind} of at least {self.minimum:g}"
 
     def parse(self, text: str) -> OptionValue:
-        """The value that the text means.
+        """Return the value that the text means.
 
         Raises:
-            ValueError: the text is not of the option's type, or not among what it allows.
+            ValueError: the text is not of the option's type, or is not allowed.
         """
         try:
             value = self._read(text)
@@ -137,14 +138,14 @@ def _is_number_allowed(value: float, minimum: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What must be there before a strategy can run."""
+    """Ranks and devices that a strategy needs."""
 
     minimum_ranks: int = 1
     maximum_ranks: int | None = None
     devices: tuple[Device, ...] = ("cpu", "cuda")
 
     def text(self) -> str:
-        """The needs in words, for people."""
+        """Return the needs in words, for people."""
         if self.minimum_ranks == self.maximum_ranks:
             ranks = f"{self.minimum_ranks} rank" + ("s" if self.minimum_ranks > 1 else "")
         elif self.maximum_ranks is None:
@@ -158,8 +159,8 @@ ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one element."""
 
 LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
-"""How far the norm of a difference may be from `single`'s, as a share of the norm, where nothing but the order of
-additions differs."""
+"""Largest relative difference from `single` (norm of the difference over norm), where only the order of additions
+differs."""
 
 
 def _always_comparable(setup: Setup) -> None:
@@ -170,10 +171,9 @@ def _always_comparable(setup: Setup) -> None:
 class Parity:
     """How the strategy's losses and gradients compare with those of `single`; the parity test reads it.
 
-    exact: equal within `limits`, for each of `variants` (options that must not change the result).
-    lossless_limit: exact with `variants`, which switch the loss off.
-    none: not comparable, for `reason`.
-    incomparable: why a setup of a comparable strategy is not, with what would be; None where it is.
+    kind: exact: equal within `limits`, for each of `variants` (options that must not change the result);
+        lossless_limit: exact with `variants`, which make the strategy lossless; none: not comparable, for `reason`.
+    incomparable: returns why a setup of a comparable strategy is not comparable, with what would be; else None.
     """
 
     kind: Literal["exact", "lossless_limit", "none"]
@@ -241,36 +241,37 @@ def _holds_nothing(setup: Setup, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A strategy: what it is, takes, needs and refuses, and its terms in the laws.
+    """The spec of a strategy or probe: what it is, takes, needs and refuses, and the terms of its cost model.
 
-    entry: "module:name" of what a rank runs: of training a function (setup, mesh, phase) that builds its `Workload`,
-        of a probe its `Probe`. A string, for that module loads torch.
-    version: of the definition; a changed workload is a new series and is compared with none of the old.
-    cuda_version: of the definition on CUDA, where that changed and the CPU's did not; None where they are one.
+    entry: "module:name" of what a rank runs: a `Build` function for training, a `Probe` function for a probe. A string,
+        because that module loads torch.
+    version: of the definition; a changed workload begins a new series, which is not compared with older ones.
+    cuda_version: of the definition on CUDA, where only that changed; None where it is `version`.
     mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
-    refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Ask `all_refusals`,
-        which knows also what follows from the card's other facts.
-    sends_messages: whether ranks hand each other tensors by send and receive.
-    high_priority_axes: of the mesh, whose groups have a stream of high priority on NCCL.
-    data_place: a rank's share of the batch, None for a rank that trains on none; by the mesh where it is left out.
-    transfers, states: of training, those of all ranks alike and those of a rank; see `workloads.cost_models.terms`.
-    building_bytes: of training, what a rank holds on its device at least, at the worst moment before the first step:
-        every strategy makes the model whole on each rank, and divides it then.
-    paper_states: of training, a rank's by the paper's account, where all ranks hold as much.
-    settled: the options of a case, with the value of this setup for each whose default is left to it; a case holds
-        these, so that its key says what was measured.
-    notes: what a reader of the run's figures must know of this setup.
-    peak: of training, the live tensors of the rank that holds most, at the moment of a step at which most live.
-    states_not_covered: why the law of states is none of this setup's, where it is only an estimate.
-    paper_activations: of training, bytes of activations of the rank that holds most, by the papers' account; those of a
-        whole model's microbatch where it is left out.
-    attention_pairs: pairs of query and key that each rank attends in a step's forward, of all heads and layers; empty
-        where the workload does not count them.
+    refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Callers use
+        `all_refusals`, which adds what follows from the spec's other fields.
+    sends_messages: whether ranks exchange tensors by send and receive.
+    high_priority_axes: axes of the mesh whose groups have a stream of high priority on NCCL.
+    data_place: a rank's share of the batch, None for a rank that trains on none; by default it follows from the mesh.
+    transfers: of training, the same for all ranks; see `workloads.cost_models.terms`.
+    states: of training, those of one rank; see the same.
+    building_bytes: of training, the least that a rank holds on its device at the worst moment before the first step:
+        every strategy makes the whole model on each rank, and divides it then.
+    paper_states: of training, a rank's states as the paper counts them, with the same on all ranks.
+    settled: the options of a case, where defaults that depend on the setup are filled in; a case holds these, so that
+        its key says what was measured.
+    notes: what a reader of the run's figures must know about this setup.
+    peak: of training, the live tensors of the rank that holds most, at the peak of a step.
+    states_not_covered: why `states` is only an estimate for this setup; None where the cost model covers it.
+    paper_activations: of training, bytes of activations of the rank that holds most, as the papers count them; by
+        default those of a whole model's microbatch.
+    attention_pairs: query-key pairs that each rank attends in a step's forward, of all heads and layers; empty where
+        the workload does not count them.
     pipeline: how stages follow each other, None where the strategy has none.
-    has_second_communicator: of training, whether a thread uses a communicator of its own while backward runs, beside
-        which backward must use no other on NCCL.
+    has_second_communicator: of training, whether a thread uses a communicator of its own while backward runs; backward
+        must then use no other on NCCL.
     measurements: of a probe, how many each rank records.
-    working_bytes: what a rank of a probe holds at once; of training, its states are the least that it needs.
+    working_bytes: of a probe, what a rank holds at once; a training rank needs at least its states.
     """
 
     name: str
@@ -303,40 +304,40 @@ class Card:
     working_bytes: Callable[[Setup, int], int] = _holds_nothing
 
     def all_refusals(self, setup: Setup) -> list[str]:
-        """Why this setup would be wrong or hang, each with what would work; empty where it runs."""
+        """Return why this setup would be wrong or hang, each with what would work; empty where it runs."""
         if reasons := self.refusals(setup):
             return reasons
         if setup.device == "cuda" and setup.backend == "gloo" and self.sends_messages(setup):
-            # ProcessGroupGloo hands the pointer to the host's sockets; its collectives copy to the host and back.
+            # ProcessGroupGloo gives a GPU's pointer to the host's sockets; its collectives copy to the host and back.
             return ["backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"]
         return []
 
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """The values that tell one series of results from another: all but defaults of options that came later."""
+        """Return the values that distinguish series of results: all but defaults of options that were added later."""
         later = {option.name: option.default for option in self.options if option.added_later}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     def version_on(self, device: Device) -> int:
-        """The version of the definition on a device."""
+        """Return the version of the definition on a device."""
         return self.version if device == "cpu" or self.cuda_version is None else self.cuda_version
 
     def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
-        """The share of each batch that a rank trains on, None where it trains on none."""
+        """Return the share of each batch that a rank trains on, None where it trains on none."""
         if self.data_place is not None:
             return self.data_place(setup, rank)
         return place_in_mesh(self.mesh(setup), rank)
 
     def data_ranks(self, setup: Setup) -> int:
-        """How many shares a batch is divided into."""
+        """Return the number of shares that a batch is divided into."""
         places = (self.place_of(setup, rank) for rank in range(setup.ranks))
         return next(place.ranks for place in places if place is not None)
 
     def training_ranks(self, setup: Setup) -> int:
-        """How many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
+        """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
         return sum(self.place_of(setup, rank) is not None for rank in range(setup.ranks))
 
     def most_states(self, setup: Setup) -> States:
-        """Each part as the rank that has most of it holds it."""
+        """Return each part of the states at its maximum over the ranks."""
         ranks = [self.states(setup, rank) for rank in range(setup.ranks)]
         return States(
             parameters_bytes=max(states.parameters_bytes for states in ranks),
