@@ -1,6 +1,6 @@
-"""What a compression scheme is: it averages a bucket of gradients over ranks, handing less to collectives.
+"""Gradient compression for DistributedDataParallel: schemes that average buckets of gradients with less traffic.
 
-The schemes beside it: `rounding`, `powersgd`, `top_k`.
+Schemes: `Uncompressed`, `Rounding`, `PowerSGD` and `TopK`. `CompressionThread` runs one of them while backward goes on.
 """
 
 # Without `from __future__ import annotations`: DistributedDataParallel compares the hook's annotations with types.
@@ -32,7 +32,7 @@ class Bucket:
     weights: tuple[Tensor, ...]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Parts of a tensor that is laid as the bucket is, each in its weight's shape."""
+        """Split a tensor that is laid out like the bucket into views, each in its weight's shape."""
         parts = torch.split(flat, [weight.numel() for weight in self.weights])
         return [part.view(weight.shape) for weight, part in zip(self.weights, parts, strict=True)]
 
@@ -40,9 +40,9 @@ class Bucket:
 class Scheme(Protocol):
     """A way to average gradients over the ranks of a group.
 
-    All ranks come to the same bits, so that their weights stay equal: what differs between ranks is either reduced by
-    the library, which gives each the same sum, or gathered and then added in the order of the ranks. What a rank makes
-    of that by itself, such as factors that it makes orthogonal, is equal only where all devices are of one kind.
+    All ranks compute the same bits, so that their weights stay equal: what differs between ranks is either reduced by
+    the library, which gives each the same sum, or gathered and then added in the order of the ranks. What a rank then
+    computes from these by itself, such as orthonormal factors, is equal only where all devices are of one kind.
     """
 
     def average(self, bucket: Bucket) -> None:
@@ -50,10 +50,10 @@ class Scheme(Protocol):
 
 
 class ErrorFeedback:
-    """What compression has left out of each weight's gradients so far, on this rank.
+    """The error that compression has left in each weight's gradients so far, on this rank.
 
-    It is kept by weight: DistributedDataParallel lays its buckets anew after the first step, and what was left out by
-    then is not lost.
+    It is kept by weight: DistributedDataParallel rebuilds its buckets after the first step, and the errors up to then
+    must not be lost.
     Source: Stich et al. 2018, Sparsified SGD with memory; Vogels et al. 2019, PowerSGD, algorithm 2.
     """
 
@@ -63,9 +63,13 @@ class ErrorFeedback:
         self._by_weight: dict[int, Tensor] = {}
 
     def of(self, bucket: Bucket) -> Tensor:
-        """The errors of this bucket's weights, laid as it is, at first zeros; the scheme writes new ones into them."""
+        """Return the errors of this bucket's weights, laid out like the bucket; the scheme writes new ones into them.
+
+        They are zero at first.
+        """
         layout = [id(weight) for weight in bucket.weights]
         if self._layouts.get(bucket.index) != layout:
+            # The bucket is new or was rebuilt: copy its weights' errors from the tensors that held them.
             flat = torch.zeros_like(bucket.flat)
             for weight, errors in zip(bucket.weights, bucket.views(flat), strict=True):
                 if (known := self._by_weight.get(id(weight))) is not None:
@@ -76,7 +80,7 @@ class ErrorFeedback:
 
 
 class Uncompressed:
-    """All gradients of the bucket in one all_reduce."""
+    """Averages all gradients of a bucket in one all_reduce."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -87,15 +91,14 @@ class Uncompressed:
         dist.all_reduce(bucket.flat, group=self._group)
 
 
-# One thread that compresses and averages a step's buckets in their order, while backward goes on beside it.
-#
-# Two threads, or callbacks of futures, would enter the collectives of different buckets in an order that differs from
-# rank to rank, which hangs on gloo and on NCCL alike. So there is one thread, and it alone uses its process group.
+# The thread that averages a step's buckets while backward goes on. It is the only one, and the only user of its process
+# group: several threads, or callbacks of futures, would enter the collectives of different buckets in an order that
+# differs from rank to rank, which hangs on gloo and on NCCL.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A bucket whose gradients are there when the device has passed `ready`, and where its averages are awaited."""
+    """A bucket to average: its gradients are complete at the event `ready`, its averages when `done` has its result."""
 
     bucket: Bucket
     ready: torch.cuda.Event | None
@@ -105,10 +108,10 @@ class _Job:
 class CompressionThread:
     """Averages buckets by a scheme, one after another in the order in which they are handed in.
 
-    On CUDA the thread has a stream of its own. Each hand-over is an event, and no host waits for a device: the side
-    stream waits for the event that the caller's stream records when it hands in a bucket, and the future records one on
-    the side stream, which the stream of whoever waits for the future waits for.
-    A rank's thread is one more than the threads that it was given to compute with.
+    On CUDA the thread has a side stream of its own, and no host waits for a device: the side stream waits for the event
+    that the caller's stream records in `hand_in`; the future records an event on the side stream, and the stream of
+    whoever waits for the future waits for that event.
+    The thread comes on top of the threads that the rank was given to compute with.
     """
 
     def __init__(self, scheme: Scheme, device: torch.device) -> None:
@@ -119,13 +122,14 @@ class CompressionThread:
         self._side_stream: AbstractContextManager[object] = nullcontext()
         if device.type == "cuda":
             self._side_stream = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        # A daemon: it may stand in a collective whose other ranks are gone, and must not keep the process alive.
+        # A daemon: it may be stuck in a collective whose other ranks are gone, and must not keep the process alive.
         Thread(target=self._run, name="compression", daemon=True).start()
 
     def hand_in(self, bucket: Bucket) -> Future[Tensor]:
-        """The bucket's averages, in its own memory, when they are there; after an error, whatever lies there.
+        """Queue a bucket; the future's result is the bucket's memory, holding the averages.
 
-        It fails itself only where not even that can be handed over.
+        After an error the memory holds anything; `check` raises the error. The future itself fails only where even the
+        memory cannot be handed over.
         """
         ready = None
         if self._device.type == "cuda":
@@ -136,19 +140,19 @@ class CompressionThread:
         return done
 
     def check(self) -> None:
-        """Call it when all futures of a step are through, before anybody reads a gradient.
+        """Raise the thread's first error; call it when a step's futures are done, before a gradient is read.
 
-        A future that failed would be a failure inside of torch's reducer, which cannot tell of it.
+        Futures do not fail instead, because torch's reducer, which waits for them, could not report why.
 
         Raises:
-            BaseException: what went wrong in the thread first; from then on it averages no more.
+            BaseException: the thread's first error, after which it averages no more.
         """
         if self._error is not None:
             raise self._error
 
     def _run(self) -> None:
         if self._device.type == "cuda":
-            # A new thread begins on the first device and on its default stream.
+            # A new thread starts on the first device and its default stream.
             torch.cuda.set_device(self._device)
         with torch.no_grad(), self._side_stream:
             while True:
@@ -173,29 +177,29 @@ def hook(
     thread: CompressionThread,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """What DistributedDataParallel calls with each bucket when its last gradient is there, in backward."""
+    """Communication hook: DistributedDataParallel calls it in backward when a bucket's gradients are complete."""
     return thread.hand_in(Bucket(index=bucket.index(), flat=bucket.buffer(), weights=tuple(bucket.parameters())))
 
 
-# PowerSGD: each matrix of gradients is averaged as the product of two thin ones, by one step of power iteration.
+# PowerSGD: each gradient matrix is averaged as a product of two thin factors, by one step of power iteration.
 #
 # Dimensions: n rows, m columns, r rank.
 # Source: Vogels et al. 2019, PowerSGD: practical low-rank gradient compression for distributed optimization.
 
 
 class PowerSGD:
-    """Two all_reduces for each bucket: the left factors beside all that is no matrix, then the right factors.
+    """Averages a bucket by two all_reduces: left factors with all gradients that are no matrices, then right factors.
 
-    What is no matrix travels whole. A matrix whose smaller side is below the rank is cut to that side, and nothing of
-    it is lost; its factors are then larger than itself, and are sent all the same.
+    Gradients that are no matrices travel whole. A matrix whose smaller side is below the rank uses that side as its
+    rank, and loses nothing; its factors are then larger than itself, and are sent all the same.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, seed: int, feedback: ErrorFeedback) -> None:
-        """seed: of the first right factors, the same on all ranks."""
+        """seed: of the first right factors; the same on all ranks."""
         self._group = group
         self._rank = rank
         self._feedback = feedback
-        # The CPU's on every device, so that all ranks draw the same; and its own, so that nobody else's numbers change.
+        # On the CPU for every device, so that all ranks draw the same; of its own, so that no other draws change.
         self._random = torch.Generator().manual_seed(seed)
         self._rights: dict[int, Tensor] = {}
 
@@ -216,7 +220,7 @@ class PowerSGD:
             gradient.copy_(mean)
             error.zero_()
 
-        # Q <- M' P, summed over ranks; the error is what this rank's own factors do not tell of its matrix
+        # Q <- M' P, summed over ranks; the error is what this rank's own factors leave of its matrix: M - P Q'
         own_rights_mr = [matrix_nm.T @ left_nr for (_, matrix_nm, _), left_nr in zip(matrices, lefts_nr, strict=True)]
         for (_, _, error_nm), left_nr, right_mr in zip(matrices, lefts_nr, own_rights_mr, strict=True):
             error_nm.addmm_(left_nr, right_mr.T, alpha=-1)
@@ -227,10 +231,10 @@ class PowerSGD:
             self._rights[id(weight)] = right_mr
 
     def _right_factor(self, weight: Tensor) -> Tensor:
-        """Where power iteration goes on: the last step's right factor of this weight, or a random one at first.
+        """Return the start of power iteration: the last step's right factor of this weight, a random one at first.
 
-        Orthonormal, which changes no product of exact numbers, but keeps all r directions alive: a gradient of lower
-        rank would leave columns of zeros behind, and they could never grow again.
+        It is made orthonormal, which in exact arithmetic changes no result, but keeps all r directions alive: a
+        gradient of lower rank would leave columns of zeros, which could never grow again.
         """
         right_mr = self._rights.get(id(weight))
         if right_mr is None:
@@ -240,7 +244,7 @@ class PowerSGD:
         return _orthonormal(right_mr)
 
     def _means(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Each tensor's mean over the group, by one all_reduce of them all; none where there is no tensor."""
+        """Return each tensor's mean over the group, by one all_reduce of them all; without tensors there is no call."""
         if not tensors:
             return []
         flat = torch.cat([tensor.flatten() for tensor in tensors])
@@ -251,21 +255,18 @@ class PowerSGD:
 
 
 def _orthonormal(tall: Tensor) -> Tensor:
-    """Orthonormal columns that span at least what these span, also where these depend on each other.
+    """Return orthonormal columns whose span includes the given ones, even where these are linearly dependent.
 
-    By Householder's reflections; the paper's Gram-Schmidt would divide by zero there.
+    Uses QR by Householder reflections; the paper's Gram-Schmidt would divide by zero for dependent columns.
     """
     orthonormal: Tensor = torch.linalg.qr(tall).Q
     return orthonormal
 
 
-# Gradients averaged in half precision: half the bytes, and the rounding is lost.
-
-
 class Rounding:
-    """All gradients of the bucket in one all_reduce of half-precision elements, which the library adds as such.
+    """Averages a bucket in one all_reduce of half-precision elements, which the library also adds in half precision.
 
-    Nothing remembers what was rounded off.
+    It halves the bytes; what is rounded off is lost.
     """
 
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
@@ -274,24 +275,24 @@ class Rounding:
 
     def average(self, bucket: Bucket) -> None:
         """See `Scheme.average`."""
-        # Divided before the sum: in fp16 the sum of many ranks could pass the largest number.
+        # Divide before the sum: in fp16 the sum over many ranks could overflow.
         rounded = (bucket.flat / self._group.size()).to(self._dtype)
         dist.all_reduce(rounded, group=self._group)
         bucket.flat.copy_(rounded)
 
 
-# Top-k: each rank sends the largest elements of its gradients, and remembers the others.
+# Top-k: each rank sends the largest elements of its gradients, and adds the others to the next step's.
 #
-# Every rank adds up what all ranks sent, so the average has up to ranks x k elements that are not zero.
+# Every rank adds up what all ranks sent, so the average has up to ranks x k nonzero elements.
 # Source: Stich et al. 2018, Sparsified SGD with memory; Lin et al. 2018, Deep gradient compression, section 3.1, whose
 # momentum correction, warm-up and clipping before the choice are not covered.
 
 
 class TopK:
-    """The share `density` of each weight's gradient, at least one element, in one all_gather for each bucket.
+    """Sends the share `density` of each weight's gradient, at least one element, in one all_gather for each bucket.
 
-    Values are fp32; an index is int32 and counts from the start of its weight's gradient, for a bucket may have more
-    elements than int32 can count.
+    Values are fp32; an index is int32 and counts from the start of its weight's gradient, because a bucket may have
+    more elements than int32 can count.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, density: float, feedback: ErrorFeedback) -> None:
@@ -303,20 +304,22 @@ class TopK:
         """See `Scheme.average`."""
         flat, errors = bucket.flat, self._feedback.of(bucket)
         flat += errors
+        # Choose elements of each weight, then address them in the bucket: start of the weight + index in the weight.
         chosen = [_largest(gradient, self._density) for gradient in bucket.views(flat)]
         starts_k = _starts(bucket, chosen)
         indices_k = torch.cat(chosen)
         values_k = flat[starts_k + indices_k]
+        # The error is all that is not sent.
         errors.copy_(flat)
         errors[starts_k + indices_k] = 0
         flat.zero_()
         for rank_values_k, rank_indices_k in self._gathered(values_k, indices_k):
-            # The indices of one rank differ, so that nothing depends on the order in which a device adds them.
+            # One rank's indices are all different, so the result does not depend on the order of additions.
             flat.index_add_(0, starts_k + rank_indices_k, rank_values_k)
         flat /= self._group.size()
 
     def _gathered(self, values_k: Tensor, indices_k: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Values and indices of each rank, in the order of the ranks; they travel together as one tensor."""
+        """Gather values and indices of all ranks, in the order of the ranks; both travel as one int32 tensor."""
         sent = torch.cat([values_k.view(torch.int32), indices_k.to(torch.int32)])
         arrived = sent.new_empty(self._group.size() * len(sent))
         all_gather(arrived, sent, group=self._group)
@@ -325,7 +328,7 @@ class TopK:
 
 
 def _largest(gradient: Tensor, density: float) -> Tensor:
-    """Indices of the elements that are sent, int64: those largest by magnitude."""
+    """Return the int64 indices of the elements to send: those of largest magnitude."""
     kept = kept_elements(gradient.numel(), density)
     if kept == gradient.numel():
         return torch.arange(kept, device=gradient.device)
@@ -333,7 +336,10 @@ def _largest(gradient: Tensor, density: float) -> Tensor:
 
 
 def _starts(bucket: Bucket, chosen: list[Tensor]) -> Tensor:
-    """For each element that is sent, where its weight's gradient begins in the bucket; equal on all ranks."""
+    """Return where the gradient of each sent element's weight begins in the bucket; the same on all ranks.
+
+    Example: two weights of 10 elements, of which 2 and 1 are sent, give 0, 0, 10.
+    """
     start, starts = 0, []
     for weight, indices in zip(bucket.weights, chosen, strict=True):
         starts.append(torch.full_like(indices, start))

@@ -1,4 +1,4 @@
-"""The card of `ddp`: each rank holds the whole model and a share of the batch; gradients are averaged."""
+"""Specs of data parallelism: `ddp`, `single` and `zero1`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powe
 DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
 
 WITH_MEMORY = ("powersgd", "topk")
-"""Schemes that add to a gradient what they left out of the last."""
+"""Schemes with error feedback: they add to a gradient what they left out of the last one."""
+
+
+# ddp: each rank holds the whole model and a share of the batch; gradients are averaged.
 
 
 def _ddp_mesh(setup: Setup) -> dict[str, int]:
@@ -52,7 +55,7 @@ def _ddp_refusals(setup: Setup) -> list[str]:
 
 
 def _replica_refusals(setup: Setup) -> Iterator[str]:
-    """What DistributedDataParallel cannot do."""
+    """Yield what DistributedDataParallel cannot do."""
     options = setup.options
     if options["find_unused_parameters"] and options["static_graph"]:
         yield (
@@ -74,7 +77,7 @@ def _is_compressed_beside_backward(setup: Setup) -> bool:
 
 
 def _compression_refusals(setup: Setup) -> Iterator[str]:
-    """What a compression scheme cannot do."""
+    """Yield what a compression scheme cannot do."""
     options, compress = setup.options, setup.options["compress"]
     if compress in WITH_MEMORY and setup.precision == "fp16":
         yield (
@@ -101,7 +104,7 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
 
 
 def _idle_options(setup: Setup) -> Iterator[str]:
-    """Options that were set, and that the chosen scheme does not read."""
+    """Yield options that are set, but that the chosen scheme does not read."""
     for option, scheme in ((COMPRESS_RANK, "powersgd"), (DENSITY, "topk")):
         value, compress = setup.options[option.name], setup.options["compress"]
         if value != option.default and compress != scheme:
@@ -128,14 +131,14 @@ def _ddp_transfers(setup: Setup) -> tuple[Transfer, ...]:
         return ()
     transfers = [_averaging(setup, collective, payload_bytes) for collective, payload_bytes in _payloads(setup)]
     if setup.options["find_unused_parameters"]:
-        # For each weight an int32 that says whether some rank used it, sent when backward is through.
+        # For each weight an int32 that says whether any rank used it, sent after backward.
         used_bytes = 4 * setup.shape.parameter_tensors()
         transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
     return tuple(transfers)
 
 
 def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
-    """The collectives that each bucket goes through, in their order, with their bytes over all buckets."""
+    """Return the collectives of each bucket, in their order, with their bytes over all buckets."""
     shape = setup.shape
     match setup.options["compress"]:
         case "fp16" | "bf16":
@@ -185,9 +188,9 @@ def _ddp_peak(setup: Setup) -> Prediction | NotCovered:
 
 
 def _remembered_bytes(setup: Setup) -> int:
-    """What a scheme keeps from step to step: what it left out, and PowerSGD the right factors that it goes on from.
+    """Return what a scheme keeps from step to step: its errors and, of PowerSGD, the last right factors.
 
-    What its thread makes on the way is seen by nobody, and is gone after the step.
+    Temporary tensors of its thread are not counted; they are gone after the step.
     """
     compress = setup.options["compress"]
     errors_bytes = error_feedback_bytes(setup.shape) if compress in WITH_MEMORY else 0
@@ -229,9 +232,9 @@ DDP_CARD = Card(
             {"checkpoint": "full"},
             {"static_graph": True},
             {"find_unused_parameters": True},
-            # What compression loses is nothing where all elements are sent, or as many columns as the matrices have.
+            # Compression loses nothing where all elements are sent, or as many columns as the matrices have.
             {"compress": "topk", "density": 1.0, "bucket_mb": 0.1},
-            # Weights stay where they are: AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
+            # No learning rate, because AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
             {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
         ),
         incomparable=_incomparable,
@@ -246,7 +249,7 @@ DDP_CARD = Card(
 )
 
 
-# The card of `single`: one rank trains the model alone; what every other strategy is compared with.
+# single: one rank trains the model alone; all other strategies are compared with it.
 
 
 def _single_mesh(setup: Setup) -> dict[str, int]:
@@ -298,7 +301,7 @@ SINGLE_CARD = Card(
 )
 
 
-# The card of `zero1`: as `ddp`, but each rank updates only some weights, and holds their optimizer states alone.
+# zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
 
 
 def _zero1_mesh(setup: Setup) -> dict[str, int]:

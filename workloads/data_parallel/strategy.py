@@ -1,4 +1,4 @@
-"""The strategy `ddp`: each rank holds the whole model; gradients are averaged over the data axis."""
+"""Strategies of data parallelism: `ddp`, `single` and `zero1`. Each rank holds the whole model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workloads.data_parallel.compression import (
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
-# The model whole on each rank, its gradients averaged bucket by bucket while backward runs.
+# ddp: gradients are averaged over the data axis, bucket by bucket while backward runs or at once after it.
 
 
 def replicate(
@@ -39,25 +39,25 @@ def replicate(
     find_unused_parameters: bool = False,
     static_graph: bool = False,
 ) -> DistributedDataParallel:
-    """The model in DistributedDataParallel, its buckets as large as the setup's option says."""
+    """Wrap the model in DistributedDataParallel, with buckets of the size that the setup's option says."""
     replica = DistributedDataParallel(
         model,
         device_ids=[torch.cuda.current_device()] if setup.device == "cuda" else None,
         process_group=group,
         bucket_cap_mb=float(setup.options["bucket_mb"]),
-        # Gradients live in the buckets: without it they would be held twice, and copied.
+        # Gradients live in the buckets; otherwise they would be held twice, and copied.
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused_parameters,
         static_graph=static_graph,
     )
-    # The only buffers are tables that never change, and each forward would send them. The argument that says so has
-    # another name in torch 2.13 than in 2.11; the attribute has not.
+    # Each forward would broadcast the buffers, which are only tables that never change. The attribute is set because
+    # torch 2.13 renamed the argument of 2.11, but not the attribute.
     replica.broadcast_buffers = False
     return replica
 
 
 def build_ddp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """DistributedDataParallel, which averages bucket by bucket while backward runs; or one average after it."""
+    """Build DistributedDataParallel, which averages buckets while backward runs; or average once after backward."""
     model, group = make_model(setup), mesh.get_group("data")
     if not setup.options["overlap"]:
         scheme = make_scheme(setup, group)
@@ -78,7 +78,7 @@ def build_ddp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 
 
 def make_scheme(setup: Setup, group: dist.ProcessGroup) -> Scheme:
-    """What averages gradients over the group, by the option `compress`."""
+    """Make the scheme that averages gradients over the group, by the option `compress`."""
     match setup.options["compress"]:
         case "fp16":
             return Rounding(group, torch.float16)
@@ -94,7 +94,7 @@ def make_scheme(setup: Setup, group: dist.ProcessGroup) -> Scheme:
 
 
 def average_gradients(model: nn.Module, scheme: Scheme) -> None:
-    """Replace each gradient by its mean over the ranks, by the scheme, all of them laid end to end as one bucket."""
+    """Replace each gradient by its mean over the ranks; the scheme averages all of them as one bucket."""
     gradients = list(whole_gradients(model).values())
     weights = tuple(model.parameters())
     bucket = Bucket(index=0, flat=torch.cat([gradient.flatten() for gradient in gradients]), weights=weights)
@@ -103,34 +103,31 @@ def average_gradients(model: nn.Module, scheme: Scheme) -> None:
         weight.grad = mean
 
 
-# The strategy `single`: one rank trains the model alone.
-
-
 def build_single(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """The model as it is."""
+    """Build `single`: one rank trains the model alone."""
     return Trainer(setup, make_model(setup), phase)
 
 
-# The strategy `zero1`: as `ddp`, but each rank updates only some weights, and holds their optimizer states alone.
+# zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
 
 with warnings.catch_warnings():
-    # Beside this optimizer the package has some that torch 2.13 compiles on import, by a function that it deprecates.
+    # On import torch 2.13 compiles other optimizers of this package, by a function that it deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 def build_zero1(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """DistributedDataParallel averages gradients; each rank then sends the weights that it has updated to all."""
+    """Build `zero1`: DistributedDataParallel averages gradients; each rank broadcasts the weights that it updated."""
     model, group = make_model(setup), mesh.get_group("data")
     replica = replicate(setup, model, group)
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(),
         optimizer_class=AdamW,
         process_group=group,
-        # A rank's weights lie end to end and are sent in one broadcast, instead of one for each of them.
+        # A rank's weights lie end to end, so that one broadcast sends them all.
         parameters_as_bucket_view=True,
         **adamw_settings(setup),
     )
-    # The states are those of the optimizer within; without this, whoever reads the outer one's finds none.
+    # The states are in the inner optimizer; without this, readers of the outer one would find none.
     optimizer.state = optimizer.optim.state
     return Trainer(setup, replica, phase, no_sync=replica.no_sync, optimizer=optimizer)
