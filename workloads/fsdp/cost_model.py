@@ -1,9 +1,9 @@
-"""What a rank holds and sends where torch's `fully_shard` (FSDP2) divides a model, to the byte.
+"""Cost model of torch's `fully_shard` (FSDP2): what a rank holds and sends, to the byte.
 
-Each weight is divided along its first dimension into as many equal parts as there are ranks, the last ones filled up
-with padding, which is held and sent as weights are. Traffic goes by units: the weights that are gathered together.
-Between forward and backward weights may be divided among fewer ranks than before: the second gather brings together the
-same bytes, among those alone.
+Each weight is divided along its first dimension into as many equal parts as there are ranks; the last parts are padded,
+and padding is held and sent like weights. Traffic goes by units: weights that are gathered together.
+Between forward and backward, weights may be divided among fewer ranks than otherwise: the second gather then collects
+the same bytes among these ranks only.
 Source: torch 2.13, _fsdp_param.py and _fsdp_collectives.py; Zhao et al. 2023, PyTorch FSDP.
 """
 
@@ -27,25 +27,25 @@ from workloads.cost_models.terms import (
 )
 
 ELEMENT_BYTES = 4
-"""Of weights, gradients and moments, which are held in fp32, and of weights on their way."""
+"""Bytes of an element of weights, gradients and moments, which are held in fp32, and of weights in transfer."""
 NUMBER_BYTES = 4
-"""Of a single number in fp32: a count of steps, a norm, a flag."""
+"""Bytes of a single number in fp32: a count of steps, a norm, a flag."""
 
 Wrap = Literal["block", "layer"]
-"""What is gathered together: a block, or each half of one, whose norms then belong to the outer unit."""
+"""What is gathered together: a block, or each half of one; in halves the block's norms belong to the outer unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How a model is divided, and how a step uses it.
 
-    ranks: those that share a weight. replicas: groups of such ranks, which average their gradients.
+    ranks: number of ranks that share a weight. replicas: groups of such ranks, which average their gradients.
     is_resharded: weights are divided again after forward, and gathered a second time in backward.
-    resharded_ranks: those that they are divided over in between, where those are not all.
+    resharded_ranks: ranks that weights are divided among between forward and backward, where these are not all.
     microbatches: forward and backward passes of a step; only the last one's backward reduces gradients.
-    reduced_bytes: of an element of a gradient on its way.
+    reduced_bytes: bytes of a gradient's element in transfer.
     numbers: single numbers that the ranks add up after backward: the norm that clipping needs, fp16's overflow.
-    is_copied_away: a gradient is copied to the host, which leaves its padding behind.
+    is_copied_away: gradients are copied to the host, without their padding.
     is_overlapped: the backend moves weights and gradients while the rank computes.
     """
 
@@ -62,34 +62,34 @@ class Sharding:
     is_overlapped: bool = False
 
     def inner_units(self) -> tuple[tuple[Dimensions, ...], ...]:
-        """The weights of each unit within one block."""
+        """Return the weights of each unit within one block."""
         if self.wrap == "layer":
             return attention_weights(self.shape), mlp_weights(self.shape)
         return (block_weights(self.shape),)
 
     def outer_unit(self) -> tuple[Dimensions, ...]:
-        """The weights that are in no other unit."""
+        """Return the weights that are in no other unit."""
         block_norms = ((self.shape.width,),) * (2 * self.shape.layers)
         return *outer_weights(self.shape), *(block_norms if self.wrap == "layer" else ())
 
     def weights(self) -> tuple[Dimensions, ...]:
-        """All weights, in no order that matters."""
+        """Return all weights, in no particular order."""
         inner = tuple(weight for unit in self.inner_units() for weight in unit)
         return *self.outer_unit(), *inner * self.shape.layers
 
 
 def padded_elements(weights: Iterable[Dimensions], ranks: int) -> int:
-    """Elements of each rank's part, padding included."""
+    """Return the elements of each rank's part, padding included."""
     return sum(_padded_rows(weight, ranks) * math.prod(weight[1:]) for weight in weights)
 
 
 def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int:
-    """Elements of one rank's part without padding: those that it updates."""
+    """Return the elements of one rank's part without padding: those that it updates."""
     return sum(_own_rows(weight, rank, ranks) * math.prod(weight[1:]) for weight in weights)
 
 
 def sharded_states(sharding: Sharding, rank: int) -> States:
-    """What a rank holds between steps; consecutive ranks share the weights, and their replicas follow."""
+    """Return what a rank holds between steps; consecutive ranks share the weights, replicas follow each other."""
     ranks, weights = sharding.ranks, sharding.weights()
     padded_bytes = ELEMENT_BYTES * padded_elements(weights, ranks)
     own_bytes = ELEMENT_BYTES * own_elements(weights, rank=rank % ranks, ranks=ranks)
@@ -101,10 +101,10 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
 
 
 def building_bytes(sharding: Sharding) -> int:
-    """The most that a rank holds while a model that was made whole is divided, unit by unit.
+    """Return the most that a rank holds while a model that was made whole is divided, unit by unit.
 
-    The parts of a unit's weights are copies; what they were cut from is freed when the unit is through. Those that the
-    host keeps leave the device one by one.
+    The parts of a unit's weights are copies; the whole weights are freed at the end of the unit. Parts that the host
+    keeps leave the device one by one.
     """
     held = most = elements(sharding.weights())
     for unit in (*sharding.inner_units() * sharding.shape.layers, sharding.outer_unit()):
@@ -115,14 +115,14 @@ def building_bytes(sharding: Sharding) -> int:
 
 
 def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:
-    """The collectives of one step, in their order: units are gathered, gathered again, and their gradients reduced."""
+    """Return the collectives of one step: units are gathered, gathered again, and their gradients reduced."""
     if sharding.ranks == 1:
         return ()
     return (*_gathers(sharding), *_reductions(sharding), *_numbers(sharding))
 
 
 def _gathers(sharding: Sharding) -> Iterator[Transfer]:
-    # Where weights stay gathered, they do so through all microbatches.
+    # Weights that stay gathered do so through all microbatches.
     passes = sharding.microbatches if sharding.is_resharded else 1
     layers = sharding.shape.layers
     yield _gather(sharding, sharding.outer_unit(), passes, "forward")

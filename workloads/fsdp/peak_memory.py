@@ -1,7 +1,8 @@
-"""The peak of live tensors in one step of a rank whose model is divided by torch's `fully_shard` (FSDP2), on gloo.
+"""Peak memory of one step on a rank whose model is divided by torch's `fully_shard` (FSDP2), on gloo.
 
-Beside what the work itself holds stand the weights that are gathered, the buffers that they and the gradients travel
-in, and gradients that are whole until they are reduced.
+To what computation holds (`workloads.cost_models.peak_memory`) this adds gathered weights, the buffers in which weights
+and gradients travel, and gradients that are whole until they are reduced.
+A unit is what is gathered together (`workloads.fsdp.cost_model`); the outer unit is what is in no block.
 Not covered: a backend that moves weights while the rank computes; offloading; gradients that are accumulated in another
 precision than they are made in; one rank alone.
 Source: torch 2.13, _fsdp_param_group.py and _fsdp_collectives.py.
@@ -21,11 +22,12 @@ from workloads.fsdp.cost_model import ELEMENT_BYTES, Sharding, padded_elements
 def sharded_step_peak(
     microbatch: Microbatch, *, sharding: Sharding, states: States, kept_ranks: int | None = None
 ) -> Prediction:
-    """What lives on a rank at the peak of a step, by the categories of MemTracker.
+    """Predict what lives on a rank at the peak of a step, by the categories of MemTracker.
 
-    Gathered weights are parameters; until a module uses them for the first time in a step they are activations. What
-    they travel in is an activation in forward and temporary in backward; what gradients travel in is temporary.
-    kept_ranks: those that share a weight between forward and backward, where they are fewer than between steps.
+    Gathered weights count as parameters, but as activations until a module uses them for the first time in a step.
+    Buffers that weights travel in are activations in forward and temporary in backward; those of gradients are
+    temporary.
+    kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
     """
     step = Step(
         microbatch=microbatch,
@@ -55,9 +57,11 @@ def sharded_step_peak(
 class _Unit:
     """Weights that are gathered together, in bytes.
 
-    part_bytes: one rank's part of their gradients. gathered_bytes: the weights whole, with their padding.
-    gradients_bytes: the whole gradients. last_bytes: that of the last weight, which its reduction frees late.
-    reduced_bytes: the gradients laid end to end, to be reduced.
+    part_bytes: one rank's part of their gradients.
+    gathered_bytes: the whole weights, with their padding.
+    gradients_bytes: the whole gradients.
+    last_bytes: the gradient of the last weight, which the reduction frees late.
+    reduced_bytes: the gradients laid end to end for the reduction.
     """
 
     part_bytes: int
@@ -69,7 +73,7 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Live:
-    """All that lives at a moment beside the states that are always there."""
+    """All that lives at one moment besides the states that are always there."""
 
     gathered_bytes: int
     gradients_bytes: int
@@ -83,7 +87,7 @@ class _Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """One microbatch: the first finds no gradients, the last reduces them."""
+    """Forward and backward of one microbatch: the first finds no gradients, the last reduces them."""
 
     is_first: bool
     is_last: bool
@@ -91,14 +95,14 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where among the units, in the order of backward, a moment is.
+    """State of the units at one moment. Units are in the order of backward: finished, divided, gathered, others.
 
-    through: units that backward is through with.
-    divided: of those after them, how many are divided again already.
-    gathered: of those after these, how many are gathered, if units are divided again after forward.
-    arriving: the unit that is being gathered, if so.
-    ready_bytes: whole gradients that are there, of the outer unit and of the one that backward is at.
-    travelling_bytes: the buffers of the reduction that is going on.
+    through: number of units whose backward is finished.
+    divided: number of units after these whose weights are divided again already.
+    gathered: number of units after these that are gathered, where units are divided again after forward.
+    arriving: the unit that is being gathered, if any.
+    ready_bytes: whole gradients that exist, of the outer unit and of the unit that backward is at.
+    travelling_bytes: the buffers of the current reduction.
     """
 
     through: int = 0
@@ -111,7 +115,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    """The moments of a step. units: of all blocks, in the order of backward; outer: what is in none of them."""
+    """The moments of a step. units: those of all blocks, in the order of backward; outer: the outer unit."""
 
     sharding: Sharding
     kept_ranks: int | None
@@ -121,19 +125,20 @@ class _Model:
     outer: _Unit
 
     def moments(self) -> Iterator[_Live]:
-        """Those that can be the peak."""
+        """Yield the moments that can be the peak."""
         layers, count = self.sharding.shape.layers, self.sharding.microbatches
         for each in {_Pass(is_first=place == 0, is_last=place == count - 1) for place in range(count)}:
             yield from self._forward(each)
             yield self._live(each, self.step.head(), _Place(arriving=0))
             yield self._live(each, self.step.last_norm(), _Place(arriving=0, ready_bytes=self._head_bytes))
             # Inner blocks are alike, and so is the change from each to the one below; the outermost lack a buffer each.
+            # So two blocks at either end are enough.
             for below in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
                 yield from self._block(each, below)
         yield from self._end()
 
     def _forward(self, each: _Pass) -> Iterator[_Live]:
-        """The last unit is gathered, and what it came in is kept until the head has computed."""
+        """Yield the moments of forward: the last unit is gathered, its buffer kept until the head has computed."""
         if each.is_first or self.sharding.is_resharded:
             yield self._gathered_in_forward(each)
             buffer_bytes = self.units[0].gathered_bytes
@@ -143,12 +148,13 @@ class _Model:
         yield self._live(each, self.step.loss(), _Place())
 
     def _gathered_in_forward(self, each: _Pass) -> _Live:
-        """The last unit beside what it came in, and what the unit before it came in."""
+        """Return the moment at which the last unit, its buffer and that of the unit before it live together."""
         last, before = self.units[0], (*self.units, self.outer)[1]
         moment = self.blocks.last_block_begins() if self._units_each == 1 else self.blocks.last_mlp_begins()
         live = self._live(each, _beside(moment, last.gathered_bytes + before.gathered_bytes), _Place(gathered=1))
         if not each.is_first:
             return live
+        # In the first pass no module has used the last unit and the head yet: they still count as activations.
         unused_bytes = last.gathered_bytes + self._head_bytes
         return replace(
             live,
@@ -157,20 +163,20 @@ class _Model:
         )
 
     def _block(self, each: _Pass, below: int) -> Iterator[_Live]:
-        """Its units are gathered, used and reduced one after the other; the MLP is in the first, the query in the last.
+        """Yield the moments of a block's backward: its units are gathered, used and reduced one after the other.
 
-        below: blocks beneath this one.
+        The MLP is in the first unit, the query in the last. below: number of blocks beneath this one.
         """
         size, shape = self.step.microbatch, self.sharding.shape
         above = shape.layers - 1 - below
         first, last = above * self._units_each, (above + 1) * self._units_each - 1
         begins = _Place(through=first, gathered=1, arriving=first, ready_bytes=self._head_bytes)
         yield self._live(each, self.blocks.backward_begins(below), begins)
-        # A forward that runs again has gathered all units of the block.
+        # A recomputed forward has gathered all units of the block.
         is_again = size.checkpoint != "none" and last > first
         at_mlp = replace(begins, gathered=2, arriving=None) if is_again else replace(begins, arriving=first + 1)
         for moment in self.step.mlp(below):
-            # The law of a whole model counts the blocks above as ready; here they are through.
+            # `moment.ready` is a share of the whole model's weights; the blocks above are counted by `through` here.
             ready = int(moment.ready * shape.parameters()) - above * shape.block_parameters()
             yield self._live(each, moment, replace(at_mlp, ready_bytes=FULL_BYTES * ready))
         if size.is_autocast:
@@ -190,7 +196,10 @@ class _Model:
         yield from self._reduction(each, self.blocks.backward_ends(below), at_query)
 
     def _reduction(self, each: _Pass, moment: Moment, place: _Place) -> Iterator[_Live]:
-        """The unit is divided again, its gradients are laid end to end; then gloo reduces a copy of them."""
+        """Yield the two moments of a reduction.
+
+        First the unit's weights are divided again and its gradients are laid end to end; then gloo reduces a copy.
+        """
         if not each.is_last:
             return
         unit = self.units[place.through]
@@ -203,7 +212,7 @@ class _Model:
             yield self._live(each, moment, replace(divided, ready_bytes=ready_bytes, travelling_bytes=travelling_bytes))
 
     def _end(self) -> Iterator[_Live]:
-        """The embedding has its gradient; then what is in no block is reduced."""
+        """Yield the end of backward: the embedding gets its gradient, then the outer unit is reduced."""
         outer, parts_bytes = self.outer, sum(unit.part_bytes for unit in self.units)
         yield _Live(
             gathered_bytes=outer.gathered_bytes,
@@ -219,7 +228,8 @@ class _Model:
         )
 
     def _live(self, each: _Pass, moment: Moment, place: _Place) -> _Live:
-        """A moment with what is gathered, on its way, and ready."""
+        """Add gathered weights, travelling buffers and gradients to a moment of computation."""
+        # here: gathered units; coming_bytes: buffer of the arriving unit; parts_bytes: parts kept by `kept_ranks`.
         units, divided = self.units, place.through + place.divided
         here, coming_bytes, parts_bytes = units[divided:] if each.is_last else units, 0, 0
         if self.sharding.is_resharded:
@@ -230,7 +240,7 @@ class _Model:
                 parts_bytes = _gathered_bytes(units[divided + place.gathered :]) // self.kept_ranks
         travelling_bytes = place.travelling_bytes
         if each.is_last and place.through and not place.divided:
-            travelling_bytes = units[place.through - 1].reduced_bytes  # Kept until the next reduction.
+            travelling_bytes = units[place.through - 1].reduced_bytes  # It is kept until the next reduction.
         return _Live(
             gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(here),
             gradients_bytes=self._gradients_bytes(each, place),
@@ -243,18 +253,19 @@ class _Model:
         through_bytes = sum(unit.part_bytes if each.is_last else unit.gradients_bytes for unit in through)
         if each.is_first:
             return through_bytes + place.ready_bytes
+        # From the second microbatch on, gradients that are not reduced yet are whole already.
         whole_bytes = through_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
         if place.divided:
             return whole_bytes - self._head_bytes - after[0].gradients_bytes + place.ready_bytes
         return whole_bytes
 
     def _copied_bytes(self, unit: _Unit) -> int:
-        """What a reduction reads, gloo's copy of it, and what it gives."""
+        """Return the bytes of a reduction's input, gloo's copy of it, and its output."""
         return 2 * unit.reduced_bytes + unit.reduced_bytes // self.sharding.ranks
 
     @property
     def _units_each(self) -> int:
-        """Units of a block."""
+        """Number of units in a block."""
         return len(self.units) // self.sharding.shape.layers
 
     @property
@@ -278,5 +289,5 @@ def _gathered_bytes(units: Iterable[_Unit]) -> int:
 
 
 def _beside(moment: Moment, buffer_bytes: int) -> Moment:
-    """The moment with a buffer that forward made."""
+    """Return the moment with one more buffer, which forward made."""
     return replace(moment, activations_bytes=moment.activations_bytes + buffer_bytes)

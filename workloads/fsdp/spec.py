@@ -1,4 +1,4 @@
-"""The options that strategies on `fully_shard` share: their words, what is refused of them, what laws make of them."""
+"""Specs of the strategies on torch's `fully_shard` (FSDP2): `fsdp`, `hsdp` and `zero2`, with their shared options."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RESHARD = Option(
 
 
 def sharding_refusals(setup: Setup, *, ranks: int) -> list[str]:
-    """Why this setup cannot be divided so. ranks: those that share a weight."""
+    """Return why this setup cannot be divided so. ranks: those that share a weight."""
     return [
         *training_refusals(setup, data_ranks=setup.ranks),
         *_reshard_refusals(setup, ranks),
@@ -66,7 +66,7 @@ def sharding_refusals(setup: Setup, *, ranks: int) -> list[str]:
 
 
 def sharding_of(setup: Setup, *, ranks: int, is_resharded: bool) -> Sharding:
-    """The setup as the laws see it. ranks: those that share a weight."""
+    """Describe the setup to the cost model. ranks: those that share a weight."""
     options = setup.options
     wrap: Wrap = options["wrap"]  # type: ignore[assignment]  # The card allows no other word.
     return Sharding(
@@ -80,13 +80,13 @@ def sharding_of(setup: Setup, *, ranks: int, is_resharded: bool) -> Sharding:
         reduced_bytes=2 if options["reduce_dtype"] == "bf16" else 4,
         numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
         is_copied_away=bool(options["offload"]) and setup.device == "cuda",
-        # On gloo FSDP2 waits for each collective where it begins.
+        # On gloo FSDP2 waits for each collective as soon as it has begun it.
         is_overlapped=setup.backend == "nccl",
     )
 
 
 def divisors(number: int) -> list[int]:
-    """What divides the number, without 1 and the number itself."""
+    """Return the divisors of a number, without 1 and itself."""
     return [candidate for candidate in range(2, number) if number % candidate == 0]
 
 
@@ -119,11 +119,8 @@ def _combination_refusals(setup: Setup) -> Iterator[str]:
         )
 
 
-# What the cards of strategies on `fully_shard` tell of the peak of a step.
-
-
 def sharding_peak(setup: Setup, sharding: Sharding) -> Prediction | NotCovered:
-    """The peak on the rank that holds most. sharding: the setup as the laws see it."""
+    """Predict the peak on the rank that holds most. sharding: the setup as the cost model sees it."""
     if (reason := _not_covered(setup, sharding)) is not None:
         return reason
     states = max(
@@ -153,11 +150,8 @@ def _not_covered(setup: Setup, sharding: Sharding) -> NotCovered | None:
     return None
 
 
-# The card of a strategy on `fully_shard`, made of what tells it from the others.
-
-
 def all_share(setup: Setup) -> dict[str, int]:
-    """The mesh of ranks that all share each weight."""
+    """Return the mesh in which all ranks share each weight."""
     return {"shard": setup.ranks}
 
 
@@ -166,7 +160,7 @@ def _no_refusals(setup: Setup) -> list[str]:
 
 
 def rounded_gradients(setup: Setup) -> str | None:
-    """Why gradients are not those of one rank: they are rounded before they are reduced."""
+    """Return why gradients are not those of one rank: they are rounded before reduction; None where they are not."""
     if setup.options["reduce_dtype"] == "fp32":
         return None
     return f"reduce_dtype={setup.options['reduce_dtype']} rounds each gradient; take reduce_dtype=fp32"
@@ -184,12 +178,12 @@ def sharded_card(
     mesh: Callable[[Setup], dict[str, int]] = all_share,
     mesh_refusals: Callable[[Setup], list[str]] = _no_refusals,
 ) -> Card:
-    """The card, by the laws of `laws.sharding`.
+    """Make the spec of a strategy from what distinguishes it; the cost model is `workloads.fsdp.cost_model`.
 
-    stage: of ZeRO; from the third on weights are divided again between forward and backward.
+    stage: of ZeRO; in the third, weights are divided again between forward and backward.
     variants: of its parity.
-    mesh: its axis `shard` has the ranks that share a weight. mesh_refusals: why there is no such mesh; what else is
-    refused is asked only where there is one.
+    mesh: its axis `shard` has the ranks that share a weight.
+    mesh_refusals: why there is no such mesh; other refusals are checked only where there is one.
     """
 
     def shard_ranks(setup: Setup) -> int:
@@ -236,7 +230,7 @@ def sharded_card(
     )
 
 
-# The card of `fsdp`: weights, gradients and optimizer states are divided; each block is gathered when it computes.
+# fsdp: weights, gradients and optimizer states are divided; each block is gathered when it computes.
 
 FSDP_CARD = sharded_card(
     name="fsdp",
@@ -255,7 +249,7 @@ FSDP_CARD = sharded_card(
 )
 
 
-# The card of `hsdp`: the model is divided within each group of ranks, and gradients are averaged between groups.
+# hsdp: the model is divided within each group of ranks, and gradients are averaged between groups.
 
 SHARD_RANKS = Option(
     name="shard_ranks", default=2, minimum=2, help="neighbouring ranks that share a weight, such as those of a node"
@@ -298,7 +292,7 @@ HSDP_CARD = sharded_card(
 )
 
 
-# The card of `zero2`: gradients and optimizer states are divided; weights are gathered once a step.
+# zero2: gradients and optimizer states are divided; weights are gathered once a step.
 
 ZERO2_CARD = sharded_card(
     name="zero2",

@@ -1,10 +1,11 @@
-"""A model whose weights, gradients and optimizer states are divided among ranks by torch's `fully_shard` (FSDP2).
+"""Strategies on torch's `fully_shard` (FSDP2): `fsdp`, `hsdp` and `zero2`.
 
-Each block, or each half of one, is gathered whole for as long as it computes; what is in none of them (embedding, norm,
-head) is gathered at the start of forward and kept until its backward, which is the first to need it.
-Computation in bf16 and fp16 is autocast's, as in `single`, so that weights travel in fp32: a policy of FSDP2's that
-gathers them in two bytes would round the residual stream too, and compute something else.
-Not covered: a model that no device can hold whole; it is made whole on each, and then divided.
+Ranks share weights, gradients and optimizer states. A unit is a block, or half of one: it is gathered whole while it
+computes. The rest (embedding, norm, head) is gathered at the start of forward and kept until its backward, which is the
+first to need it.
+Computation in bf16 and fp16 is autocast's, as in `single`, so that weights travel in fp32: a policy of FSDP2 that
+gathers them in two bytes would round the residual stream too, and so compute something else.
+Not covered: a model that no device can hold whole; the model is made whole on each device, and then divided.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
 NORM_EPSILON = 1e-6
-"""What torch's own clipping adds to the norm before it divides by it."""
+"""Added to the norm before dividing by it, as in torch's own clipping."""
 
 
 def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase, *, reshard: bool | int) -> Trainer:
-    """The model divided over the mesh's axis `shard`, alike in all replicas where the mesh has them, and its trainer.
+    """Make the trainer of a model divided over the mesh's axis `shard`, the same in all replicas if the mesh has any.
 
-    reshard: between forward and backward weights are divided again among all ranks, or among so many; False: they stay
-    gathered, from the first forward of a step to its last backward.
+    reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
+    them gathered, from the first forward of a step to its last backward.
     """
     model = make_model(setup)
     units = shard(setup, model, mesh, reshard=reshard)
@@ -55,7 +56,7 @@ def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase, *, reshard: bool 
 
 
 def shard(setup: Setup, model: Transformer, mesh: DeviceMesh, *, reshard: bool | int) -> list[FSDPModule]:
-    """Divide the model in place; the modules that are gathered one after another, in the order of forward."""
+    """Divide the model in place; return its units, in the order of forward."""
     reduce_dtype = torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None
     # Pinned memory is for copies to and from a GPU.
     host = CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else OffloadPolicy()
@@ -69,7 +70,7 @@ def shard(setup: Setup, model: Transformer, mesh: DeviceMesh, *, reshard: bool |
 
 
 def prefetch(units: Sequence[FSDPModule], count: int) -> None:
-    """Gather so many units ahead of the one that computes, in forward and in backward; 0: as FSDP2 does by itself."""
+    """Gather `count` units ahead of the one that computes, in forward and in backward; 0: leave it to FSDP2."""
     if count == 0:
         return
     for place, unit in enumerate(units):
@@ -79,7 +80,7 @@ def prefetch(units: Sequence[FSDPModule], count: int) -> None:
 
 @contextmanager
 def without_reduction(model: nn.Module, *, is_kept_gathered: bool) -> Iterator[None]:
-    """Backward leaves whole gradients on each rank, to be added to; and gathered weights, where they shall be kept."""
+    """Let backward leave whole gradients on each rank, for accumulation; and gathered weights, where these are kept."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(False)
     model.set_reshard_after_backward(not is_kept_gathered)
@@ -94,10 +95,10 @@ def without_reduction(model: nn.Module, *, is_kept_gathered: bool) -> Iterator[N
 def clip_gradients(
     weights: Iterable[nn.Parameter], largest_norm: float, *, group: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
-    """Scale gradients, of which the group's ranks hold parts, down to a norm; one all_reduce of a number.
+    """Scale gradients, of which the group's ranks hold parts, down to a norm; needs one all_reduce of a number.
 
-    device: where the group's ranks meet; offloaded gradients lie elsewhere.
-    Returns: what the norm was.
+    device: on which the group communicates; offloaded gradients lie elsewhere.
+    Returns: the norm before.
     """
     parts = [_local(weight.grad) for weight in weights if weight.grad is not None]
     square = nn.utils.get_total_norm(parts).square().to(device)
@@ -120,34 +121,26 @@ def _local(gradient: Tensor) -> Tensor:
     return gradient.to_local()
 
 
-# The strategy `fsdp`: weights, gradients and optimizer states are divided; each block is gathered when it computes.
-
-
 def build_fsdp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Weights are divided again after forward, so that backward gathers them a second time."""
+    """Build `fsdp`: weights are divided again after forward, so that backward gathers them a second time."""
     trainer = make_trainer(setup, mesh, phase, reshard=int(setup.options["reshard"]) or True)
-    # Ranks that share a weight in between, where those are not all, meet in groups that torch has just made.
+    # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
     share_world_timeout(torch.device(setup.device))
     return trainer
-
-
-# The strategy `hsdp`: the model is divided within each group of ranks, and gradients are averaged between groups.
 
 
 def build_hsdp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """As `fsdp` on each row of the mesh; the columns average what rows have reduced."""
+    """Build `hsdp`: as `fsdp` on each row of the mesh; the columns average the gradients that rows have reduced."""
     trainer = make_trainer(setup, mesh, phase, reshard=int(setup.options["reshard"]) or True)
-    # Ranks that share a weight in between, where those are not all, meet in groups that torch has just made.
+    # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
     share_world_timeout(torch.device(setup.device))
     return trainer
 
 
-# The strategy `zero2`: gradients and optimizer states are divided; weights are gathered once a step.
-#
-# ZeRO's second stage keeps the weights whole on each rank at all times. This one divides them between steps as well,
-# which costs no more traffic: each step gathers what the paper's sends after its update.
-
-
 def build_zero2(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Weights stay gathered from the first forward of a step to its last backward."""
+    """Build `zero2`: weights stay gathered from the first forward of a step to its last backward.
+
+    ZeRO's second stage keeps the weights whole on each rank at all times. This strategy divides them between steps as
+    well, which costs no more traffic: each step gathers what the paper's sends after its update.
+    """
     return make_trainer(setup, mesh, phase, reshard=False)
