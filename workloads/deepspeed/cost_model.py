@@ -1,7 +1,8 @@
-"""What a rank holds and sends under DeepSpeed's ZeRO, to the byte, as DeepSpeed 0.19 keeps weights in fp32.
+"""Cost model of DeepSpeed's ZeRO: what a rank holds and sends, to the byte, for DeepSpeed 0.19 with weights in fp32.
 
-Stages 1 and 2 lay all weights end to end and cut that into equal parts; stage 3 cuts each weight by itself. Each part
-has a second copy, which the optimizer updates: the paper's fp32 master of weights in fp16, which here are in fp32 too.
+Stages 1 and 2 lay all weights end to end and cut them into equal parts; stage 3 cuts each weight by itself. The
+optimizer updates a second copy of each part, the master: in the paper it is the fp32 copy of fp16 weights, here both
+are fp32.
 Source: DeepSpeed 0.19.8, stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py.
 """
 
@@ -26,15 +27,15 @@ from workloads.cost_models.terms import (
 )
 
 ELEMENT_BYTES = 4
-"""Of weights, gradients and moments, and of both on their way."""
+"""Bytes of an element of weights, gradients and moments, held or in transfer."""
 STEP_BYTES = 4
-"""AdamW counts steps for each tensor that it updates."""
+"""Bytes of AdamW's step counter, one for each tensor that it updates."""
 ALIGNMENT = 2
-"""Stages 1 and 2 make each rank's part a multiple of so many elements."""
+"""Stages 1 and 2 round each rank's part up to a multiple of so many elements."""
 WHOLE_BUCKET = 500_000_000
 """Elements that stage 0 averages together."""
 SUB_GROUP = 1_000_000_000
-"""Elements from which on stage 3 begins another tensor to update."""
+"""Elements after which stage 3 begins another tensor to update."""
 LIVE = 1_000_000_000
 """Elements that stage 3 gathers ahead of their use, at most."""
 
@@ -45,11 +46,12 @@ class Engine:
 
     microbatches: forward and backward passes of a step; stages 2 and 3 reduce gradients in each of them.
     bucket: elements of gradients that are reduced together, from stage 1 on.
-    threshold: stage 3 keeps weights of no more elements whole beside their parts, and gathers them after its update.
-    reuse_distance: elements used between two uses of a weight, up to which stage 3 keeps it gathered.
+    threshold: stage 3 keeps weights of at most so many elements whole besides their parts, and gathers them after its
+        update.
+    reuse_distance: stage 3 keeps a weight gathered if at most so many elements are used before its next use.
     prefetch: elements that stage 3 gathers at a time ahead of their use; 0: each weight when it is used.
     is_recomputed: backward runs each block's forward again.
-    is_clipped: stage 0 needs the norm for it; the others compute the norm in any case.
+    is_clipped: gradients are clipped; stage 0 computes the norm only then, the others always.
     is_offloaded: masters, moments and gradients of the rank's part lie on the host.
     is_overlapped: the backend moves weights and gradients while the rank computes.
     """
@@ -68,7 +70,7 @@ class Engine:
     is_overlapped: bool = False
 
     def padded(self) -> int:
-        """Elements of all ranks' parts together."""
+        """Return the elements of all ranks' parts together, padding included."""
         weights = model_weights(self.shape)
         if self.stage == 3:
             return self.ranks * _part(weights, self.ranks)
@@ -76,26 +78,26 @@ class Engine:
         return -(-elements(weights) // alignment) * alignment
 
     def persistent(self) -> tuple[Dimensions, ...]:
-        """The weights that stage 3 keeps whole on each rank."""
+        """Return the weights that stage 3 keeps whole on each rank."""
         return tuple(weight for weight in model_weights(self.shape) if math.prod(weight) <= self.threshold)
 
     def gathered(self) -> tuple[Dimensions, ...]:
-        """The weights that stage 3 gathers when they are used."""
+        """Return the weights that stage 3 gathers when they are used."""
         return tuple(weight for weight in model_weights(self.shape) if math.prod(weight) > self.threshold)
 
     def gathered_again(self) -> tuple[Dimensions, ...]:
-        """The weights that stage 3 gathers for backward, if nothing keeps them from forward till then.
+        """Return the weights that stage 3 gathers for backward, if none are kept gathered since forward.
 
-        A forward that is run again releases them once more, but for its last product: it stops within that one.
+        A recomputed forward releases the weights once more, except its last product's, within which it stops.
         """
         rerun = block_weights(self.shape)[:-1] * self.shape.layers if self.is_recomputed else ()
         return *self.gathered(), *(weight for weight in rerun if math.prod(weight) > self.threshold)
 
 
 def engine_states(engine: Engine) -> States:
-    """What each rank holds after a step, its gradients included; all ranks hold as much.
+    """Return what each rank holds after a step, gradients included; it is the same on all ranks.
 
-    Left out are buffers in which gradients are brought together and sent.
+    Buffers in which gradients are collected and sent are left out.
     """
     if engine.stage == 0:
         return replicated_states(engine.shape)
@@ -108,17 +110,17 @@ def engine_states(engine: Engine) -> States:
     whole_bytes = ELEMENT_BYTES * engine.ranks * _part(engine.persistent(), engine.ranks)
     return States(
         parameters_bytes=part_bytes + whole_bytes,
-        # What backward adds up, and the copy of it that the update scales and reads.
+        # The sum that backward builds, and its copy that the update scales and reads.
         gradients_bytes=2 * part_bytes,
         optimizer_bytes=updated_bytes,
     )
 
 
 def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
-    """The collectives of one step, from the third on: in the first two stage 3 learns in which order weights are used.
+    """Return the collectives of one step, from the third on: in the first two stage 3 learns the order of weights.
 
-    Near, and not exact, are the bytes of a model of which stage 3 keeps some weights gathered until backward, but not
-    all; and the calls where a weight that is larger than a bucket lies across the parts of two ranks.
+    Two figures are only approximate: the bytes where stage 3 keeps some weights gathered until backward, but not all;
+    and the calls where a weight that is larger than a bucket lies across the parts of two ranks.
     """
     if engine.ranks == 1:
         return ()
@@ -128,7 +130,7 @@ def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
         case 1 | 2:
             return (*_reduce(engine), *_number(4), _gather(engine.padded(), calls=1))
         case 3:
-            # The norm is computed in fp64, but on the host.
+            # The norm is in fp64, except on the host.
             return (*_fetch(engine), *_reduce(engine), *_number(4 if engine.is_offloaded else 8), *_refresh(engine))
 
 
@@ -139,7 +141,7 @@ def _average(engine: Engine) -> Iterator[Transfer]:
 
 
 def _reduce(engine: Engine) -> Iterator[Transfer]:
-    """Stages 1 and 2 average whole gradients on all ranks, of which each then reads its part."""
+    """Yield the reduction of gradients. Stages 1 and 2 average whole gradients on all ranks; each reads its part."""
     weights = model_weights(engine.shape)
     passes = 1 if engine.stage == 1 else engine.microbatches
     yield Transfer(
@@ -157,14 +159,14 @@ def _fetch(engine: Engine) -> Iterator[Transfer]:
     if not weights:
         return
     yield _fetched(engine, padded, len(weights), "forward")
-    # What is gathered far ahead is not let go of before its use in backward.
+    # Weights within reuse distance, or gathered far ahead, are not released before their use in backward.
     kept = max(engine.reuse_distance // 2, LIVE if engine.prefetch else 0)
     if padded > kept:
         yield _fetched(engine, engine.ranks * _part(rest, engine.ranks) - kept, len(rest), "backward")
 
 
 def _fetched(engine: Engine, gathered: int, weights: int, phase: Literal["forward", "backward"]) -> Transfer:
-    """The gathers of a step in one of its phases. gathered: elements in each microbatch, of so many weights."""
+    """Return a step's gathers in one phase. gathered, weights: elements and weights of each microbatch."""
     calls = bucket_count(gathered, engine.prefetch) if engine.prefetch else weights
     return _gather(
         engine.microbatches * gathered,
@@ -174,7 +176,7 @@ def _fetched(engine: Engine, gathered: int, weights: int, phase: Literal["forwar
 
 
 def _refresh(engine: Engine) -> Iterator[Transfer]:
-    """Weights that are whole on each rank are gathered when they have been updated, each by itself."""
+    """Yield the gathers after the update of weights that are whole on each rank, each by itself."""
     weights = engine.persistent()
     if weights:
         yield _gather(engine.ranks * _part(weights, engine.ranks), calls=len(weights))
@@ -187,18 +189,18 @@ def _gather(gathered: int, *, calls: int, behind: Literal["forward", "backward"]
 
 
 def _number(size_bytes: int) -> Iterator[Transfer]:
-    """The norm of the whole gradient."""
+    """Yield the all_reduce of the whole gradient's norm, unless it has no bytes."""
     if size_bytes:
         yield Transfer(collective="all_reduce", axis="data", payload_bytes=size_bytes)
 
 
 def _part(weights: Iterable[Dimensions], ranks: int) -> int:
-    """Elements of a rank's parts of these weights, each filled up by itself."""
+    """Return the elements of a rank's parts of these weights, each padded by itself."""
     return sum(-(-math.prod(weight) // ranks) for weight in weights)
 
 
 def _buckets(weights: Iterable[Dimensions], bucket: int) -> int:
-    """Buckets that gradients fill in the order of backward; one that is larger than a bucket goes alone."""
+    """Count the buckets that gradients fill in the order of backward; one larger than a bucket has its own."""
     count, filled = 0, bucket + 1
     for weight in reversed(tuple(weights)):
         size = math.prod(weight)
@@ -209,7 +211,7 @@ def _buckets(weights: Iterable[Dimensions], bucket: int) -> int:
 
 
 def _sub_groups(engine: Engine) -> int:
-    """Tensors that the rank updates: weights follow each other until their parts are large enough."""
+    """Count the tensors that the rank updates: weights join one until their parts reach `SUB_GROUP` elements."""
     if engine.stage < 3:
         return 1
     count, filled = 0, SUB_GROUP

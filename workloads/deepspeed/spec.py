@@ -1,4 +1,4 @@
-"""The card of `deepspeed`: the reference model under DeepSpeed's own engine, with ZeRO's stages 0 to 3."""
+"""Spec of `deepspeed`: the reference model under DeepSpeed's own engine, with ZeRO's stages 0 to 3."""
 
 from __future__ import annotations
 
@@ -55,11 +55,14 @@ READ_FROM = (
     (MAX_REUSE_DISTANCE, 3),
     (PREFETCH_BUCKET_SIZE, 3),
 )
-"""Options that some stages do not read, and the first that does."""
+"""Options that some stages do not read, each with the first stage that does."""
 
 
 def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
-    """Why DeepSpeed cannot be imported, with what would help; empty where it can. find: None for a module not there."""
+    """Return why DeepSpeed cannot be imported, with what would help; empty where it can.
+
+    find: returns None for a module that is not installed.
+    """
     if find("deepspeed") is not None:
         return []
     return ["strategy deepspeed needs DeepSpeed, which is not installed: pip install parallel-observatory[deepspeed]"]
@@ -82,7 +85,7 @@ def _refusals(setup: Setup) -> list[str]:
 
 
 def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
-    """Options that were set, and that the stage does not read."""
+    """Yield options that are set, but that the stage does not read."""
     for option, first in READ_FROM:
         value = setup.options[option.name]
         if value != option.default and stage < first:
@@ -91,7 +94,7 @@ def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
 
 
 def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
-    """What DeepSpeed's engine cannot do."""
+    """Yield what DeepSpeed's engine cannot do."""
     if setup.options["compile"] != "none" and stage == 3:
         yield (
             f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of the layers,"
@@ -169,7 +172,7 @@ DEEPSPEED_CARD = Card(
     needs=Needs(),
     parity=Parity(
         kind="exact",
-        # fp16 is for stage 0 alone.
+        # Only stage 0 supports fp16.
         limits={precision: LIMITS[precision] for precision in ("fp32", "bf16")},
         variants=(
             {"stage": 0},

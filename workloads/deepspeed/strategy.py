@@ -1,4 +1,7 @@
-"""The strategy `deepspeed`: the reference model under the engine of DeepSpeed, with ZeRO's stages 0 to 3."""
+"""Strategy `deepspeed`: the reference model under DeepSpeed's engine, with ZeRO's stages 0 to 3.
+
+DeepSpeed is imported only by `start`, without its launcher, its compiled operators and its banners.
+"""
 
 from __future__ import annotations
 
@@ -25,41 +28,39 @@ from workloads.options import local_batch
 from workloads.protocols import Phase, Workload
 from workloads.spec import Backend, Device, Setup
 
-# DeepSpeed in a rank that has met the others already: without its launcher, its compiled operators and its banners.
-#
-# What it wants of the environment is set here, and nowhere else. Does nothing when imported, and DeepSpeed is not.
+# Starting DeepSpeed in a rank whose process group exists. The environment variables that it needs are set only here.
 
 DEPRECATED_CALLS = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 
 
 def start(device: Device, backend: Backend) -> ModuleType:
-    """The module `deepspeed`, which has taken over the process group that is there.
+    """Import the module `deepspeed`, and let it take over the existing process group.
 
-    device: the accelerator that it uses, where it would look for one by itself.
+    device: the accelerator to use; by default DeepSpeed would look for one.
     """
-    # The engine reads it in every step. A rank that has no GPU is the first of its kind.
+    # The engine reads it in every step; a rank without a GPU takes 0.
     os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if device == "cuda" else 0)
     with _environment(DS_ACCELERATOR=device):
         deepspeed = import_module("deepspeed")
-    # Beside what collectives need, it would compile an operator for inference on a CPU, by the compiler of the machine,
-    # when it takes the group over. With none declared to be there, it uses torch's all_reduce.
+    # When it takes over the group, DeepSpeed would compile an operator for inference on a CPU, which our collectives do
+    # not need, with the machine's compiler. With no operator declared compatible, it uses torch's all_reduce.
     deepspeed.ops.__compatible_ops__ = {}
     _import_muon()
-    # torch 2.13 has new names for what DeepSpeed calls in each step, also in autograd's threads.
+    # In each step, also in autograd's threads, DeepSpeed calls functions that torch 2.13 has renamed.
     warnings.filterwarnings("ignore", DEPRECATED_CALLS, FutureWarning)
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     return deepspeed
 
 
 def _import_muon() -> None:
-    """Load an optimizer that DeepSpeed compares ours with, without loading torch's compiler to compile its kernels."""
+    """Import an optimizer that DeepSpeed compares ours with, without torch's compiler, which compiles its kernels."""
     with _environment(TORCHDYNAMO_DISABLE="1"):
         import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """These variables for the time of an import; those that stood before stand again after it."""
+    """Set environment variables for the time of an import, then restore the old values."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -72,12 +73,13 @@ def _environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# Whole gradients from flat parts: what DeepSpeed's updates read, in the order of the weights.
+# Whole gradients from the flat parts that DeepSpeed's updates read, in the order of the weights.
 #
 # Dimensions: r ranks, e elements of a rank's part.
 
 Layout = Literal["whole", "end_to_end", "each"]
-"""How ranks share gradients: each has all; all are laid end to end and cut in equal parts; each is cut by itself."""
+"""How ranks share gradients. whole: each rank has all. end_to_end: all are laid end to end and cut into equal parts.
+each: each gradient is cut by itself."""
 
 
 def unflatten(
@@ -87,11 +89,12 @@ def unflatten(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The gradient of each weight, by its name; all ranks of the group call it.
+    """Return the gradient of each weight, by its name; all ranks of the group must call it.
 
-    tensors: what a rank holds, one after another; padding is at the end, or at the end of each.
-    shapes: of the weights, in that order.
-    device: where the group's ranks meet; offloaded parts lie elsewhere.
+    tensors: this rank's parts, in order; padding is at the end of all (end_to_end) or of each weight (each).
+    shapes: of the weights, in the same order.
+    device: on which the group communicates; offloaded parts lie elsewhere.
+    Example: two ranks, weights of 3 and 2 elements. end_to_end: a0 a1 a2 b0 | b1 - - -. each: a0 a1 b0 | a2 - b1.
     """
     if layout == "whole":
         return dict(zip(shapes, tensors, strict=True))
@@ -103,6 +106,7 @@ def unflatten(
         sizes = [shape.numel() for shape in shapes.values()]
         pieces = torch.split(parts_re.flatten()[: sum(sizes)], sizes)
     else:
+        # A weight is the same columns of every rank: its part's width is its elements over the ranks, rounded up.
         widths = [-(-shape.numel() // group.size()) for shape in shapes.values()]
         pieces = tuple(columns_re.flatten() for columns_re in torch.split(parts_re, widths, dim=1))
     return {
@@ -111,19 +115,19 @@ def unflatten(
 
 
 LAYOUTS: Mapping[int, Layout] = {0: "whole", 1: "end_to_end", 2: "end_to_end", 3: "each"}
-"""How a stage's update divides the gradients that it reads among the ranks."""
+"""For each stage of ZeRO, how its update divides gradients among the ranks."""
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """The engine over all ranks, with our AdamW within."""
+    """Build the engine over all ranks, with the reference training's AdamW inside."""
     return DeepSpeedTrainer(setup, mesh.get_group("data"), phase)
 
 
 class DeepSpeedTrainer:
-    """Trains as `parts.training.Trainer` does, by DeepSpeed's engine; a `Workload` of itself.
+    """A `Workload` that trains as `workloads.core.trainer.Trainer` does, but by DeepSpeed's engine.
 
-    The engine lets go of the gradients when it has updated. What its update read is kept until the next step begins, by
-    which no step needs more memory: its peak is in backward.
+    The engine frees gradients after its update. What the update read is kept here until the next step begins; this
+    raises no step's peak memory, which is in backward.
     """
 
     def __init__(self, setup: Setup, group: dist.ProcessGroup, phase: Phase) -> None:
@@ -141,7 +145,7 @@ class DeepSpeedTrainer:
         engine: Any = start(setup.device, setup.backend).initialize(
             model=model, optimizer=optimizer, config=settings(setup), dist_init_required=False
         )[0]
-        # It meets in groups of its own.
+        # The engine has made groups of its own.
         share_world_timeout(self._device)
         self._engine = engine
         self._notes = attention_notes(setup)
@@ -169,41 +173,41 @@ class DeepSpeedTrainer:
         return self._notes
 
     def gradient_norm(self) -> float | None:
-        """See `KnowsNorm`; stage 0 tells nobody."""
+        """See `KnowsNorm`; stage 0 does not report it."""
         norm = self._engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """See `Workload.full_gradients`; all ranks call it."""
+        """See `Workload.full_gradients`; all ranks must call it."""
         if not self._gradients:
             raise RuntimeError("weights have no gradient; the last step did not update them")
         return unflatten(self._gradients, self._shapes, self._layout, self._group, self._device)
 
     def held_tensors(self) -> dict[str, list[Tensor]]:
-        """The training state that this rank holds, by part: DeepSpeed keeps most of it where no weight leads to it."""
-        # Of what stage 3 has divided, a weight's own tensor is empty between steps.
+        """See `HoldsTensors`: DeepSpeed keeps most of the state where it cannot be found from the weights."""
+        # A weight that stage 3 has divided is itself empty between steps; its part is in `ds_tensor`.
         parts = [weight.ds_tensor for weight in self._weights.values() if hasattr(weight, "ds_tensor")]
         states = self.optimizer.state
         return {
             "parameters": [*self._weights.values(), *parts],
             "gradients": [*self._gradients, *self._accumulated()],
-            # The weights that it updates are a copy, unless it updates the model's own.
+            # The optimizer's own weights (keys of its state) are a copy, unless it updates the model's.
             "optimizer": [*states, *(each for state in states.values() for each in state.values())],
         }
 
     def _accumulated(self) -> list[Tensor]:
-        """Where stage 3 adds up its part of the gradients; it stays from step to step."""
+        """Return the buffer in which stage 3 adds up its part of the gradients; it stays from step to step."""
         buffer = getattr(self._engine.optimizer, "grad_partitions_flat_buffer", None)
         return [] if buffer is None else [buffer]
 
     def _keep_gradients(self, optimizer: Optimizer, *_: object) -> None:
-        """Called after each update, of which a stage may make several in a step."""
+        """Keep the gradients of an update; the hook runs after each, and a stage may make several in a step."""
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         self._gradients += [weight.grad for weight in weights]
 
 
 def settings(setup: Setup) -> dict[str, Any]:
-    """DeepSpeed's configuration of this setup."""
+    """Return DeepSpeed's configuration for this setup."""
     options = setup.options
     zero: dict[str, Any] = {
         "stage": int(options["stage"]),
@@ -221,19 +225,19 @@ def settings(setup: Setup) -> dict[str, Any]:
         "gradient_clipping": float(options["clip"]),
         "zero_optimization": zero,
         "torch_autocast": _autocast(setup),
-        # Our AdamW is torch's, on the host too; DeepSpeed's own would have to be compiled.
+        # Use torch's AdamW on the host too; DeepSpeed's own would have to be compiled.
         "zero_force_ds_cpu_optimizer": False,
-        # It would wait for the GPU at both ends of each step.
+        # The throughput timer would wait for the GPU at both ends of each step.
         "timers": {"throughput": {"enabled": False}},
         "steps_per_print": sys.maxsize,
     }
 
 
 def _autocast(setup: Setup) -> dict[str, Any]:
-    """Weights stay in fp32 and products round, as in every strategy: with weights in bf16, it would be another model.
+    """Return the settings of autocast: weights stay in fp32 and only products round, as in every strategy.
 
-    DeepSpeed would also round the gradients of linear layers on their way; without modules that it may do so with,
-    they travel in fp32, as those of other strategies.
+    With weights in bf16 it would be another model. DeepSpeed would also send the gradients of linear layers rounded; an
+    empty list of modules that allow this makes them travel in fp32, as in other strategies.
     """
     dtype = AUTOCAST_TYPES.get(setup.precision)
     if dtype is None:
