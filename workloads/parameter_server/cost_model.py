@@ -1,9 +1,9 @@
-"""What a parameter server costs: who holds which weights, and what passes the busiest link in one step.
+"""Cost model of a parameter server: who holds which weights, and what passes the busiest link in one step.
 
-W workers and s servers, P bytes of weights in fp32. In a step each worker sends its gradients, P, and receives new
-weights, P. A server that holds the share f receives W f P, and then sends as much. So one server's link carries W times
-what a worker's does, and a step waits for 2 W P; a ring's all_reduce among the workers, whose ranks send while they
-receive, waits for 2 (W - 1) / W P.
+There are W workers, s servers and P bytes of weights in fp32. In a step each worker sends its gradients, P, and
+receives new weights, P. A server that holds the share f receives W f P, and then sends as much. So the link of a single
+server carries W times what a worker's does, and a step waits for 2 W P; a ring's all_reduce among the workers, whose
+ranks send while they receive, waits for 2 (W - 1) / W P.
 Source: Li et al. 2014, Scaling distributed machine learning with the parameter server.
 """
 
@@ -20,7 +20,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one server holds of the weights, as whole tensors."""
+    """The weights that one server holds, as whole tensors."""
 
     size_bytes: int
     tensors: int
@@ -28,14 +28,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one rank sends and receives in a step: payload of tensors, without headers."""
+    """Tensor payload that one rank sends and receives in a step, without headers."""
 
     sent_bytes: int
     received_bytes: int
 
 
 def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
-    """What each server holds of the model.
+    """Return what each server holds of the model.
 
     Raises:
         ValueError: there are more servers than tensors, or none.
@@ -53,20 +53,20 @@ def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
 
 
 def server_traffic(share: Share, workers: int) -> Traffic:
-    """Of a server in one step: every worker's gradients in, the new weights out to every worker."""
+    """Return a server's traffic in one step: every worker's gradients in, the new weights out to every worker."""
     return Traffic(sent_bytes=workers * share.size_bytes, received_bytes=workers * share.size_bytes)
 
 
 def worker_traffic(shape: Shape) -> Traffic:
-    """Of a worker in one step: its gradients out, the new weights in, however many servers share them."""
+    """Return a worker's traffic in one step: its gradients out, the new weights in, for any number of servers."""
     weights_bytes = ELEMENT_BYTES * shape.parameters()
     return Traffic(sent_bytes=weights_bytes, received_bytes=weights_bytes)
 
 
 def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:
-    """Bytes through the busiest rank's link in one direction and step: the fullest server's, or a worker's if more.
+    """Return a step's bytes through the busiest link in one direction: the fullest server's, or a worker's if more.
 
-    Gradients and weights go opposite ways and are equally large, so that it is the same for both.
+    Gradients and weights go opposite ways and are equally large, so that both directions carry the same.
 
     Raises:
         ValueError: there are more servers than tensors, or none.
@@ -76,13 +76,13 @@ def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:
 
 
 def exchange_time_s(shape: Shape, *, servers: int, workers: int, link: Link) -> float:
-    """Time of a synchronous step's exchange when all workers push at once: gradients in, then weights out.
+    """Predict the exchange time of a synchronous step in which all workers push at once: gradients in, weights out.
 
     Each rank has a link of its own, and the busiest never waits. Averaging and AdamW take no time here. Servers that
-    clip tell each other their norms in between, which costs one more latency and no bytes to speak of.
+    clip exchange their norms in between, which would add one latency and hardly any bytes.
     Asynchronous workers push and are answered at different times, so that a server's two directions may be busy at
     once; then this is the most, and half of it the least, that a step of all workers takes.
-    Not covered: RPC over TCP spreads a tensor over several connections, which hinder each other where a link is slow.
+    Not covered: RPC over TCP spreads a tensor over several connections, which slow each other down on a slow link.
 
     Raises:
         ValueError: there are more servers than tensors, or none.

@@ -1,6 +1,7 @@
-"""Where a server finds what workers push to it: calls put it in, and the server's own thread takes it out.
+"""RPC between workers and servers: connecting ranks, losing them, and the inbox of what workers push to a server.
 
-torch's threads receive calls and do nothing but hand them over, so that all computation of a step is in the step.
+torch's threads only receive calls and put them into the inbox; the server's own thread takes them out, so that all
+computation of a step happens in the step.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from torch.futures import Future
 
 from workloads.core.mesh import timeout_of
 
-# RPC among the ranks of a process group: who can be called, for how long, and what is said of a rank that is gone.
+# RPC among the ranks of a process group.
 #
 # Ranks meet in the group's own store, so that no port is guessed. A rank listens on the address of its host's name,
 # or of the interface that the environment's TP_SOCKET_IFNAME names, and not on that of the group. Nothing shuts RPC
-# down: a rank leaves by ending, and its connections tell the others.
+# down: a rank leaves by ending, and the others notice that its connections close.
 
 Answer = TypeVar("Answer")
 
 SCHEME = "group"
 FOR_EVER = 0
-"""torch's timeout that never passes."""
+"""torch's value for a call without timeout."""
 
 
 class PeerLost(RuntimeError):
-    """A rank whose answer is needed is gone or silent."""
+    """A rank whose answer is needed is gone or does not answer."""
 
 
 def connect(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Make every rank of the group able to call every other; all of them call it, and it returns when all have.
+    """Connect every rank of the group with every other; all must call this, and it returns when all have.
 
-    What a rank can be called for must stand ready before. A call fails after the group's timeout.
-    device: of the group; tensors travel through host memory whatever it is.
+    What a rank's functions work on must be ready before. A call fails after the group's timeout.
+    device: of the group; tensors travel through host memory on any device.
     """
 
     def meet(url: str, **settings: object) -> Iterator[tuple[Store, int, int]]:
@@ -51,7 +52,7 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
     register_rendezvous_handler(SCHEME, meet)  # type: ignore[no-untyped-call]
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"{SCHEME}://", rpc_timeout=timeout_s(group, device))
     with warnings.catch_warnings():
-        # torch's own set-up of RPC uses a group in a way that torch deprecates.
+        # torch's own set-up of RPC uses a group in a way that torch has deprecated.
         warnings.filterwarnings("ignore", message="You are using a Backend .* as a ProcessGroup", category=UserWarning)
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             name_of(group.rank()), rank=group.rank(), world_size=group.size(), rpc_backend_options=options
@@ -59,20 +60,20 @@ def connect(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def timeout_s(group: dist.ProcessGroup, device: torch.device) -> float:
-    """How long the group's collectives, and so the calls among its ranks, may take."""
+    """Return how long the group's collectives, and so calls among its ranks, may take."""
     return timeout_of(group, device).total_seconds()
 
 
 def name_of(rank: int) -> str:
-    """What a rank is called by."""
+    """Return a rank's name in RPC."""
     return f"rank{rank}"
 
 
 def answer_of(call: Future[Answer], rank: int) -> Answer:
-    """What the rank answers, when it does.
+    """Wait for the rank's answer to a call.
 
     Raises:
-        PeerLost: it is gone, or did not answer in time.
+        PeerLost: the rank is gone, or did not answer in time.
     """
     try:
         return call.wait()
@@ -81,15 +82,15 @@ def answer_of(call: Future[Answer], rank: int) -> Answer:
 
 
 def to_host(tensors: list[Any]) -> list[torch.Tensor]:
-    """The tensors without their history, on the host, where calls can carry them; those that are there are not copied.
+    """Detach the tensors and copy them to the host, where calls can carry them; those on the host are not copied.
 
-    On a GPU this waits until they are computed and copied.
+    For tensors on a GPU this waits until they are computed and copied.
     """
     return [tensor.detach().to("cpu") for tensor in tensors]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """What these tensors add to a call or to its answer."""
+    """Return the bytes that these tensors add to a call or to its answer."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -97,8 +98,8 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 class Push:
     """One worker's gradients of one step, for the weights that this server holds, on the host.
 
-    is_finite: whether the worker's whole gradient is.
-    weights: what the worker waits for.
+    is_finite: whether the worker's whole gradient is finite.
+    weights: the answer that the worker waits for.
     """
 
     worker: int
@@ -108,7 +109,7 @@ class Push:
 
 
 class Inbox:
-    """The pushes that have arrived and are not taken yet, in the order in which they came."""
+    """Queue of the pushes that have arrived, in that order; it also tracks answers under way and workers lost."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -118,30 +119,30 @@ class Inbox:
         self._lost: set[int] = set()
 
     def put(self, push: Push) -> None:
-        """Hand it over to whoever takes next."""
+        """Add a push to the queue."""
         with self._changed:
             self._pushes.append(push)
             self._changed.notify()
 
     def note_arrival(self, worker: int) -> None:
-        """This worker has the weights that it was answered with."""
+        """Note that this worker has received the weights that answered its push."""
         with self._changed:
             self._on_their_way[worker] -= 1
             self._changed.notify()
 
     def note_loss(self, worker: int) -> None:
-        """No more will come from this worker."""
+        """Note that this worker is gone."""
         with self._changed:
             self._lost.add(worker)
             self._changed.notify()
 
     def take(self, awaited: Set[int]) -> Push:
-        """The next push, whoever's it is.
+        """Wait for the next push, from any worker, and remove it.
 
-        awaited: workers without whose pushes the server cannot go on; that others are gone is no matter.
+        awaited: workers without whose pushes the server cannot go on; the loss of others does not matter.
 
         Raises:
-            PeerLost: one of them is gone, or nobody pushed within the timeout.
+            PeerLost: no push is queued and an awaited worker is gone, or nobody pushed within the timeout.
         """
         with self._changed:
             self._wait(lambda: bool(self._pushes or self._lost & awaited), "gradients of", awaited)
@@ -151,18 +152,18 @@ class Inbox:
         raise PeerLost(f"Connection closed: rank {gone} is gone, a worker whose gradients are missing")
 
     def answer(self, push: Push, weights: list[Tensor]) -> None:
-        """Send the weights to who pushed."""
+        """Send the weights to the worker that pushed."""
         with self._changed:
             self._on_their_way[push.worker] += 1
         push.weights.set_result(weights)
 
     def settle(self) -> None:
-        """Wait until all workers that were answered have their weights, or are gone.
+        """Wait until all workers that were answered have received their weights, or are gone.
 
-        A server that left sooner would take with it what is not sent yet.
+        If the server ended sooner, weights that are not sent yet would be lost.
 
         Raises:
-            PeerLost: a worker did not say so within the timeout.
+            PeerLost: a worker did not acknowledge within the timeout.
         """
         with self._changed:
             self._wait(lambda: not self._waiting(), "a receipt from", self._on_their_way.keys())
@@ -177,31 +178,31 @@ class Inbox:
 
 
 _inboxes: list[Inbox] = []
-"""This process's, once it is open. A call names a function and brings its arguments: what the function works on in the
-process that is called can only be found from its module."""
+"""This process's inbox, once it is open. It is global because a call carries only a function and its arguments: what
+the function works on in the called process can only be found from its module."""
 
 
 def open_inbox(inbox: Inbox) -> None:
-    """Let calls of other ranks reach it."""
+    """Let calls of other ranks reach the inbox."""
     _inboxes.append(inbox)
 
 
 def watch(inbox: Inbox, worker: int) -> None:
-    """Have the inbox told when the worker is gone: a call that is never answered ends when its connection does."""
+    """Tell the inbox when the worker is gone: a call that is never answered ends when its connection does."""
     line = rpc.rpc_async(name_of(worker), _never, timeout=FOR_EVER)
     line.add_done_callback(lambda _: inbox.note_loss(worker))
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def push(worker: int, gradients: list[Tensor], is_finite: bool) -> Future[list[Tensor]]:
-    """What a worker calls on a server: its gradients for the new weights, which are answered when they are there."""
+    """Queue a worker's gradients on this server, and answer with the new weights later; workers call it by RPC."""
     weights: Future[list[Tensor]] = Future()
     _inboxes[-1].put(Push(worker=worker, gradients=gradients, is_finite=is_finite, weights=weights))
     return weights
 
 
 def acknowledge(worker: int) -> None:
-    """What a worker calls on each server when it has the weights of all."""
+    """Note that a worker has received the weights of all servers; workers call it by RPC on each server."""
     _inboxes[-1].note_arrival(worker)
 
 

@@ -1,7 +1,8 @@
-"""A server's step: take the workers' gradients, update the weights that it holds, and answer with them.
+"""Servers of a parameter server: they take the workers' gradients, update the weights they hold, and answer with these.
 
-Both kinds of server are a `Workload` without batches. They count steps with the workers: a step ends when every worker
-has pushed the gradients of that step, so that no rank has one step more than another when all are done.
+Both kinds, `SynchronousServer` and `AsynchronousServer`, are a `Workload` without batches. They count steps with the
+workers: a step ends when every worker has pushed its gradients of that step, so that all ranks end with the same number
+of steps.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from workloads.parameter_server.rpc import Inbox, Push, answer_of, bytes_of, nam
 from workloads.protocols import Phase
 from workloads.spec import Setup
 
-# The norm of a gradient of which each server holds a part: every server asks every other for its part's.
+# Norm of the whole gradient, of which each server holds a part: every server asks every other for its part's norm.
 
 
 class Norms:
-    """The norms of this server's part, by step, for the others to ask for before or after they are known.
+    """The norms of this server's part, by step; other servers may ask for them before they are known.
 
-    Others ask for this step's or the last one's: a server that is two steps ahead has all norms of the one between.
+    Others ask only for this step's or the last one's: to get two steps ahead, a server needs all norms of the step
+    between.
     """
 
     def __init__(self, server: int, servers: int) -> None:
@@ -42,15 +44,15 @@ class Norms:
         self._step = 0
 
     def part(self, step: int) -> Future[float]:
-        """The norm of this server's part in a step, when it is known."""
+        """Return a future of this server's norm in a step."""
         with self._lock:
             return self._parts[step]
 
     def whole(self, norm: float) -> float:
-        """The norm of the whole gradient, of whose part here this is the norm; all servers call it as often.
+        """Return the norm of the whole gradient from that of this server's part; all servers call it equally often.
 
         Raises:
-            PeerLost: a server is gone, or did not tell in time.
+            PeerLost: a server is gone, or did not answer in time.
         """
         self.part(self._step).set_result(norm)
         calls = [(other, rpc.rpc_async(name_of(other), part_of, args=(self._step,))) for other in self._others]
@@ -62,21 +64,22 @@ class Norms:
 
 
 _norms: list[Norms] = []
-"""This process's, once they are open; see `inbox` for why they are found here."""
+"""This process's norms, once they are open; global for the same reason as `_inboxes` in
+`workloads.parameter_server.rpc`."""
 
 
 def open_norms(norms: Norms) -> None:
-    """Let calls of other servers reach them."""
+    """Let calls of other servers reach the norms."""
     _norms.append(norms)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def part_of(step: int) -> Future[float]:
-    """What a server calls on another: the norm of its part in that step."""
+    """Return a future of this server's norm in a step; other servers call it by RPC."""
     return _norms[-1].part(step)
 
 
-# Which server holds which weight of the model.
+# Placement: which server holds which weight of the model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +91,13 @@ class Placement:
     servers: tuple[int, ...]
 
     def held_by(self, server: int) -> list[int]:
-        """The indices of its weights, in the model's order."""
+        """Return the indices of a server's weights, in the model's order."""
         return [index for index, one in enumerate(self.servers) if one == server]
 
     def gather(self, held: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
-        """All gradients, by the weights' names, on each rank; all ranks call it.
+        """Return all gradients by the weights' names, on each rank; all ranks must call it.
 
-        held: those that this rank's server updated with; empty on a worker.
+        held: the gradients that this rank updated with as a server; empty on a worker.
         """
         whole = {}
         for name, shape, server in zip(self.names, self.shapes, self.servers, strict=True):
@@ -105,7 +108,7 @@ class Placement:
 
 
 def place(model: nn.Module, servers: int) -> Placement:
-    """Divide the weights by their bytes, as `laws.division` does."""
+    """Divide the weights among servers by their bytes; see `workloads.cost_models.terms.divide`."""
     names, weights = zip(*model.named_parameters(), strict=True)
     return Placement(
         names=names,
@@ -115,17 +118,17 @@ def place(model: nn.Module, servers: int) -> Placement:
 
 
 class Share:
-    """The weights that one server holds, with their gradients and their part of AdamW."""
+    """The weights that one server holds, with their gradients and AdamW states."""
 
     def __init__(self, setup: Setup, model: nn.Module, placement: Placement, group: dist.ProcessGroup) -> None:
-        """Keep of the model the weights of this rank."""
+        """Keep this rank's weights of the model."""
         held = placement.held_by(group.rank())
         weights = list(model.parameters())
         self.model = nn.ParameterList(weights[index] for index in held)
         self.optimizer: Optimizer = AdamW(self.model.parameters(), **adamw_settings(setup))
         self._learning_rate = LearningRate(setup)
         self.received_bytes = 0
-        """In the last step."""
+        """Bytes received in the last step, as `sent_bytes` counts those sent."""
         self.sent_bytes = 0
         self._names = [placement.names[index] for index in held]
         self._placement = placement
@@ -133,28 +136,28 @@ class Share:
         self._device = weights[0].device
 
     def begin_step(self) -> None:
-        """Count bytes anew, and take the learning rate of this step for all of its updates."""
+        """Reset the byte counts, and set the learning rate for all updates of this step."""
         self.received_bytes = self.sent_bytes = 0
         self._learning_rate.begin_step(self.optimizer)
 
     def take_in(self, push: Push) -> list[Tensor]:
-        """The push's gradients on the device of the weights; nobody else has them."""
+        """Return the push's gradients on the device of the weights; the caller may overwrite them."""
         self.received_bytes += bytes_of(push.gradients)
         return [gradient.to(self._device) for gradient in push.gradients]
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """What the next update uses, and what stays readable after it."""
+        """Set the gradients of the next update, which stay readable after it."""
         for weight, gradient in zip(self.model, gradients, strict=True):
             weight.grad = gradient
 
     def weights(self, copies: int) -> list[Tensor]:
-        """The weights as they are now, to be sent so often; on the CPU they change with the next update."""
+        """Return the current weights, to be sent `copies` times; on the CPU they change with the next update."""
         weights = to_host(list(self.model))
         self.sent_bytes += copies * bytes_of(weights)
         return weights
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """See `Workload.full_gradients`; all ranks call it."""
+        """See `Workload.full_gradients`; all ranks must call it."""
         held = {}
         for name, weight in zip(self._names, self.model, strict=True):
             if weight.grad is None:
@@ -181,13 +184,13 @@ class SynchronousServer:
         self._largest_norm = float(setup.options["clip"])
 
     def step(self, tokens_bs: Tensor) -> None:
-        """One update. The batch is empty."""
+        """Make one update. The batch is empty."""
         self._share.begin_step()
         with self._phase("wait"):
             pushes = self._one_of_each()
         with self._phase("optimizer"), torch.no_grad():
             self._update(pushes)
-            # No copy: they change when all workers have pushed again, and so have them.
+            # No copy: the weights change only when all workers have pushed again, and so have received them.
             weights = self._share.weights(len(pushes))
             for push in pushes:
                 self._inbox.answer(push, weights)
@@ -195,7 +198,7 @@ class SynchronousServer:
             self._inbox.settle()
 
     def payload_bytes(self) -> dict[str, int]:
-        """What was sent and received in the last step."""
+        """Return the bytes that were sent and received in the last step."""
         return {"send": self._share.sent_bytes + self._share.received_bytes}
 
     def gradient_norm(self) -> float | None:
@@ -203,7 +206,7 @@ class SynchronousServer:
         return self._gradient_norm
 
     def _one_of_each(self) -> list[Push]:
-        """The pushes of this step in the order of the workers, so that sums do not depend on who came first."""
+        """Return this step's pushes in the order of the workers, so that sums do not depend on who came first."""
         pushes: dict[int, Push] = {}
         while missing := set(self._workers) - set(pushes):
             push = self._inbox.take(missing)
@@ -216,7 +219,7 @@ class SynchronousServer:
             torch._foreach_add_(means, gradients)
         torch._foreach_div_(means, len(pushes))
         self._share.set_gradients(means)
-        # As a scaler would have it. Every server is told the same by the workers, so that all leave the step out.
+        # Skip the update as a scaler would. All servers learn the same from the workers, so that all skip it.
         if not all(push.is_finite for push in pushes):
             return
         if self._largest_norm:
@@ -228,8 +231,8 @@ class SynchronousServer:
 class AsynchronousServer:
     """Updates with each gradient as it comes, and holds back the workers that are too far ahead.
 
-    Before a worker begins a step it has pushed all steps before, and is ahead by as many as the slowest has not pushed:
-    it gets no weights while that is more than `staleness`. With 0 all begin each step together.
+    A worker's lead is the number of steps that it has pushed and the slowest has not. While its lead is above
+    `staleness` it gets no weights. With 0 all workers begin each step together.
     Source: Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter server.
     """
 
@@ -248,7 +251,7 @@ class AsynchronousServer:
         self._steps = 0
 
     def step(self, tokens_bs: Tensor) -> None:
-        """As many updates as come until every worker has pushed this step. The batch is empty."""
+        """Update with every push until each worker has pushed this step. The batch is empty."""
         self._share.begin_step()
         self._steps += 1
         while behind := {worker for worker, pushed in self._pushed.items() if pushed < self._steps}:
@@ -260,12 +263,12 @@ class AsynchronousServer:
             self._inbox.settle()
 
     def payload_bytes(self) -> dict[str, int]:
-        """What was sent and received in the last step."""
+        """Return the bytes that were sent and received in the last step."""
         return {"send": self._share.sent_bytes + self._share.received_bytes}
 
     def _update(self, push: Push) -> None:
         gradients = self._share.take_in(push)
-        if push.is_finite:  # As a scaler would have it.
+        if push.is_finite:  # Otherwise skip the update, as a scaler would.
             self._share.set_gradients(gradients)
             self.optimizer.step()
         self.largest_lead = max(self.largest_lead, self._lead(push))
@@ -274,9 +277,9 @@ class AsynchronousServer:
         free = [push for push in self._held_back if self._lead(push) <= self._staleness]
         self._held_back = [push for push in self._held_back if push not in free]
         for push in free:
-            # A copy, because another worker's gradient may change them while they are sent.
+            # A copy, because another worker's gradient may change the weights while they are sent.
             self._inbox.answer(push, [weight.clone() for weight in self._share.weights(1)])
 
     def _lead(self, push: Push) -> int:
-        """How many steps its worker is ahead of the slowest."""
+        """Return how many steps the push's worker is ahead of the slowest."""
         return self._pushed[push.worker] - min(self._pushed.values())

@@ -1,4 +1,4 @@
-"""The card of `parameter_server`: servers hold the weights, workers push gradients to them and pull weights."""
+"""Spec of `parameter_server`: servers hold the weights, workers push gradients to them and pull weights."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _workers(setup: Setup) -> int:
 
 
 def _mesh(setup: Setup) -> dict[str, int]:
-    # Servers and workers do different things, so that no axis of it is one of data.
+    # Servers and workers do different things, so the mesh has no data axis.
     return {"rpc": setup.ranks}
 
 
 def _data_place(setup: Setup, rank: int) -> DataPlace | None:
-    """The first ranks are the servers."""
+    """Return a worker's share of the batch; None for servers, which are the first ranks."""
     if rank < _servers(setup):
         return None
     return DataPlace(rank=rank - _servers(setup), ranks=_workers(setup))
@@ -74,14 +74,14 @@ def _incomparable(setup: Setup) -> str | None:
 
 
 def _transfers(setup: Setup) -> tuple[Transfer, ...]:
-    """Those of the rank that all others wait for, mostly the fullest server: gradients, then weights."""
+    """Return the transfers of the rank that all others wait for, mostly the fullest server: gradients, then weights."""
     one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
     one_way = Transfer(collective="send", axis="rpc", payload_bytes=one_way_bytes)
     return (one_way, one_way)
 
 
 def _states(setup: Setup, rank: int) -> States:
-    """A server has its share of everything; a worker has weights and gradients whole, and no optimizer."""
+    """Return a rank's states: a server's share of everything; a worker's whole weights and gradients, no optimizer."""
     if rank < _servers(setup):
         share = shares(setup.shape, _servers(setup))[rank]
         return States(

@@ -1,4 +1,4 @@
-"""The strategy `parameter_server`: servers hold the weights; workers push gradients to them and pull weights, by RPC.
+"""Strategy `parameter_server`: servers hold the weights; workers push gradients to them and pull weights, by RPC.
 
 The first ranks are the servers, the others the workers. On a GPU tensors travel through the host's memory.
 """
@@ -41,25 +41,23 @@ from workloads.parameter_server.server import (
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
-# A worker's optimizer, whose step happens on the servers: gradients go there, and new weights come back.
-
 
 class RemoteOptimizer(Optimizer):
-    """Pushes the gradients of its weights, and waits for the weights that the servers made of them; it has no state.
+    """A worker's optimizer: it pushes gradients to the servers and waits for their new weights; it has no state.
 
     In fp16 each worker has a scaler of its own. Gradients travel unscaled, so that the scales need not be equal.
     """
 
     _step_supports_amp_scaling = True
-    """torch's word for an optimizer that steps whether or not a gradient is finite, and is told in `found_inf`: the
-    servers wait for this worker's push either way."""
+    """Makes torch's scaler call `step` even when a gradient is not finite, which `found_inf` then says: the servers
+    wait for this worker's push either way."""
 
     found_inf: Tensor | None = None
 
     def __init__(self, model: nn.Module, placement: Placement, *, worker: int) -> None:
         super().__init__(model.parameters(), {})
         self.traffic = Traffic(sent_bytes=0, received_bytes=0)
-        """Of the last step."""
+        """Traffic of the last step."""
         weights = list(model.parameters())
         self._weights_of = {
             server: [weights[index] for index in placement.held_by(server)] for server in set(placement.servers)
@@ -68,7 +66,7 @@ class RemoteOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all servers' weights.
+        """Update all servers' weights once, and fetch them.
 
         Raises:
             PeerLost: a server is gone, or did not answer in time.
@@ -94,7 +92,7 @@ class RemoteOptimizer(Optimizer):
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """A server or a worker, by the rank; connected with all others."""
+    """Build a server or a worker, by the rank, connected with all others."""
     model, group = make_model(setup), mesh.get_group("rpc")
     placement = place(model, int(setup.options["servers"]))
     if group.rank() < int(setup.options["servers"]):
@@ -104,7 +102,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 
 
 def _serve(setup: Setup, share: Share, phase: Phase, group: dist.ProcessGroup) -> Workload:
-    """What workers push to has to be open before they are connected."""
+    """Build a server; its inbox and norms are opened before the ranks connect and can call."""
     device = _device_of(share.model)
     servers = int(setup.options["servers"])
     workers = range(servers, setup.ranks)
@@ -133,21 +131,21 @@ class Worker(Trainer):
             model,
             phase,
             optimizer=self._remote,
-            # The mean of all workers is the servers' to clip; a gradient that updates alone is its worker's.
+            # Servers clip the mean of all workers; a gradient that updates alone is clipped by its worker.
             clip=_leave if setup.options["mode"] == "synchronous" else nn.utils.clip_grad_norm_,
         )
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """What the servers updated with; all ranks call it."""
+        """Return the gradients that the servers updated with; all ranks must call it."""
         return self._placement.gather({}, self._group, _device_of(self.model))
 
     def payload_bytes(self) -> dict[str, int]:
-        """What was sent and received in the last step."""
+        """Return the bytes that were sent and received in the last step."""
         return {"send": self._remote.traffic.sent_bytes + self._remote.traffic.received_bytes}
 
 
 def _leave(weights: Iterable[nn.Parameter], largest_norm: float) -> None:
-    """Clips nothing."""
+    """Do not clip."""
 
 
 def _device_of(model: nn.Module) -> torch.device:
