@@ -327,13 +327,13 @@ def local_batch(setup: Setup, data_ranks: int) -> int:
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
     """Return what the learning rate of a step, counted from 0, is multiplied by. data_ranks: those sharing a batch."""
-    rule: Rule = setup.options["lr_rule"]  # type: ignore[assignment]  # The card allows no other word.
+    rule: Rule = setup.options["lr_rule"]  # type: ignore[assignment]  # The option allows no other word.
     return factor(rule, data_ranks=data_ranks, warm_up=int(setup.options["lr_warm_up"]), step=step)
 
 
 def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
     """Describe one of a rank's microbatches to the cost model of memory."""
-    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     return Microbatch(
         shape=setup.shape,
         sequences=local_batch(setup, data_ranks),
@@ -373,7 +373,7 @@ def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
 def graph_refusals(setup: Setup, because: str) -> list[str]:
     """Return why compiled blocks cannot be CUDA graphs.
 
-    because: what goes wrong in this strategy. Not for DistributedDataParallel, whose bucket hooks run outside blocks.
+    because: what goes wrong in this strategy. Nothing does in DistributedDataParallel: its hooks run outside blocks.
     """
     mode = setup.options["compile"]
     if setup.device != "cuda" or mode not in GRAPH_MODES:

@@ -66,11 +66,12 @@ class Stopwatch(Protocol):
     """Times calls on the rank's device. All ranks must make the same calls in the same order: they start together."""
 
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
-        """Time one call, each queued behind the one before: the time of all calls, divided by their number."""
+        """Time calls that are queued one behind the other; the result is their total time divided by their number."""
 
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
-        """Time one call, each begun when the one before is finished: the median. Ranks must not meet in a call.
+        """Time calls one by one, each begun when the one before is finished; the result is their median.
 
+        Ranks must not meet in a call.
         warm_up_s: how long the call is repeated after the warm-up calls, until the device runs at the clock it keeps.
         """
 

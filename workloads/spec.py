@@ -253,11 +253,11 @@ class Card:
     sends_messages: whether ranks exchange tensors by send and receive.
     high_priority_axes: axes of the mesh whose groups have a stream of high priority on NCCL.
     data_place: a rank's share of the batch, None for a rank that trains on none; by default it follows from the mesh.
-    transfers: of training, the same for all ranks; see `workloads.cost_models.terms`.
-    states: of training, those of one rank; see the same.
+    transfers, states: of training, transfers that all ranks share, and states of one rank; see
+        `workloads.cost_models.terms`.
     building_bytes: of training, the least that a rank holds on its device at the worst moment before the first step:
         every strategy makes the whole model on each rank, and divides it then.
-    paper_states: of training, a rank's states as the paper counts them, with the same on all ranks.
+    paper_states: of training, a rank's states as the paper counts them, which gives all ranks as much.
     settled: the options of a case, where defaults that depend on the setup are filled in; a case holds these, so that
         its key says what was measured.
     notes: what a reader of the run's figures must know about this setup.

@@ -231,5 +231,5 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def _checkpoint(setup: Setup) -> Checkpoint:
-    choice: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    choice: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     return choice

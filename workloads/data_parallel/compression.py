@@ -206,6 +206,8 @@ class PowerSGD:
     def average(self, bucket: Bucket) -> None:
         """See `Scheme.average`."""
         errors = self._feedback.of(bucket)
+        # M: gradients plus the last errors. The bucket and `errors` both start as M; means replace the one, the new
+        # errors the other.
         errors.add_(bucket.flat)
         bucket.flat.copy_(errors)
         parts = list(zip(bucket.weights, bucket.views(bucket.flat), bucket.views(errors), strict=True))

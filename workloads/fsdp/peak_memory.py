@@ -2,7 +2,7 @@
 
 To what computation holds (`workloads.cost_models.peak_memory`) this adds gathered weights, the buffers in which weights
 and gradients travel, and gradients that are whole until they are reduced.
-A unit is what is gathered together (`workloads.fsdp.cost_model`); the outer unit is what is in no block.
+A unit is what is gathered together (`workloads.fsdp.cost_model`); the outer unit has all other weights.
 Not covered: a backend that moves weights while the rank computes; offloading; gradients that are accumulated in another
 precision than they are made in; one rank alone.
 Source: torch 2.13, _fsdp_param_group.py and _fsdp_collectives.py.

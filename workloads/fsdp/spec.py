@@ -68,7 +68,7 @@ def sharding_refusals(setup: Setup, *, ranks: int) -> list[str]:
 def sharding_of(setup: Setup, *, ranks: int, is_resharded: bool) -> Sharding:
     """Describe the setup to the cost model. ranks: those that share a weight."""
     options = setup.options
-    wrap: Wrap = options["wrap"]  # type: ignore[assignment]  # The card allows no other word.
+    wrap: Wrap = options["wrap"]  # type: ignore[assignment]  # The option allows no other word.
     return Sharding(
         shape=setup.shape,
         ranks=ranks,
