@@ -1,9 +1,9 @@
-"""The times of what pipeline stages compute in one step, action by action, in the rank.
+"""Times of the actions of a rank's pipeline stages in one step.
 
-Knows no workload. An action's time is its own: what it waits for before it begins belongs to nobody, and is the bubble.
-Times count from the step's beginning, which ranks make the same moment by meeting just before it. Processes of one
-machine read the same host clock, so their beginnings compare exactly; between machines the meeting is all there is,
-and times of two ranks are apart by as much as they leave it apart.
+Knows no workload. The time of an action excludes what it waits for before it starts: that wait is the bubble.
+Times count from the beginning of the step. Ranks meet in a barrier just before it, so that they begin together.
+Processes of one machine read the same host clock, so their step beginnings compare exactly; ranks of different machines
+have only the barrier, and their times differ by as much as they leave it apart.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collectors.rank.step_clock import Event
 from collectors.sample_log import TimedAction, TimedMessage
 from workloads.cost_models.schedules import Action, MessageEnd
 
-# How long the calling thread was ready to run and no core was free for it, as Linux counts it.
+# Run queue: how long a thread was ready to run while no core was free for it, as Linux counts it.
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _WAITED = 1
-"""Its place in the file: time on a core, time in the run queue, time slices; nanoseconds."""
+"""Index of run queue time in the file, which has: ns on a core, ns in the run queue, number of time slices."""
 _LONGEST = 128
 
 
 class CoreWait:
-    """The time in the run queue of the thread that made it; read by any thread.
+    """Run queue time of the thread that created it; any thread may read it.
 
     Source: Documentation/scheduler/sched-stats.rst of Linux, `/proc/<pid>/schedstat`.
     """
 
     def __init__(self, path: Path = SCHEDSTAT) -> None:
-        """path: of this thread's file; without one, or one that says nothing, the time is unknown."""
+        """path: the schedstat file of this thread. The time is unknown if it cannot be read or parsed."""
         self._file: int | None = None
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -46,11 +46,11 @@ class CoreWait:
             self.close()
 
     def waited_ns(self) -> int | None:
-        """Since the thread began; None where the kernel does not tell."""
+        """Return nanoseconds in the run queue since the thread began; None if the kernel does not tell."""
         return None if self._file is None else self._read_ns(self._file)
 
     def close(self) -> None:
-        """No more is asked."""
+        """Close the file; the time is unknown from now on."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -65,39 +65,39 @@ TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
 class ActionClock(Protocol):
-    """Measures the actions of one step after another."""
+    """Measures the actions of one step at a time."""
 
     def begin_step(self) -> int:
-        """Times count from now on; the host's monotonic clock in nanoseconds. The device has nothing left to do."""
+        """Begin a step on an idle device; return the host's monotonic time in ns, from which the step's times count."""
 
     def mark(self, action: Action) -> AbstractContextManager[None]:
-        """Time what is inside as this action."""
+        """Time the body of the `with` as this action."""
 
     def tell_message(self, end: MessageEnd, action: Action) -> None:
-        """A stage hands over what this action made, or asks for what it needs."""
+        """Note that a stage hands over what this action made, or asks for what it needs."""
 
     def end_step(self) -> list[TimedAction]:
-        """Wait for the device; what was marked since the step began, in order."""
+        """Wait for the device; return the actions marked since the step began, in order."""
 
     def messages(self) -> list[TimedMessage] | None:
-        """What was told of messages since the step began; None where a host's times of them say nothing."""
+        """Return the messages noted since the step began; None where host times of them mean nothing (a GPU)."""
 
     def core_waits_ns(self) -> list[tuple[int, int]] | None:
-        """What the thread that began the step had waited for a core since, at the start and the end of each action.
+        """Return how long the step's thread had waited for a core, at the start and at the end of each action.
 
-        None where the system does not tell, or a device computes.
+        Counts from the step's beginning, in nanoseconds. None where the system does not tell, or a device computes.
         """
 
 
 def make_action_clock(device: torch.device) -> ActionClock:
-    """The clock that suits the device: host time on the CPU, events of the current stream on CUDA."""
+    """Return the clock for the device: host time on the CPU, events of the current stream on CUDA."""
     if device.type == "cuda":
         return DeviceActionClock(new_event=partial(torch.cuda.Event, enable_timing=True))
     return HostActionClock()
 
 
 def host_clock_name(boot: Path = BOOT) -> str | None:
-    """The same for all processes that read the same monotonic clock; None where nobody can tell."""
+    """Return a name of the host clock, equal for all processes that read the same one; None if it cannot be known."""
     try:
         namespace = str(TIME_NAMESPACE.readlink()) if TIME_NAMESPACE.is_symlink() else ""
         return f"{boot.read_text().strip()} {namespace}".strip()
@@ -106,14 +106,14 @@ def host_clock_name(boot: Path = BOOT) -> str | None:
 
 
 class HostActionClock:
-    """Actions by the host's clock, for devices that are done when the call returns."""
+    """Times actions with the host's clock, for devices that are done when the call returns."""
 
     def __init__(
         self,
         now_ns: Callable[[], int] = time.monotonic_ns,
         new_core_wait: Callable[[], CoreWait] = CoreWait,
     ) -> None:
-        """new_core_wait: called in the thread that is timed."""
+        """new_core_wait: is called in the timed thread."""
         self._now_ns = now_ns
         self._new_core_wait = new_core_wait
         self._core_wait: CoreWait | None = None
@@ -163,9 +163,9 @@ class HostActionClock:
 
 
 class DeviceActionClock:
-    """Actions by events in the device's queue, each in the stream that is current where it is marked.
+    """Times actions with device events, each recorded in the stream that is current where the action is marked.
 
-    A stream that waits for a message passes no event meanwhile, so that such waits stay outside of actions.
+    A stream that waits for a message passes no event meanwhile, so such waits are not part of an action.
     """
 
     def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -192,7 +192,7 @@ class DeviceActionClock:
         begun = self._begun
         assert begun is not None, "begin_step() comes before the first action"
         self._record().synchronize()
-        for _, _, end in self._marked:  # Of other streams too.
+        for _, _, end in self._marked:  # Actions of other streams too.
             end.synchronize()
         return [
             _timed(action, round(begun.elapsed_time(start) * 1e6), round(begun.elapsed_time(end) * 1e6))
@@ -200,7 +200,7 @@ class DeviceActionClock:
         ]
 
     def tell_message(self, end: MessageEnd, action: Action) -> None:
-        """See `ActionClock.tell_message`: the host is done with a message long before the device is."""
+        """Ignore the message: the host is done with it long before the device is. See `ActionClock.tell_message`."""
 
     def messages(self) -> list[TimedMessage] | None:
         """See `ActionClock.messages`."""

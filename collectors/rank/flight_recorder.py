@@ -1,9 +1,9 @@
-"""Which collectives a rank has entered, with how many bytes, and how far its device came, by torch's Flight Recorder.
+"""Reads torch's Flight Recorder: the collectives that a rank entered, their bytes, and how far its device came.
 
-It records when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike, and forgets the oldest when that many are full.
-Messages from one rank to another are recorded on NCCL only (torch 2.13). Those of one batch are an entry each, without
-a state of their own, and are followed by an entry that closes them, which has the state and no sizes. The agent
-reads records too, and loads no torch for that.
+The recorder is on when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike; it keeps that many entries, the newest.
+Messages from one rank to another are recorded on NCCL only (torch 2.13). Each message of a batch is an entry without a
+state; the entry that closes the batch follows them, and has the state and no sizes. The agent reads records too, so
+this module loads torch only in the functions that need it.
 Source: ProcessGroupNCCL.cpp, pointToPoint, collective, collectiveCoalesced, endCoalescing and initWork;
 FlightRecorderDetail.hpp, dump_json (torch 2.11 and 2.13).
 """
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """One collective. number: counted from 0 since the rank's start.
+    """One collective that the rank entered.
 
-    name: as the laws call it, whatever the backend and torch call its form.
+    number: counted from 0 since the rank's start.
+    name: as in the cost models, whatever the backend and torch call this form of it.
     group: the name of the process group whose ranks took part.
-    payload_bytes: of the tensors that it was handed, or that it filled if those are larger: what an all_gather gathers
-    and what a reduce_scatter takes in. Of a barrier 0: the element that NCCL reduces for it is no payload.
+    payload_bytes: size of the input tensors, or of the output tensors if those are larger: what an all_gather gathers
+    and what a reduce_scatter takes in. 0 for a barrier: the element that NCCL reduces for it is no payload.
     """
 
     number: int
@@ -45,10 +46,10 @@ class Entered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How far one rank came in what the ranks of a process group do in the same order.
+    """How far one rank came in a sequence of operations that the ranks of a process group do in the same order.
 
-    Each is a number counted from the group's first. issued: by the host. started, completed: by the device.
-    started: None where torch does not time collectives (TORCH_NCCL_ENABLE_TIMING).
+    Each field is the number of the last operation, counted from the group's first. issued: by the host.
+    started, completed: by the device. started is None where torch does not time collectives (TORCH_NCCL_ENABLE_TIMING).
     """
 
     issued: int
@@ -59,7 +60,7 @@ class Reached:
 class _Entry(msgspec.Struct):
     record_id: int
     profiling_name: str
-    process_group: tuple[str, str]  # Its name, and what it is for.
+    process_group: tuple[str, str]  # Its name and its description.
     input_sizes: list[list[int]]
     input_dtypes: list[str]
     output_sizes: list[list[int]] = []
@@ -78,9 +79,9 @@ class _Record(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What the device is given at once: one entry, or those of a coalesced group.
+    """What the device is given in one call: one entry, or the entries of a coalesced group.
 
-    end: the entry that has the state: the one that closes the group, or the only one.
+    end: the entry that has the state: the group's closing entry, or the only entry.
     """
 
     parts: tuple[_Entry, ...]
@@ -88,16 +89,16 @@ class _Work:
 
     @property
     def is_message(self) -> bool:
-        """It is a message, or a batch of them."""
+        """Whether it is a message, or a batch of messages."""
         return any(part.is_p2p for part in self.parts)
 
     @property
     def whole(self) -> str:
-        """The collective that the group as a whole is; `OTHER` where it is no group, or does not say."""
+        """The collective that a coalesced group implements as a whole; `OTHER` if it is no group, or does not say."""
         return OTHER if self.parts == (self.end,) else collective_of(self.end.profiling_name)
 
 
-# By c10's names of scalar types.
+# Keys are c10's names of scalar types.
 _ELEMENT_BYTES = {
     "Float": 4,
     "Double": 8,
@@ -112,21 +113,21 @@ _ELEMENT_BYTES = {
 }
 
 _NO_TENSOR = "Undefined"
-"""The dtype of what ranks other than the root hand over or fill in NCCL's gather and scatter."""
+"""The dtype of the missing input or output of ranks other than the root, in NCCL's gather and scatter."""
 
 _CLOSING = re.compile(r"(?:^|[:_])coalesced$")
-"""nccl:coalesced, and since torch 2.11 nccl:ALLGATHER_coalesced where a gather is made of broadcasts."""
+"""Closing entry: nccl:coalesced, and since torch 2.11 nccl:ALLGATHER_coalesced for a gather made of broadcasts."""
 
 _MESSAGE = re.compile(r"(?:send (?P<from>\d+)->(?P<to>\d+)|recv (?P<by>\d+)<-(?P<of>\d+))$")
-"""Ranks are counted within the process group."""
+"""Name of a message. Its ranks are numbered within the process group."""
 
 
 class Forgotten(RuntimeError):
-    """The recorder's buffer no longer holds all that was asked for, or records nothing."""
+    """The Flight Recorder does not hold, or cannot tell, all that was asked for."""
 
 
 def dump(backend: str) -> bytes:
-    """All that the recorder of the backend holds, as torch's JSON. NCCL has a recorder of its own."""
+    """Return all that the recorder of the backend holds, as torch's JSON. NCCL has a recorder of its own."""
     from torch._C import _distributed_c10d
 
     name = "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json"
@@ -135,15 +136,16 @@ def dump(backend: str) -> bytes:
 
 
 def count(record: bytes) -> int:
-    """How many entries the rank had made when the record was: on gloo the collectives that it had entered."""
+    """Return how many entries the rank had made by the time of the record; on gloo, the collectives it had entered."""
     return max((entry.record_id + 1 for entry in _entries(record)), default=0)
 
 
 def reached(record: bytes) -> dict[str, Reached]:
-    """How far the rank came with the collectives of each process group, and with the messages of each direction in it.
+    """Return how far the rank came with each group's collectives, and with each group's messages in each direction.
 
-    The keys are alike on all ranks, such as "3" and "3 0->1". Messages have no number that both ends share, and are
-    counted; where the record has forgotten some they are left out. Of NCCL: gloo's record has no states.
+    NCCL only: gloo's record has no states. Keys are alike on all ranks: "3" for the collectives of group 3, "3 0->1"
+    for its messages from rank 0 to rank 1. Messages have no number that both ends share, so they are counted here; they
+    are left out where the record has forgotten its oldest entries.
     """
     entries = _entries(record)
     is_timed = any(entry.time_discovered_started_ns for entry in entries)
@@ -173,13 +175,13 @@ def _reached(numbered: Sequence[tuple[int, str]], *, is_timed: bool) -> Reached:
 
 
 def entered_since(before: bytes, after: bytes) -> list[Entered]:
-    """The collectives that were entered between two records.
+    """Return the collectives that were entered between two records.
 
-    NCCL's record has messages too, which are left out, so that both backends are counted alike. Of a collective that
-    torch makes of several, each is told by the name of the whole: a gather of unlike parts is broadcasts on NCCL.
+    Messages in NCCL's record are left out, so that both backends are counted alike. Where torch makes one collective of
+    several, each part has the name of the whole: a gather of unequal parts is broadcasts on NCCL.
 
     Raises:
-        Forgotten: more of them than the buffer holds, or elements of a size that is not known.
+        Forgotten: there are more of them than the buffer holds, or elements of an unknown size.
     """
     groups = group_ranks()
     return [
@@ -196,19 +198,19 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
 
 
 def issued_since(before: bytes, after: bytes) -> list[Issued]:
-    """The same collectives, as the events of a trace are told by.
+    """Return the same collectives in the form that is matched with the events of a trace.
 
     Raises:
-        Forgotten: more of them than the buffer holds.
+        Forgotten: there are more of them than the buffer holds.
     """
     return [one for one in works_since(before, after) if one.call.collective != "send"]
 
 
 def works_since(before: bytes, after: bytes) -> list[Issued]:
-    """The same, and messages: whatever the device was given at once, so that a batch of messages is one.
+    """Return the same collectives and also messages; a batch of messages is one work.
 
     Raises:
-        Forgotten: more of them than the buffer holds.
+        Forgotten: there are more of them than the buffer holds.
     """
     groups = group_ranks()
     works = _works(_entries_since(before, after))
@@ -216,7 +218,7 @@ def works_since(before: bytes, after: bytes) -> list[Issued]:
 
 
 def group_ranks() -> dict[str, tuple[int, ...]]:
-    """The ranks of each group that this rank is in now, by the group's name."""
+    """Return the ranks of each process group that this rank is in now, by the group's name."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _world
 
@@ -232,11 +234,18 @@ def _entries_since(before: bytes, after: bytes) -> list[_Entry]:
 
 
 def _works(entries: Iterable[_Entry]) -> list[_Work]:
-    """The entries as works, in the order in which these were given to the device.
+    """Group the entries into works, in the order in which these were given to the device.
 
-    An example, all of one group: all_reduce (collective 4), send 0->1 and recv 0<-1 (message 7), coalesced (collective
-    4, message 7), all_reduce (collective 5). The entry that closes tells both numbers and not which of them is its own,
-    so that the last before it decides: it is a message, and so the group is all messages of that number.
+    Example, all in one process group:
+
+        all_reduce               collective 4                work 1
+        send 0->1                message 7                   work 2
+        recv 0<-1                message 7                   work 2
+        coalesced                collective 4, message 7     work 2, closes it
+        all_reduce               collective 5                work 3
+
+    The closing entry has both numbers and does not say which one counts. The entry just before it decides: it is a
+    message, so the group is all messages of number 7.
     """
     waiting: dict[str, list[_Entry]] = defaultdict(list)
     works = []
@@ -245,10 +254,11 @@ def _works(entries: Iterable[_Entry]) -> list[_Work]:
         if not _closes(entry):
             before.append(entry)
             continue
+        # Walk back over the entries that this one closes: before[first:].
         first = len(before)
         while first and _belongs(before[first - 1], entry, is_message=before[-1].is_p2p):
             first -= 1
-        if first < len(before):  # The record may have forgotten what it closes.
+        if first < len(before):  # Not so if the record has forgotten what it closes.
             works.append(_Work(parts=tuple(before[first:]), end=entry))
         del before[first:]
         works += _alone(before)
@@ -266,7 +276,7 @@ def _closes(entry: _Entry) -> bool:
 
 
 def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
-    """Whether the entry is one of those that this one closes, which are all messages or all collectives."""
+    """Whether `end` closes the entry; what it closes are all messages or all collectives."""
     if entry.is_p2p != is_message:
         return False
     return entry.p2p_seq_id == end.p2p_seq_id if is_message else entry.collective_seq_id == end.collective_seq_id
@@ -311,7 +321,7 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
 
 
 def _way(entry: _Entry) -> tuple[int, int] | None:
-    """From which rank of the group to which a message goes."""
+    """Return sender and receiver of a message, by rank within its group; None if it is no message."""
     found = _MESSAGE.search(entry.profiling_name)
     if found is None:
         return None
@@ -325,14 +335,14 @@ def _is_sent(entry: _Entry) -> bool:
 
 
 def _only_peer(parts: Sequence[_Entry], ranks: tuple[int, ...]) -> int | None:
-    """The rank at the other end of all of them; None where there are several."""
+    """Return the global rank at the other end of all messages; None if there are several."""
     peers = {way[1] if _is_sent(part) else way[0] for part in parts if (way := _way(part))}
     peer = peers.pop() if len(peers) == 1 else None
     return ranks[peer] if peer is not None and peer < len(ranks) else None
 
 
 def _elements(sizes: list[list[int]]) -> int | None:
-    """Those of all tensors together; None where there is no tensor."""
+    """Return the number of elements of all tensors; None if there is no tensor."""
     return sum(math.prod(size) for size in sizes) if sizes else None
 
 
@@ -341,7 +351,7 @@ def _entries(record: bytes) -> list[_Entry]:
 
 
 def _name(entry: _Entry) -> str:
-    """The collective, by the rules that name the events of a trace; torch's own word where they know none."""
+    """Return the collective's name by the rules for trace events; torch's own word if they know none."""
     collective = collective_of(entry.profiling_name)
     return collective if collective != OTHER else entry.profiling_name.partition(":")[2] or entry.profiling_name
 
@@ -353,7 +363,7 @@ def _payload_bytes(entry: _Entry, ranks: int) -> int:
     if name == "barrier":
         return 0
     if name == "all_gather":
-        # Of DTensor's gathers on gloo the record has one rank's part for what is filled (torch 2.13).
+        # For DTensor's gathers on gloo the record gives one rank's part as the output (torch 2.13).
         filled_bytes = max(filled_bytes, ranks * given_bytes)
     return max(given_bytes, filled_bytes)
 
@@ -366,17 +376,17 @@ def _tensor_bytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     return sum(math.prod(size) * _ELEMENT_BYTES[dtype] for size, dtype in tensors)
 
 
-# Which axis of the device mesh each process group belongs to, so that the traffic of an axis is counted apart.
+# Mesh axes of process groups, so that traffic is counted for each axis.
 
 OTHER_AXIS = "other"
-"""In place of an axis, where ranks of several took part."""
+"""Stands in place of an axis where ranks of several axes took part."""
 
 
 def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
-    """The mesh axis of each group that this rank is in now, by the group's name; a group of several axes is left out.
+    """Return the mesh axis of each group that this rank is in, by its name; groups of several axes are left out.
 
-    Beside the mesh's own groups there are those that libraries make for themselves: of all ranks of an axis, or of some
-    of them, as where FSDP2 keeps weights divided among a few. Theirs is the axis that has all their ranks.
+    Beside the mesh's own groups there are groups that libraries make: of all ranks of an axis, or of some of them, as
+    where FSDP2 shards weights among a few ranks. Such a group belongs to the axis that contains all its ranks.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _world
@@ -392,5 +402,5 @@ def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
             if ranks <= axis_ranks:
                 axes[str(group.group_name)] = axis
                 break
-    # An axis of one rank is part of all others.
+    # The rank of a one-rank axis is in every axis, so the mesh's own groups take precedence.
     return axes | {str(group.group_name): axis for axis, group in own.items()}

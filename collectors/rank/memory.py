@@ -1,6 +1,7 @@
-"""The memory of a rank at each step, as the CUDA allocator or the system accounts for it.
+"""Memory of a rank: at each step, of live tensors at their peak, of pipeline stages, and of the training state.
 
-The allocator keeps its account when the host queues work, so that nothing here waits for the device.
+Step memory comes from the CUDA allocator's statistics or, on the CPU, from the process's resident memory. The allocator
+counts when the host queues work, so nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -42,33 +43,33 @@ from collectors.metrics.rank import (
 from workloads.cost_models.schedules import Action
 
 ASKED_SHARE = 0.005
-"""Of the time of steps, what asking the allocator may take. An account is a dictionary of some 200 numbers, and making
-it takes 20 to 50 us."""
+"""Share of the steps' time that reading the allocator's statistics may take. One reading is a dictionary of some 200
+numbers and takes 20 to 50 us."""
 
 STATM = Path("/proc/self/statm")
 
 Account = Mapping[str, Any]
-"""The allocator's own, nested as torch gives it."""
+"""The allocator's statistics, nested as torch gives them."""
 
 
 class StepMemory(Protocol):
-    """Follows the memory of steps that come one after another."""
+    """Follows the memory of consecutive steps."""
 
     def start(self) -> None:
-        """The first step begins now; again after a pause."""
+        """Begin the first step, or the next one after a pause."""
 
     def end_phase(self, name: str) -> None:
-        """A phase of the running step is over."""
+        """Note that a phase of the running step is over."""
 
     def end_step(self, *, is_last: bool = False) -> list[Sample]:
-        """The memory at the end of the running step and its peaks; the next begins.
+        """Return the memory at the end of the running step and its peaks, and begin the next step.
 
-        is_last: whether a pause follows, after which `start` is called again.
+        is_last: a pause follows, after which `start` is called again.
         """
 
 
 def make_memory(device: torch.device) -> StepMemory:
-    """What suits the device: the allocator's account on CUDA, the process's memory on the CPU."""
+    """Return what suits the device: the allocator's statistics on CUDA, the process's memory on the CPU."""
     if device.type == "cuda":
         return AllocatorMemory(
             read=partial(torch.cuda.memory_stats_as_nested_dict, device),
@@ -78,14 +79,15 @@ def make_memory(device: torch.device) -> StepMemory:
 
 
 class AllocatorMemory:
-    """Steps by an allocator's account, whose peak is that since it was last reset.
+    """Step memory from an allocator's statistics, whose peak counts since it was last reset.
 
-    It is read and reset where a phase ends, and not where one begins: so each moment of a step lies in the peak of one
-    phase, and the step's own peak is the largest of theirs and of what came after the last.
+    The peak is read and reset where a phase ends, and not where one begins. So each moment of a step lies in the peak
+    of one phase, and the step's own peak is the largest of the phases' peaks and of the peak after the last phase.
 
-    Asking takes time of the host, so that only as many steps are asked as `ASKED_SHARE` of the time of all allows: each
-    step of 200 ms, about one of ten of 5 ms. The first after a start is asked always. Of the steps between, the last
-    tells what is held, and the largest peak of them all: no moment is in no peak. The others tell nothing.
+    Reading takes host time, so only as many steps are read in full as fit into `ASKED_SHARE` of the time of all steps:
+    each step of 200 ms, about one in ten steps of 5 ms. The first step after a start is always read. The steps between
+    two full ones report nothing, but for the last of them: it reports what is held, and the peak over all of them, so
+    that no moment is missing from the peaks.
     """
 
     def __init__(
@@ -101,9 +103,9 @@ class AllocatorMemory:
         self._peaks_bytes: dict[str, int] = {}
         self._is_asked = False
         self._begun_ns = 0
-        self._left_ns = 0.0  # What asking may take by now, less what it took.
-        self._step_cost_ns = 0  # Of the running step.
-        self._expected_ns = 0  # Of the next that is asked.
+        self._left_ns = 0.0  # Time budget: what reading may take by now, less what it took.
+        self._step_cost_ns = 0  # Readings of the running step.
+        self._expected_ns = 0  # Estimate for the next step that is read in full.
 
     def start(self) -> None:
         """See `StepMemory.start`."""
@@ -114,7 +116,7 @@ class AllocatorMemory:
         self._begun_ns = self._now_ns()
 
     def end_phase(self, name: str) -> None:
-        """See `StepMemory.end_phase`; a phase that is entered several times has the largest of its peaks."""
+        """See `StepMemory.end_phase`. A phase that is entered several times has the largest of its peaks."""
         if not self._is_asked:
             return
         begun_ns = self._now_ns()
@@ -124,7 +126,7 @@ class AllocatorMemory:
         self._pay(self._now_ns() - begun_ns)
 
     def end_step(self, *, is_last: bool = False) -> list[Sample]:
-        """See `StepMemory.end_step`; nothing of most steps that are too short to be asked each."""
+        """See `StepMemory.end_step`. Returns nothing for most steps if steps are too short to read each."""
         ended_ns = self._now_ns()
         self._left_ns += ASKED_SHARE * (ended_ns - self._begun_ns)
         self._begun_ns = ended_ns
@@ -133,9 +135,9 @@ class AllocatorMemory:
             samples = self._samples()
             account_ns = self._now_ns() - ended_ns
             self._pay(account_ns)
-            # What the next step that is asked will cost, and the account of those before it.
+            # Cost of the next full step: as many readings as this one, and the report of the steps before it.
             self._expected_ns = self._step_cost_ns + account_ns
-            self._left_ns = min(self._left_ns, self._expected_ns)  # Long steps save nothing up for short ones.
+            self._left_ns = min(self._left_ns, self._expected_ns)  # Long steps save up no budget for short ones.
             self._is_asked = self._left_ns >= self._expected_ns and not is_last
         elif is_last or self._left_ns >= self._expected_ns:
             samples = self._samples()
@@ -149,7 +151,7 @@ class AllocatorMemory:
         self._step_cost_ns += cost_ns
 
     def _samples(self) -> list[Sample]:
-        """The whole account; its peak is that since it was read last."""
+        """Return all figures; the peak counts since the last reading, or since `start`."""
         account = self._read()
         self._reset_peak()
         peaks_bytes, self._peaks_bytes = self._peaks_bytes, {}
@@ -167,9 +169,9 @@ class AllocatorMemory:
 
 
 class ProcessMemory:
-    """Steps on a CPU, where no allocator keeps an account: what the process holds at their ends, and no peaks.
+    """Step memory on a CPU, whose allocator keeps no statistics: resident memory at each step's end, and no peaks.
 
-    statm: the system's account of the process.
+    statm: the system's memory account of the process.
     """
 
     def __init__(self, statm: Path = STATM) -> None:
@@ -179,12 +181,12 @@ class ProcessMemory:
         """See `StepMemory.start`."""
 
     def end_phase(self, name: str) -> None:
-        """See `StepMemory.end_phase`; nothing is known of it."""
+        """See `StepMemory.end_phase`; phases are not measured here."""
 
     def end_step(self, *, is_last: bool = False) -> list[Sample]:
-        """Resident memory; nothing where the system has no /proc.
+        """Return resident memory; nothing where the system has no /proc.
 
-        getrusage knows the largest value since the start only, which is another figure: there is no fallback to it.
+        There is no fallback to getrusage: it knows only the largest value since the start, which is another figure.
         """
         try:
             pages = int(self._statm.read_text().split()[1])
@@ -193,7 +195,7 @@ class ProcessMemory:
         return [RESIDENT_BYTES.at(pages * os.sysconf("SC_PAGE_SIZE"))]
 
 
-# The live tensors of a rank at their peak in one step, on the CPU: the account that no allocator keeps there.
+# Live tensors at their peak in one step on the CPU, followed with torch's MemTracker.
 
 CATEGORIES = {
     "Parameter": "parameters",
@@ -205,11 +207,11 @@ CATEGORIES = {
     "Other": "other",
     "Total": "total",
 }
-"""MemTracker's names, and ours. temporary: made in backward, such as gradients of activations. other: lived before the
-step and is none of the model's or the optimizer's, such as what compression left out of gradients; or a leak."""
+"""MemTracker's names, and ours. temporary: made in backward, such as gradients of activations. other: existed before
+the step and belongs to neither model nor optimizer, such as what compression left out of gradients; or a leak."""
 
 NUMBER_BYTES = 8
-"""Storages that are no larger hold a number or two, such as a norm, and are left out of `other`."""
+"""Storages of this size or less hold a number or two, such as a norm, and are left out of `other`."""
 
 
 class CannotTrack(RuntimeError):
@@ -217,14 +219,14 @@ class CannotTrack(RuntimeError):
 
 
 class _StepTracker(MemTracker):  # type: ignore[no-untyped-call]  # Its own base says so.
-    """Looks at the step alone: MemTracker's account by module knows none whose backward comes after others' forward."""
+    """Tracks no modules: MemTracker's account by module fails where a backward follows the forward of others."""
 
     def _pre_bw_hook(self, module: nn.Module, args: object) -> None: ...
 
     def _post_bw_hook(self, module: nn.Module, args: object) -> None: ...
 
     def _update_peak_stats(self, peak_state: Any) -> None:
-        # Its account by module takes two thirds of the time: after each operation it looks at every module.
+        # The account by module takes two thirds of the time: after each operation it visits every module.
         by_module, self.memory_tracking = self.memory_tracking, WeakIdKeyDictionary()
         super()._update_peak_stats(peak_state)
         self.memory_tracking = by_module
@@ -239,15 +241,15 @@ def live_tensor_bytes(
     buffers: Iterable[Tensor] = (),
     on_tracking: Callable[[Callable[[], int]], None] = lambda held_bytes: None,
 ) -> list[Sample]:
-    """The bytes of live tensors at their peak in one step, by category and in total.
+    """Return the bytes of live tensors at their peak in one step, by category and in total.
 
-    For models on the CPU. The step runs several times slower than others and must not be measured; those after it do
-    not. What gloo's threads have not let go of lives too: on a busy machine, a collective's tensors now and then.
-    Tensors that lived before the step count where Python knows them, and as long as they live.
+    For models on the CPU. The step runs several times slower than others and must not be measured; later steps are as
+    fast as before. Tensors that gloo's threads still hold count as live: on a busy machine, those of a collective now
+    and then. Tensors that existed before the step count if Python knows them, and as long as they live.
     model: the outermost module that the step calls, or a list of several.
-    held: parameters, gradients and optimizer state to which model and optimizer do not lead.
-    buffers: of messages; they count from their first use on, as what the step made.
-    on_tracking: is handed, before the step begins, what gives the bytes of live activations at any time in it.
+    held: parameters, gradients and optimizer state that cannot be reached from model and optimizer.
+    buffers: of messages. They count from their first use on, like tensors that the step makes.
+    on_tracking: is called before the step begins, with a function that returns the bytes of live activations.
 
     Raises:
         CannotTrack: the model is compiled, or MemTracker does not know what the step does.
@@ -257,13 +259,13 @@ def live_tensor_bytes(
     tracker = _StepTracker()
     left_out = {buffer.untyped_storage()._cdata for buffer in buffers}
     lingering = [tensor for tensor in living_tensors() if tensor.untyped_storage()._cdata not in left_out]
-    # What is held, the model and the optimizer come after it, and take over what is theirs.
+    # First as `other`; held tensors, model and optimizer come later and take over what is theirs.
     tracker.track_external(*lingering)
     for theirs, ours in CATEGORIES.items():
         for tensor in held.get(ours, ()):
             tracker._update_and_maybe_create_winfos(tensor, _MemRefType(theirs))
     tracker.track_external(model, optimizer)
-    del lingering  # What the step lets go of shall go.
+    del lingering  # So that tensors the step releases are freed.
 
     roots = set(model.children()) if isinstance(model, nn.ModuleList) else {model}
 
@@ -287,10 +289,10 @@ def live_tensor_bytes(
 
 
 def living_tensors() -> Iterator[Tensor]:
-    """All tensors on the CPU that Python knows now, but for numbers."""
-    gc.collect()  # What only a cycle holds is no leak.
+    """Yield all tensors on the CPU that Python knows now, except those of a number or two."""
+    gc.collect()  # What only a reference cycle holds is no leak.
     for thing in gc.get_objects():
-        # By its type: other packages' proxies answer isinstance() by importing what they stand for.
+        # Ask the type: with isinstance(), proxies of other packages would import what they stand for.
         if not issubclass(type(thing), Tensor) or is_traceable_wrapper_subclass(thing) or thing.device.type != "cpu":
             continue
         if thing.untyped_storage().nbytes() > NUMBER_BYTES:
@@ -301,17 +303,18 @@ def _activation_bytes(tracker: MemTracker) -> int:
     return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())
 
 
-# The activations that each pipeline stage of a rank holds, by what the forwards of its live microbatches left.
-#
-# Knows no workload. A forward leaves what is there after it and was not before; a microbatch holds that until the end
-# of its backward, of the later half where backward is parted.
+# Activations that each pipeline stage holds: the bytes that the forwards of its live microbatches left behind.
 
 
 class StageMemory:
-    """Follows the actions of one step."""
+    """Follows the activations that each pipeline stage of a rank holds in one step.
+
+    Knows no workload. A forward leaves the bytes that are there after it and were not before. The microbatch holds them
+    until the end of its backward, or of `weight_backward` where backward is split in two.
+    """
 
     def __init__(self, held_bytes: Callable[[], int]) -> None:
-        """held_bytes: activations, or all tensors, that are there now."""
+        """held_bytes: returns the bytes of activations, or of all tensors, that are there now."""
         self._held_bytes = held_bytes
         self._left: dict[tuple[int, int], int] = {}
         self._held: Counter[int] = Counter()
@@ -319,7 +322,7 @@ class StageMemory:
 
     @contextmanager
     def mark(self, action: Action) -> Iterator[None]:
-        """Count what is inside as this action."""
+        """Count the body of the `with` as this action."""
         place = (action.stage, action.microbatch)
         if action.kind == "forward":
             with _uncollected():
@@ -334,16 +337,16 @@ class StageMemory:
             self._held[action.stage] -= self._left.pop(place)
 
     def samples(self) -> list[Sample]:
-        """The most that each stage held at once, in the order of stages."""
+        """Return the most bytes that each stage held at once, in the order of stages."""
         return [STAGE_ACTIVATION_BYTES.at(self._most[stage], stage=str(stage)) for stage in sorted(self._most)]
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep Python's collector of cycles from running.
+    """Keep Python's cycle collector from running.
 
-    torch's parted backward leaves some activations in cycles (2.13): what is freed of them inside a forward would be
-    taken from what the forward left.
+    torch's split backward leaves some activations in cycles (2.13). If they were freed during a forward, their bytes
+    would be subtracted from what that forward left.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -354,17 +357,17 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# The training state that a rank holds: bytes behind parameters, gradients and optimizer state.
+# Training state of a rank: bytes of parameters, gradients and optimizer state.
 
 
 def state_bytes(
     model: nn.Module, optimizer: Optimizer, held: Mapping[str, Iterable[Tensor]] | None = None
 ) -> list[Sample]:
-    """What this rank holds now, on whatever device; to be called after a step, while its gradients are there.
+    """Return the training state that this rank holds, on any device; call it after a step, while gradients exist.
 
     A storage counts once and whole, in the first part that it belongs to: tensors may share it, or leave some of it
-    unused. Of a DTensor the local tensor counts. A part of which the rank holds no byte is left out.
-    held: the tensors of each part, where model and optimizer do not lead to them.
+    unused. The local tensor of a DTensor counts. A part of 0 bytes is left out.
+    held: the tensors of each part, if they cannot be reached from model and optimizer.
     """
     weights = list(model.parameters())
     found: Mapping[str, Iterable[Tensor]] = {
@@ -386,7 +389,7 @@ def _tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _uncounted_bytes(tensor: Tensor, counted: set[tuple[str, int]]) -> int:
-    """The bytes of the tensor's storage, 0 if it is among those counted; adds it to them."""
+    """Return the bytes of the tensor's storage, 0 if it was counted before; add it to `counted`."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     storage = local.untyped_storage()
     key = str(storage.device), storage.data_ptr()

@@ -1,9 +1,10 @@
-"""The memory of a rank over one step, by category: the blocks that torch's profiler saw come and go, on any device.
+"""Memory of a rank over one step, by category, from the blocks that torch's profiler saw allocated and freed.
 
-A block is told by whose it is in the end, and otherwise by the phase of the step that it was made in and by whether it
-outlived it. So tensors need not be understood, and operators that are compiled or divided over ranks hide nothing.
-The profiler does not hear what threads of other libraries drop (gloo's do): such a block counts until its address is
-given out again, so that with them the curve may be too high.
+Works on any device. The category of a block follows from the state (parameters, gradients, optimizer) whose tensors lie
+in it after the step; otherwise from the phase of the step that allocated it, and whether it outlived that phase. So no
+tensor need be tracked, and compiled or sharded operators hide nothing.
+The profiler does not see what threads of other libraries (such as gloo's) free. Such a block counts until its address
+is allocated again, so the curve may then be too high.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 from collectors.rank.profiler import recording
 
-# What a rank's memory held from moment to moment of a step, by category.
+# The memory curve: bytes held over one step, by category.
 
 CATEGORIES = ("parameters", "optimizer", "gradients", "activations", "temporary", "other")
 
@@ -40,17 +41,17 @@ class CannotSave(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
-    """Bytes by category.
+    """Bytes held by category over time.
 
     times_ns: (moments,) int64, ascending, Unix time.
-    held_bytes: (moments, categories) int64, what is held from that moment to the next, in the order of `CATEGORIES`.
+    held_bytes: (moments, categories) int64, bytes held from that moment to the next, in the order of `CATEGORIES`.
     """
 
     times_ns: NDArray[np.int64]
     held_bytes: NDArray[np.int64]
 
     def peak(self) -> dict[str, int]:
-        """Those of the first moment when most was held, and their total; a category of none is left out."""
+        """Return the bytes by category and their total, at the first moment of the peak, without empty categories."""
         if not self.times_ns.size:
             return {}
         most = self.held_bytes[int(np.argmax(self.held_bytes.sum(axis=1)))]
@@ -58,7 +59,7 @@ class MemoryCurve:
         return {**held, "total": sum(held.values())}
 
     def samples(self) -> list[Sample]:
-        """The peak."""
+        """Return the peak as samples."""
         return [TIMELINE_PEAK_BYTES.at(size_bytes, category=name) for name, size_bytes in self.peak().items()]
 
     def save(self, path: Path) -> None:
@@ -87,7 +88,11 @@ class MemoryCurve:
 
 
 def added_up(deltas: Iterable[tuple[int, str, int]]) -> MemoryCurve:
-    """The curve of these changes, which are in order: when, of which category, by how many bytes."""
+    """Return the curve that results from changes in order: (time_ns, category, bytes added or, if negative, freed).
+
+    Example: (5, "other", 8), (5, "gradients", 2), (9, "other", -8) gives two moments, 5 and 9: changes of one moment
+    are taken together. They hold 8 and 0 bytes of other, and 2 bytes of gradients at both.
+    """
     rows = list(deltas)
     times_ns = np.array([time_ns for time_ns, _, _ in rows], np.int64)
     grown = np.zeros((len(rows), len(CATEGORIES)), np.int64)
@@ -96,32 +101,31 @@ def added_up(deltas: Iterable[tuple[int, str, int]]) -> MemoryCurve:
     return MemoryCurve(times_ns=times_ns[is_last_of_moment], held_bytes=grown.cumsum(axis=0)[is_last_of_moment])
 
 
-# The history of a rank's device memory in one step: each block that was given and taken back, with who asked for it.
-#
-# Only CUDA's allocator keeps one; pytorch.org/memory_viz draws it.
+# The history of CUDA's allocator over one step: each block, with the stack that allocated it.
+# No other allocator keeps one. pytorch.org/memory_viz draws it.
 
 ENTRIES = 200_000
-"""Events that are kept, the newest; one takes some kilobytes of the host."""
+"""The newest events that are kept; one takes some kilobytes of host memory."""
 
 
 class Recorder(Protocol):
-    """Keeps a history of blocks while it is on."""
+    """Records a history of blocks while it is on."""
 
     def start(self) -> None:
-        """From now on every block's coming and going is kept."""
+        """Begin to record each allocation and each free."""
 
     def save(self, path: Path) -> None:
-        """Write what was kept, and every block that is there."""
+        """Write the history, and every block that is allocated now."""
 
     def stop(self) -> None:
-        """Keep nothing any more, and forget what was kept."""
+        """Stop recording, and drop the history."""
 
 
 class CudaRecorder:
-    """The CUDA allocator's own."""
+    """The recorder of CUDA's allocator."""
 
     def start(self) -> None:
-        """See `Recorder.start`; with Python's stacks alone, which name the line of the workload."""
+        """See `Recorder.start`. Records Python stacks only, which name the line of the workload."""
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
 
     def save(self, path: Path) -> None:
@@ -134,7 +138,7 @@ class CudaRecorder:
 
 
 def save_history(run_step: Callable[[], object], path: Path, recorder: Recorder) -> None:
-    """Run the step, and save the blocks that came and went in it. It must not be measured; those after it may be.
+    """Run a step, and save the history of blocks in it. This step must not be measured; later ones may be.
 
     Raises:
         CannotSave: the file cannot be written.
@@ -151,15 +155,15 @@ def save_history(run_step: Callable[[], object], path: Path, recorder: Recorder)
 
 
 PHASE = "observatory phase "
-"""How the annotation of a phase begins; its name follows."""
+"""Prefix of the annotation of a phase; the phase's name follows."""
 
 States = Mapping[str, Iterable[Tensor]]
-"""The tensors behind parameters, gradients and optimizer."""
+"""The tensors of parameters, gradients and optimizer, by these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A block came, or went where size_bytes is negative."""
+    """A block was allocated, or freed if size_bytes is negative."""
 
     time_ns: int
     address: int
@@ -177,24 +181,25 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """What a state's tensors lie in."""
+    """A storage that holds tensors of the training state. part: which state."""
 
     part: str
     size_bytes: int
 
 
 def mark_phase(name: str) -> AbstractContextManager[object]:
-    """Mark a phase of the step that is recorded."""
+    """Return a context that marks a phase of the recorded step."""
     return record_function(f"{PHASE}{name}")
 
 
 def record_curve(run_step: Callable[[], object], device: torch.device, states: Callable[[], States]) -> MemoryCurve:
-    """What a step held whose phases are marked by `mark_phase`; it is slower than others, and must not be measured.
+    """Run a step and return what it held by category. The step is slow and must not be measured.
 
-    states: the training state of this rank, asked before the step and after it.
+    run_step: marks its phases with `mark_phase`.
+    states: returns the training state of this rank; called before the step and after it.
     """
     before = _storages(states(), device)
-    # The allocators of all devices report to the host.
+    # CPU alone: the allocators of all devices report to the host.
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with recording(profiled):
         run_step()
@@ -208,11 +213,11 @@ def record_curve(run_step: Callable[[], object], device: torch.device, states: C
 def curve_of(
     changes: Sequence[Change], phases: Sequence[Span], *, before: Mapping[int, Storage], after: Mapping[int, Storage]
 ) -> MemoryCurve:
-    """What was held by category from change to change.
+    """Return what was held by category from change to change.
 
-    A block is of a state where one's tensors lie in it after the step. Of the rest it is an activation where it was
-    made in forward and outlived that, temporary where it was made and dropped in one phase, and other where neither.
-    changes: in order. phases: in any order, none inside of another. before, after: the states' storages, by address.
+    A block belongs to a state if tensors of that state lie in it after the step. Otherwise it is an activation if it
+    was allocated in forward and outlived it, temporary if it was allocated and freed in one phase, else other.
+    changes: in order. phases: in any order, none nested. before, after: the states' storages by address.
     """
     categories = _categories(changes, sorted(phases, key=lambda span: span.start_ns), after)
     held: dict[int, tuple[str, int]] = {}
@@ -223,7 +228,7 @@ def curve_of(
         deltas.append((time_ns, category, size_bytes))
 
     def drop(time_ns: int, address: int) -> None:
-        if address in held:  # Not so a block that is older than the profiler, and of no state.
+        if address in held:  # Unknown: blocks of no state that are older than the profiler.
             category, size_bytes = held.pop(address)
             deltas.append((time_ns, category, -size_bytes))
 
@@ -239,10 +244,10 @@ def curve_of(
 def _there_from_the_beginning(
     changes: Sequence[Change], before: Mapping[int, Storage], after: Mapping[int, Storage]
 ) -> dict[int, Storage]:
-    """The states' storages of before that the step drops, or still has in the end.
+    """Return the states' storages that exist when the step begins: those that it frees, or that still exist after it.
 
-    One that is gone without a word was dropped at the beginning, as gradients are: a CPU's allocator does not tell of
-    the end of blocks that are older than the profiler.
+    A storage that is gone without a change was freed at the beginning, as gradients are, and is left out: a CPU's
+    allocator does not report the end of blocks that are older than the profiler.
     """
     first: dict[int, Change] = {}
     for change in changes:
@@ -255,8 +260,9 @@ def _there_from_the_beginning(
 
 
 def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mapping[int, Storage]) -> dict[int, str]:
-    """That of each block that came, by the number of its change."""
+    """Return the category of each allocated block, by the index of its change."""
     starts_ns = [span.start_ns for span in phases]
+    # When each block was freed, by the index of its allocation; addresses are reused.
     last_at: dict[int, int] = {}
     ended_ns: dict[int, int] = {}
     for number, change in enumerate(changes):
@@ -280,7 +286,7 @@ def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mappin
 
 
 def _storages(states: States, device: torch.device) -> dict[int, Storage]:
-    """Those of this rank on the device, each in the first part that it belongs to."""
+    """Return this rank's storages on the device, by address, each in the first part that it belongs to."""
     found: dict[int, Storage] = {}
     for part, tensors in states.items():
         for tensor in tensors:
@@ -291,7 +297,7 @@ def _storages(states: States, device: torch.device) -> dict[int, Storage]:
 
 
 def _events(roots: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
-    """All events of the trees."""
+    """Yield all events of the trees, in no particular order."""
     waiting = list(roots)
     while waiting:
         event = waiting.pop()

@@ -1,16 +1,17 @@
-"""What NCCL says of its own choices: the algorithm and protocol of each collective, read from NCCL's log.
+"""Reads from NCCL's log which algorithm and protocol NCCL chose for each collective.
 
-NCCL writes a line for each call on the first rank of a communicator that has two or more, for all_reduce, all_gather,
-reduce_scatter, broadcast and reduce; what is made of sends and receives has no algorithm. It tells no call from
-another: a barrier is an all_reduce of 4 bytes there. Forms of the line, newest first:
+NCCL writes a line for each call on the first rank of a communicator of two or more ranks, for all_reduce, all_gather,
+reduce_scatter, broadcast and reduce; collectives made of sends and receives have no algorithm. The log does not tell
+where a call comes from: a barrier is an all_reduce of 4 bytes there. Forms of the line, newest first:
 
     AllGather [Symmetric]: 1048576 Bytes -> Kernel AllGather_STMC nchannels 8 nthreads 512      (from 2.27)
     AllGather: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..7}                    (from 2.24)
     AllGather: 4194304 Bytes -> Algo 1 proto 1 time 31.250000                                   (2.23)
     4194304 Bytes -> Algo 1 proto 1 time 31.250000                                              (up to 2.22)
 
-The first two count what the caller counts: of all_gather and reduce_scatter, one rank's part. The others count the
-larger buffer, which is nccl-tests' size; all are given as that here. The last names no collective and is of no use.
+The first two forms give the caller's size: for all_gather and reduce_scatter, one rank's part. The others give the
+larger buffer, which is nccl-tests' size; all sizes are converted to that here. The last form names no collective and
+cannot be used.
 Source: NCCL, src/enqueue.cc, src/scheduler/symmetric_sched.cc, src/debug.cc; logs that users published, for 2.23.
 """
 
@@ -36,7 +37,7 @@ _DIVIDED = frozenset({"AllGather", "ReduceScatter"})
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _SYMMETRIC = "symmetric"
-"""In place of a protocol: kernels on symmetric memory have a name, and none of the three."""
+"""In place of a protocol: kernels on symmetric memory have a name, and none of the three protocols."""
 
 _VERSION = re.compile(r"NCCL version (\S+)")
 _RANKS = re.compile(r"NCCL INFO .*\bcomm 0x[0-9a-f]+ rank \d+ n[rR]anks (\d+)")
@@ -45,13 +46,13 @@ _CHOICE = re.compile(r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w
 
 
 class NotTold(RuntimeError):
-    """NCCL's choices are not to be had; the message says why."""
+    """NCCL's choices cannot be read; the message says why."""
 
 
 def ask(path: Path, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have NCCL write its choices into the file, which is made anew; before NCCL begins, which reads this once.
+    """Set NCCL's variables so that it writes its choices into a new file. Call it before NCCL starts.
 
-    Where somebody has set one of these settings otherwise, none is changed; `choices` then says so.
+    NCCL reads them once. If one of them is set to something else already, none is changed, and `choices` reports that.
     """
     settings = _settings(path)
     if any(environment.get(name, value) != value for name, value in settings.items()):
@@ -61,10 +62,10 @@ def ask(path: Path, environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sample]:
-    """What NCCL chose so far, each combination of collective, size, algorithm and protocol once.
+    """Return what NCCL chose so far: each combination of collective, size, algorithm and protocol once.
 
     Raises:
-        NotTold: NCCL was told to write something else, or elsewhere; it wrote nothing; or nothing that is understood.
+        NotTold: NCCL was set to write something else, or elsewhere; or it wrote nothing that can be read or understood.
     """
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
@@ -81,7 +82,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
 
 
 def _settings(path: Path) -> dict[str, str]:
-    # INIT for the number of ranks. NCCL replaces %h and %p in the name of the file.
+    # INIT gives the number of ranks. %% because NCCL replaces %h and %p in the file's name.
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,TUNING",
@@ -91,7 +92,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """A line in NCCL's words. is_part: of what is divided among ranks, it counts one rank's part."""
+    """One line of the log. line_bytes: as written. is_part: it is the size of one rank's part of the buffer."""
 
     name: str
     line_bytes: int
@@ -102,7 +103,7 @@ class _Choice:
 
 @dataclass(slots=True, kw_only=True)
 class _Log:
-    """What was found. nameless: lines that do not say of which collective they are."""
+    """What was found in the log. nameless: number of lines that do not name a collective."""
 
     version: str = "NCCL"
     ranks: set[int] = field(default_factory=set)
@@ -110,7 +111,11 @@ class _Log:
     nameless: int = 0
 
     def told(self) -> list[tuple[str, int, str, str]]:
-        """Collective, nccl-tests' size, algorithm and protocol of each choice."""
+        """Return collective, nccl-tests' size, algorithm and protocol of each choice.
+
+        Raises:
+            NotTold: the log has no choice of a named collective, or a size cannot be converted.
+        """
         if not self.choices and self.nameless:
             raise NotTold(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
         if not self.choices:
@@ -153,7 +158,7 @@ def _read(lines: Iterable[str]) -> _Log:
 
 
 def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_whole: bool) -> None:
-    """Keep the choice, if the collective is one of those that have a choice."""
+    """Keep the choice if it is of a collective in `_COLLECTIVES`."""
     if name in _COLLECTIVES:
         is_part = name in _DIVIDED and not counts_whole
         choice = _Choice(name=name, line_bytes=int(size), chosen=chosen, protocol=protocol, is_part=is_part)
@@ -161,5 +166,5 @@ def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_who
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
-    """NCCL's name for its number; a number that is beyond them stays."""
+    """Return the name for a number that NCCL wrote (2.23); other words and unknown numbers are returned unchanged."""
     return names[int(word)] if word.isdigit() and int(word) < len(names) else word

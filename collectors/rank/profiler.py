@@ -1,4 +1,4 @@
-"""The profiler window: a few steps of a rank under torch.profiler, slower than others and no part of speed."""
+"""The profiler window: a few steps of a rank under torch.profiler, which are slower and no part of speed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import Timeline
 
 EVENTS_TELL_ALL = hasattr(_KinetoEvent, "activity_type")
-"""Whether the events in memory tell of what kind they are; those of torch 2.11 do not, so that its file is read."""
+"""Whether events in memory have their kind. Those of torch 2.11 do not, so the exported trace file is read instead."""
 
 
 def _do_nothing() -> None:
-    """The warm-up of a window that needs none."""
+    """Stand in for the warm-up of a window that needs none."""
 
 
 class Window:
-    """Steps under the profiler. Used in a `with`, inside which each step is in a `with step()`.
+    """Steps under the profiler. Use it in a `with`, and put each step inside in a `with step()`.
 
-    warm_up: is run when the profiler is prepared and before it records. On CUDA the profiler asks for its buffers
-    meanwhile, so a step belongs in it; the device must be done when it returns.
-    folder: where a file may lie for the moment in which it is read; None for the system's temporary folder.
+    warm_up: runs after the profiler is prepared and before it records. On CUDA the profiler allocates its buffers
+    meanwhile, so the warm-up should run a step; the device must be idle when it returns.
+    folder: for a temporary trace file; None for the system's temporary folder.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Window:
 
     def __exit__(self, *error: object) -> None:
         if self._device.type == "cuda":
-            # Once, after the last step: a wait after each would begin every step on an empty queue.
+            # Only after the last step: a wait after each step would start every step on an empty queue.
             torch.cuda.synchronize(self._device)
         self._profile.stop_trace()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One traced step, marked on the host; the device may be behind, and steps of a Timeline allow for that."""
+        """Mark one traced step on the host. The device may be behind; the steps of a Timeline allow for that."""
         with record_function(STEP):
             yield
 
     def timeline(self, rank: int) -> Timeline:
-        """What ran in the window; call it after the `with`, once."""
+        """Return what ran in the window. Call it once, after the `with`."""
         if self._events_tell_all:
             profiler = self._profile.profiler
             assert profiler is not None
@@ -79,12 +79,12 @@ class Window:
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
             timeline = read_trace(path, rank=rank)
-            # kineto saves once, and this may yet be exported.
+            # kineto exports only once, and `export` may be called later.
             self._saved = gzip.compress(path.read_bytes(), compresslevel=1)
         return timeline
 
     def export(self, path: Path) -> None:
-        """Write the trace as kineto's JSON, packed; works once, after `timeline`. path: ends in .json.gz."""
+        """Write the trace as kineto's JSON, compressed; works once, after `timeline`. path: ends in .json.gz."""
         if self._saved is not None:
             path.write_bytes(self._saved)
         else:
@@ -92,16 +92,16 @@ class Window:
 
 
 def prepare(profiler: profile) -> None:
-    """Make a profiler ready that will record one stretch of time; `start_trace` begins it."""
+    """Prepare a profiler that records once; `start_trace` then begins the recording."""
     with warnings.catch_warnings():
-        # torch 2.11 says so of every profiler, also of one that records once.
+        # torch 2.11 warns for every profiler, also for one that records once.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events at the end of each cycle")
         profiler.prepare_trace()
 
 
 @contextmanager
 def recording(profiler: profile) -> Iterator[None]:
-    """Record what runs inside."""
+    """Record what runs inside the `with`."""
     prepare(profiler)
     profiler.start_trace()
     try:
@@ -111,21 +111,21 @@ def recording(profiler: profile) -> Iterator[None]:
 
 
 def may_start_before_fork(cuda: str | None = torch.version.cuda, hip: str | None = torch.version.hip) -> bool:
-    """Whether a process may start the profiler and fork ranks afterwards; with a build for GPUs it may not.
+    """Return whether a process may start the profiler and then fork ranks; with a torch for GPUs it may not.
 
-    There the profiler's start asks how many GPUs there are, which starts the driver, and no forked process can use a
-    driver that its parent has started.
-    cuda, hip: the versions that torch is built with, None where it is built without.
+    There the profiler counts the GPUs when it starts, which starts the driver, and no forked process can use a driver
+    that its parent has started.
+    cuda, hip: the versions that torch is built with, each None if it is built without.
     Source: torch/csrc/autograd/profiler_kineto.cpp (prepareProfiler asks at::hasCUDA); pytorch issues 55643, 190708.
     """
     return cuda is None and hip is None
 
 
 def warm(device: torch.device) -> None:
-    """Start and stop the profiler once: the first start of a process, or of its parent, takes most of a second.
+    """Start and stop the profiler once, since the first start takes most of a second; forked processes inherit it.
 
-    device: the one that windows will be of. The profiler is set up once in a process and for what it was asked first,
-    so that one that was told of no GPU will never see any.
+    device: the device of later windows. The profiler is set up once per process, for the activities of its first use:
+    if these have no GPU, it never sees one.
     """
     with recording(profile(activities=_activities(device))):
         pass
@@ -138,5 +138,5 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 def _every_thread() -> _ExperimentalConfig:
-    """Threads that were there before the window are seen too: a strategy may communicate from one of its own."""
+    """Also profile threads that are older than the window: a strategy may communicate from a thread of its own."""
     return _ExperimentalConfig(profile_all_threads=True)

@@ -1,7 +1,7 @@
-"""The times of each step and of its phases, in the rank, without holding the device up.
+"""Times of a rank's steps and of their phases, measured without making the device wait.
 
-Knows no workload. Steps are contiguous: each lasts from the end of the step before it to its own, so nothing is hidden
-between two.
+Knows no workload. Steps are contiguous: each lasts from the end of the previous step to its own end, so no time is lost
+between two steps.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 DATA = "data"
-"""The phase in which the host waits for a batch, whatever the device does meanwhile."""
+"""Name of the phase in which the host waits for a batch; the device may compute meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What one step took.
+    """Times of one step, and its loss.
 
-    phases_s: seconds by phase; a phase that was entered several times is summed. Phases that do not overlap add up to
-    at most the step, since both are by one clock.
-    data_wait_s: of the host, in the phase `DATA`; None where the step's clock is the host's.
-    loss: the step's loss in nats, None where the rank computes none.
+    phases_s: seconds by phase; a phase that is entered several times is summed. Phases that do not overlap add up to at
+    most the step, since one clock measures both.
+    data_wait_s: how long the host was in the phase `DATA`; None if the clock is the host's, where it is in phases_s.
+    loss: the step's loss in nats; None if the rank computes none.
     """
 
     step_s: float
@@ -38,33 +38,33 @@ class StepTimes:
 
 
 class StepClock(Protocol):
-    """Measures steps that follow each other."""
+    """Measures consecutive steps."""
 
     def start(self) -> None:
-        """The first step begins now; again after a pause."""
+        """Begin the first step, or the next one after a pause."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time what is inside as a part of the running step."""
+        """Time the body of the `with` as a phase of the running step."""
 
     def end_step(self, loss: Tensor | None = None) -> None:
-        """The running step ends and the next begins. loss: a scalar on the device, read when it is there."""
+        """End the running step and begin the next. loss: a scalar on the device, read once it is computed."""
 
     def finished(self) -> list[StepTimes]:
-        """The steps whose times are known by now, in order, each once."""
+        """Return the steps whose times are known by now, in order; each step is returned once."""
 
     def drain(self) -> list[StepTimes]:
-        """Wait for the device, then all steps that are left."""
+        """Wait for the device; return all remaining steps."""
 
 
 def make_clock(device: torch.device) -> StepClock:
-    """The clock that suits the device: host time on the CPU, events on CUDA."""
+    """Return the clock for the device: host time on the CPU, events on CUDA."""
     if device.type == "cuda":
         return DeviceClock(new_event=partial(torch.cuda.Event, enable_timing=True))
     return HostClock()
 
 
 class HostClock:
-    """Steps by the host's clock, for devices that are done when the call returns."""
+    """Times steps with the host's clock, for devices that are done when the call returns."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
@@ -115,20 +115,20 @@ class Event(Protocol):
         """Put the mark at the end of the queue."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Return whether the device has passed the mark."""
 
     def synchronize(self) -> None:
-        """Wait until the device has passed it."""
+        """Wait until the device has passed the mark."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds of the device from this mark to that one."""
+        """Return the device's milliseconds from this mark to that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queued:
-    """A step that the host has ended and that the device may still be at.
+    """A step that the host has ended and that the device may still compute.
 
-    data_wait_ns: of the host. loss: on its way to the host.
+    data_wait_ns: of the host. loss: being copied to the host.
     """
 
     begun: Event
@@ -139,10 +139,10 @@ class _Queued:
 
 
 class DeviceClock:
-    """Steps by events in the device's queue, which the host may be many steps ahead of; only `drain` waits for it.
+    """Times steps with events in the device's queue. The host may be many steps ahead; only `drain` waits.
 
-    So is the phase `DATA`: it is what the device waited for the batch, about 0 while work is queued. What the host
-    waited is kept apart, because the device computes meanwhile.
+    The phase `DATA` is device time too: how long the device waited for the batch, about 0 while work is queued. The
+    host's wait is kept apart in `data_wait_s`, because the device computes meanwhile.
     """
 
     def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -169,7 +169,7 @@ class DeviceClock:
     def end_step(self, loss: Tensor | None = None) -> None:
         """See `StepClock.end_step`."""
         assert self._begun is not None, "start() comes before the first step"
-        # A copy off a GPU that does not block lands in pinned memory, and is whole once the step's end is passed.
+        # A non-blocking copy from a GPU goes to pinned memory and is complete once the step's end event is passed.
         loss_on_host = None if loss is None else loss.detach().to("cpu", non_blocking=True)
         ended = self._mark()
         self._queued.append(

@@ -1,8 +1,8 @@
-"""Times calls on a device, for probes: calls queued behind each other, or each by itself.
+"""Stopwatches of the probes: they time calls on a device, queued behind each other or each by itself.
 
-On the CPU by the host's clock, which reads `perf_counter_ns`. On CUDA by events of the current stream, twice: as a loop
-in Python has it, where short calls wait for the host to launch them; and on the device alone, where they are queued
-behind a kernel that spins meanwhile.
+The CPU's stopwatch uses the host's clock, `perf_counter_ns`. CUDA's uses events of the current stream and times twice:
+in a plain Python loop, where short calls wait for the host to launch them; and on the device alone, where all calls are
+queued behind a kernel that spins meanwhile.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from collectors.rank.step_clock import Event
 
 ATTEMPTS = 3
-"""How often the device is made to spin longer, until calls are queued before it ends."""
+"""How many spins are tried, each longer than the one before, until the calls are queued before the spin ends."""
 SPIN_GROWTH = 4.0
 SHORTEST_SPIN_S = 1e-4
 LONGEST_SPIN_S = 0.25
 WARMED_TOGETHER = 8
-"""Calls of a warm-up by time that are queued before the device is waited for, so that it is hardly ever idle."""
+"""In a warm-up by time, how many calls are queued before each wait for the device, so that it is hardly ever idle."""
 CALIBRATING_CYCLES = 1_000_000
-"""About half a millisecond, beside which the launch of the kernel is little."""
+"""About half a millisecond; the kernel's launch is short beside it."""
 
 WAITS = "the call waits for the device by itself, or the host launches it too slowly to run ahead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elapsed:
-    """What one call took; it implements `workloads.protocols.Elapsed`, where its fields are told."""
+    """What one call took; implements `workloads.protocols.Elapsed`, which defines the fields."""
 
     elapsed_s: float
     with_host_s: float | None = None
@@ -41,16 +41,16 @@ class Elapsed:
 
 
 class HostStopwatch:
-    """Of calls that are through when they return. ready: called before the first measured call; all ranks meet in it.
+    """Times calls that are done when they return. Implements `workloads.protocols.Stopwatch`, as does `CudaStopwatch`.
 
-    It implements `workloads.protocols.Stopwatch`, as does `CudaStopwatch`.
+    ready: is called before the first measured call; a barrier of all ranks.
     """
 
     def __init__(self, ready: Callable[[], object]) -> None:
         self._ready = ready
 
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
-        """One call: the time of all, divided by their number."""
+        """Return the time of one call: the time of all calls divided by their number."""
         self._prepare(call, warm_up)
         begun_ns = time.perf_counter_ns()
         for _ in range(calls):
@@ -58,7 +58,7 @@ class HostStopwatch:
         return Elapsed(elapsed_s=(time.perf_counter_ns() - begun_ns) / calls / 1e9)
 
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
-        """One call: the median of all."""
+        """Return the time of one call: the median of all calls."""
         self._prepare(call, warm_up)
         begun_ns = time.perf_counter_ns()
         while time.perf_counter_ns() - begun_ns < warm_up_s * 1e9:
@@ -77,20 +77,20 @@ class HostStopwatch:
 
 
 class Queue(Protocol):
-    """The current stream of a device, which works on what is put there while the host goes on."""
+    """The current stream of a device: it works on what is queued while the host goes on."""
 
     def new_event(self) -> Event:
-        """A mark that keeps its time."""
+        """Return a mark that records its time."""
 
     def spin(self, cycles: int) -> None:
-        """Put a kernel there that does nothing for so many cycles of the device's clock."""
+        """Queue a kernel that does nothing for this many cycles of the device's clock."""
 
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
 
 
 class CudaQueue:
-    """A GPU's."""
+    """The current stream of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -109,14 +109,19 @@ class CudaQueue:
 
 
 class CudaStopwatch:
-    """Of calls that only queue work on the current stream. ready: as for `HostStopwatch`.
+    """Times calls that only queue work on the current stream.
 
-    The time on the device alone needs all calls to be queued before the device has done with spinning. Whether they
-    were is seen by an event behind the spin, and where they were not it is tried again with a longer one. A call that
-    waits for the device can never be: its time has the host in it, and says so.
+    For the time on the device alone, all calls must be queued before the spin kernel ends:
 
-    agree: whether all ranks say yes; each is asked as often, so that calls in which ranks meet are repeated by all.
-    queue: of the device; its own unless another is given. now_ns: of the host. unix_ns: the time that is told.
+        queue:   spin | spun | call before | begun | calls ... | ended
+        valid:   the event `spun` has not happened when the host has queued `ended`
+
+    If it has, the measurement is repeated with a longer spin. A call that waits for the device itself can never be
+    queued in time: its result is the time with the host, and `why_with_host` says so.
+
+    ready: as for `HostStopwatch`. agree: returns whether all ranks say yes; ranks call it equally often, so that all of
+    them repeat calls in which they meet. queue: of the device; a `CudaQueue` unless given. now_ns: the host's clock.
+    unix_ns: the clock of `Elapsed.begun_ns`.
     """
 
     def __init__(
@@ -137,13 +142,13 @@ class CudaStopwatch:
         self._cycles_per_s = 0.0
 
     def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
-        """One call: from the first one's begin to the last one's end on the device, by their number."""
+        """Return the time of one call: from the first one's begin to the last one's end, by their number."""
         unix_ns = self._prepare(call, warm_up)
         all_s, queueing_s = self._with_host(call, calls)
         with_host_s = all_s / calls
         for spin_s in _spins_s(queueing_s):
             self._meet()
-            # One more call before the begin: ranks leave their spins at different times, and a collective together.
+            # One more call before the begin: ranks leave their spins at different times, but a collective together.
             alone_s = self._alone(call, calls, spin_s, before=1)
             if self._agree(alone_s is not None):
                 assert alone_s is not None, "all ranks said yes, this one too"
@@ -151,7 +156,7 @@ class CudaStopwatch:
         return _of_both(with_host_s, unix_ns)
 
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
-        """One call: the median of all, each begun when the one before was through. Ranks do not meet in a call."""
+        """Return the median time of a call; each begins when the one before is done. Ranks must not meet in a call."""
         unix_ns = self._prepare(call, warm_up)
         self._warm(call, warm_up_s)
         timed = [self._with_host(call, 1) for _ in range(calls)]
@@ -169,7 +174,7 @@ class CudaStopwatch:
         return Elapsed(elapsed_s=median(all_alone_s), with_host_s=with_host_s, begun_ns=unix_ns)
 
     def _with_host(self, call: Callable[[], object], calls: int) -> tuple[float, float]:
-        """Seconds from begin to end on the device, which the first call finds idle; and those of the host to queue."""
+        """Return seconds on the device, idle at first, from begin to end; and seconds that the host took to queue."""
         begun, ended = self._queue.new_event(), self._queue.new_event()
         begun_ns = self._now_ns()
         begun.record()
@@ -181,7 +186,7 @@ class CudaStopwatch:
         return begun.elapsed_time(ended) / 1e3, queueing_s
 
     def _alone(self, call: Callable[[], object], calls: int, spin_s: float, *, before: int) -> float | None:
-        """Seconds from begin to end on the device, behind a spin and some calls; None where the host fell behind."""
+        """Return device seconds from begin to end, behind a spin and `before` calls; None if the host was late."""
         if not self._cycles_per_s:
             self._cycles_per_s = self._calibrated()
         spun, begun, ended = (self._queue.new_event() for _ in range(3))
@@ -198,7 +203,7 @@ class CudaStopwatch:
         return begun.elapsed_time(ended) / 1e3 if was_ahead else None
 
     def _calibrated(self) -> float:
-        """Cycles of a spin in a second. Its clock may change; what is asked for is a time of some length."""
+        """Return spin cycles per second. The clock may change later; a spin need last only about as long as asked."""
         begun, ended = self._queue.new_event(), self._queue.new_event()
         begun.record()
         self._queue.spin(CALIBRATING_CYCLES)
@@ -207,7 +212,7 @@ class CudaStopwatch:
         return CALIBRATING_CYCLES / (begun.elapsed_time(ended) / 1e3)
 
     def _prepare(self, call: Callable[[], object], warm_up: int) -> int:
-        """Unix time when all ranks are ready."""
+        """Warm up and meet the other ranks; return the Unix time when all are ready, in nanoseconds."""
         for _ in range(warm_up):
             call()
         self._meet()
@@ -227,11 +232,11 @@ class CudaStopwatch:
 
 
 def _of_both(with_host_s: float, begun_ns: int) -> Elapsed:
-    """The time of a call in which device and host cannot be told apart."""
+    """Return the time of a call whose device time cannot be told from the host's."""
     return Elapsed(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS, begun_ns=begun_ns)
 
 
 def _spins_s(queueing_s: float) -> list[float]:
-    """How long to spin, attempt by attempt, for calls that took the host so long to queue."""
+    """Return how long to spin in each attempt, for calls that took the host `queueing_s` to queue."""
     first_s = max(SHORTEST_SPIN_S, 2 * queueing_s)
     return [min(LONGEST_SPIN_S, first_s * SPIN_GROWTH**attempt) for attempt in range(ATTEMPTS)]
