@@ -1,4 +1,4 @@
-"""One rank of a convergence check: trains as its case says, and writes what it used and saw in each step.
+"""One rank of a convergence check: trains its case, and writes evidence of what each step used and computed.
 
 Nothing here is timed: fingerprints cost more than small steps do.
 """
@@ -34,13 +34,13 @@ from workloads.registry import card_of
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
-"""How many channels' statistics are written."""
+"""How many channels of the batch normalisation have their statistics written."""
 PROJECTED = 2**17
-"""Elements of a tensor that are projected, from its beginning."""
+"""How many elements of a tensor a sketch projects, from its beginning."""
 
 
 def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
-    """Train all steps of the order's case as one rank of its check.
+    """Train all steps of the order's case as one rank; write the evidence and the log.
 
     Raises:
         LogUnwritable: the log cannot be written.
@@ -58,7 +58,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
             for seen in witnessed_steps(case, workload, batches, device):
                 file.write(seen)
                 samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
-                # As warm-up, of which nothing is read as speed.
+                # Marked as warm-up, so that nothing of it is read as speed.
                 log.write(
                     Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
                 )
@@ -68,7 +68,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
 def witnessed_steps(
     case: Case, workload: Workload, batches: Batches | NoBatches, device: torch.device
 ) -> Iterator[Seen]:
-    """Train all steps of the case, a check's; what each step used and saw, as soon as it is done."""
+    """Train all steps of a convergence check's case; yield what each step used and computed as soon as it is done."""
     parameters, check = case.shape.parameters(), check_of(case)
     assert check is not None, "a witness is of a check"
     for step in range(case.steps):
@@ -90,7 +90,7 @@ def witnessed_steps(
             initial={} if step else _sketches((name, whole_of(weight)) for name, weight in before.items()),
             gradients=_sketches(workload.full_gradients().items()),
             gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
-            # One weight after another: no rank need hold all of a model that it has a part of.
+            # A generator, one whole weight at a time: no rank need hold the whole of a sharded model.
             updates=_sketches(
                 (name, whole_of(weight.detach() - before[name]))
                 for name, weight in held.items()
@@ -100,12 +100,12 @@ def witnessed_steps(
 
 
 def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
-    """A fingerprint of each sequence, equal for equal ones. tokens_bs: on the CPU."""
+    """Return a fingerprint of each sequence; equal sequences have equal ones. tokens_bs: on the CPU."""
     return [blake2b(row_s.tobytes(), digest_size=FINGERPRINT_BYTES).hexdigest() for row_s in tokens_bs.numpy()]
 
 
 def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
-    """A fingerprint of the model's bits, None where it lacks some of so many parameters."""
+    """Return a fingerprint of the bits of all weights; None if the model is sharded or has not this many parameters."""
     weights = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights) or sum(w.numel() for w in weights) != parameters:
         return None
@@ -116,7 +116,7 @@ def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
 
 
 def _statistics(model: nn.Module) -> list[float]:
-    """Of the batch normalisation's last forward."""
+    """Return means, then variances, of the batch normalisation's last forward; empty without one or if not finite."""
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.statistics_2d is not None:
             statistics: list[float] = module.statistics_2d[:, :CHANNELS].flatten().tolist()
@@ -125,24 +125,24 @@ def _statistics(model: nn.Module) -> list[float]:
 
 
 def _held_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What this rank has of each weight, by the name that the weight has in `single`."""
-    # An engine that divides weights by itself leaves empty ones behind, and a server holds nameless ones.
+    """Return this rank's part of each weight, by the weight's name in `single`."""
+    # Skip empty weights: an engine that shards by itself leaves them behind, and a server holds nameless ones.
     return {plain_name(name): weight for name, weight in model.named_parameters() if weight.numel()}
 
 
 def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
-    """Of those that are finite; all ranks call it, where tensors are brought together on the way."""
+    """Return the finite sketches. Iterating may gather tensors from all ranks, so all ranks must call it."""
     sketches = {name: sketch_of(name, tensor) for name, tensor in tensors}
     return {name: sketch for name, sketch in sketches.items() if all(map(math.isfinite, sketch))}
 
 
 def sketch_of(name: str, tensor: Tensor) -> Sketch:
-    """Two numbers that differ where tensors do."""
+    """Return two numbers that tell tensors apart: the norm, and the projection on a direction seeded by the name."""
     part = tensor.detach().flatten()[:PROJECTED].cpu()
     direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
     return tensor.norm().item(), torch.dot(part, direction).item()
 
 
 def _unmarked(name: str) -> nullcontext[None]:
-    """No phase is marked where none is timed."""
+    """Mark no phase, since none is timed."""
     return nullcontext()

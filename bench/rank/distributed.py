@@ -1,4 +1,4 @@
-"""A rank's way in and out: it takes its device, meets the others, and leaves when what it sent has arrived."""
+"""How a rank joins and leaves its trial: device, process group, shutdown of communicators, and CUDA's start errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from bench.rank.messages import RankOrder
 from collectors.sample_log import Note, SampleLog
 
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-"""NVIDIA's containers set it; torch reads it once, when its context is made, and what is set later holds."""
+"""NVIDIA's containers set it. torch reads it once, when its context is made; settings made later take precedence."""
 DESTROY_S = 10.0
-"""How long a rank waits for its communicators to be taken down; it leaves all the same then."""
+"""How long a rank waits for its communicators to be destroyed; then it leaves anyway."""
 ABORT_S = 2.0
-"""The same where it has failed, and its peers wait for its end."""
+"""How long a failed rank, whose peers wait for its end, waits for its communicators to be aborted."""
 
 
 class Cuda(Protocol):
-    """What a rank asks of its GPU; the module `torch.cuda` gives it."""
+    """What a rank uses of the module `torch.cuda`."""
 
     def init(self) -> None: ...
     def device_count(self) -> int: ...
@@ -39,7 +39,7 @@ class Cuda(Protocol):
 
 
 class Groups(Protocol):
-    """What a rank asks of process groups; the module `torch.distributed` gives it."""
+    """What a rank uses of the module `torch.distributed`."""
 
     def init_process_group(
         self,
@@ -57,7 +57,7 @@ class Groups(Protocol):
 
 
 class NoDevice(RuntimeError):
-    """The rank cannot have the GPU that it was given."""
+    """The rank cannot use the GPU that it was given."""
 
 
 @contextmanager
@@ -70,9 +70,9 @@ def joined(
     groups: Groups = dist,
     destroy_s: float = DESTROY_S,
 ) -> Iterator[torch.device]:
-    """Take part in the order's trial: gives the rank's device, and is left when the rank may go.
+    """Join the order's trial; yield the rank's device. On exit, wait until the rank may leave.
 
-    before_meeting: is run on the device before the others are met.
+    before_meeting: is called with the device before the rank meets the others.
 
     Raises:
         NoDevice: there is no GPU for the rank.
@@ -89,18 +89,18 @@ def joined(
 
 
 def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
-    """The device of the rank, made the current one before anything is allocated.
+    """Return the rank's device, after making it the current one.
 
     Raises:
         NoDevice: CUDA shows this process no GPU, or NCCL none of the rank's own.
-        RuntimeError: CUDA cannot be started, and says why.
+        RuntimeError: CUDA cannot be started; its message says why.
     """
     torch.set_num_threads(order.case.threads)
     if order.case.device == "cpu":
         return torch.device("cpu")
     count = cuda.device_count()
     if not count:
-        cuda.init()  # It says why, where it knows.
+        cuda.init()  # Raises with the reason, if CUDA knows it.
         raise NoDevice(
             f"CUDA shows rank {order.rank} no GPU, though NVML showed some to the runner; `nvidia-smi` in the ranks'"
             " environment, CUDA_VISIBLE_DEVICES and /dev/nvidia* tell more"
@@ -116,12 +116,12 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
 
 
 def switch_tf32_off() -> str | None:
-    """Compute fp32 in fp32 on CUDA; what was on before, None where products had no TF32.
+    """Make CUDA compute fp32 in fp32; return a note if matrix products had TF32 on before, else None.
 
-    Convolutions have it by default, and no workload here has convolutions: of these nothing is said.
+    Convolutions have TF32 on by default, but no workload here has convolutions: the note is not about these.
     """
     was_on = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    # By the old names, which set the new ones with them; the other way round torch refuses to read the old ones.
+    # The old names set the new ones too; if the new ones were set, torch would refuse to read the old ones.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if not was_on:
@@ -131,17 +131,17 @@ def switch_tf32_off() -> str | None:
 
 
 def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
-    """The GPU that the rank will take, as CUDA names it; None without one, and where CUDA fails, as it will again."""
+    """Return the UUID of the rank's GPU; None on a CPU, and where CUDA fails, as it will again when the rank joins."""
     if order.case.device == "cpu":
         return None
     with suppress(RuntimeError, AssertionError):
-        # The current device first: what starts CUDA on another leaves a context behind there.
+        # Make it the current device first: starting CUDA on another GPU leaves a context behind there.
         return str(cuda.get_device_properties(take_device(order, cuda)).uuid)
     return None
 
 
 def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
-    """Meet the other ranks in the supervisor's store."""
+    """Create the process group, meeting the other ranks in the supervisor's store."""
     patience = timedelta(seconds=order.store_timeout_s)
     store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
     groups.init_process_group(
@@ -155,24 +155,24 @@ def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
 
 
 def all_say(yes: bool, device: torch.device) -> bool:  # What is said is the call.
-    """Whether every rank says yes."""
+    """Return whether every rank says yes."""
     answer = torch.tensor(int(yes), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MIN)
     return bool(answer.item())
 
 
 def wait_for_all(device: torch.device, cuda: Cuda = torch.cuda, groups: Groups = dist) -> None:
-    """Begin a window together, so that the first of its steps does not wait for a late rank."""
+    """Meet all ranks before a window of steps, so that its first step does not wait for a late rank."""
     groups.barrier()
     if device.type == "cuda":
         cuda.synchronize(device)
 
 
 def part(order: RankOrder, device: torch.device, cuda: Cuda, groups: Groups, destroy_s: float) -> None:
-    """Wait until all ranks' devices are done, then take the communicators down.
+    """Wait until all ranks' devices are done, then destroy the communicators.
 
-    A rank that left earlier would take with it what its peers' devices still wait for; and a peer may lack the last
-    bytes of a message that the sender's device has done with, which only the end of the communicator makes sure of.
+    If a rank left earlier, its peers' devices might still wait for data from it. A peer may even lack the last bytes of
+    a message that the sender's device has finished; only destroying the communicator ensures that they arrive.
     Source: the warning of torch's ProcessGroupNCCL on a missing destroy_process_group; pytorch issue 122358.
     """
     cuda.synchronize(device)
@@ -190,29 +190,29 @@ def give_up(
     groups: Groups = dist,
     abort: Callable[[], None] = _abort_process_group,
 ) -> None:
-    """Take down the communicators of a rank that has failed, so that no kernel of its device waits for peers.
+    """Abort the communicators of a failed rank, so that no kernel on its device waits for peers.
 
-    Its log says by now why it failed, and its record of collectives is written.
+    Call it after the rank has logged why it failed and written its flight record.
     """
     if order.case.backend == "nccl" and groups.is_initialized():
         _within(ABORT_S, abort, order, cuda)
 
 
 def stay_on_device(order: RankOrder, cuda: Cuda = torch.cuda) -> None:
-    """Make the rank's GPU the current one of this thread, which begins on the first; only where the rank has one."""
+    """Make the rank's GPU, if it has one, the current device of this thread; new threads begin on the first GPU."""
     if order.case.device == "cuda" and (count := cuda.device_count()):
         cuda.set_device(order.local_rank % count)
 
 
 def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: Cuda) -> bool:
-    """Whether the call returned or raised within the time; the thread of one that did not keeps nothing alive."""
+    """Run the call in a daemon thread; return whether it returned or raised within the limit."""
     done = threading.Event()
 
     def run() -> None:
         try:
             stay_on_device(order, cuda)
             call()
-        except Exception as error:  # noqa: BLE001  # Whatever it says, the rank leaves now.
+        except Exception as error:  # noqa: BLE001  # Whatever it is, the rank leaves now.
             print(f"while communicators were taken down: {type(error).__name__}: {error}")
         finally:
             done.set()
@@ -221,7 +221,7 @@ def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: 
     return done.wait(limit_s)
 
 
-# What it means when CUDA cannot be started in a rank: in plain words, with the next move.
+# Errors of CUDA's start in a rank, translated into a cause and the next move.
 
 _MEANINGS: tuple[tuple[str, str], ...] = (
     (r"Torch not compiled with CUDA enabled", "torch is built without CUDA: install a CUDA build"),
@@ -277,14 +277,14 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "its driver does not start (error {number}, {words}): look at `nvidia-smi` and `dmesg`",
     ),
 )
-"""What torch and CUDA say, and what it means, the first that fits.
+"""Pairs of an error pattern of torch or CUDA, and its meaning; the first that matches counts.
 
 Source: torch's c10/cuda/CUDAFunctions.cpp and CUDAException.cpp; cudaGetErrorString.
 """
 
 
 def named(error: BaseException) -> BaseException:
-    """The error; NoDevice in its place, where CUDA could not be started or another process is in the way."""
+    """Return the error, or a NoDevice in its place if CUDA could not be started or another process holds the GPU."""
     if isinstance(error, NoDevice) or not isinstance(error, RuntimeError | AssertionError):
         return error
     said = str(error)
@@ -294,11 +294,8 @@ def named(error: BaseException) -> BaseException:
     return error
 
 
-# Where a rank is, for whoever must say where it failed.
-
-
 @dataclass(slots=True)
 class Position:
-    """The step that a rank is in; of a probe, the measurement."""
+    """The step that a rank is in (of a probe: the measurement), so that a failure can be located."""
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""What a rank of a convergence check used and saw in each step: lines of a file beside its log."""
+"""The evidence file of a rank in a convergence check: one JSON line per step, in a file beside the rank's log."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 SCHEMA_VERSION = 1
 
 Sketch = tuple[float, float]
-"""The norm of a tensor, and its product with a direction that belongs to the weight's name."""
+"""The norm of a tensor, and its dot product with a random direction that depends on the weight's name."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one rank.
+    """Evidence of one step of one rank.
 
-    loss: of the rank's own sequences; None where it computes none, or one that is not finite.
-    is_finite: False where the loss is not.
-    learning_rates: that the optimizer's groups used; empty where its rank updates nothing.
+    loss: of the rank's own sequences; None if the rank computes none, or if it is not finite.
+    is_finite: False if the loss is not finite.
+    learning_rates: one for each parameter group of the optimizer; empty if the rank updates nothing.
     sequences: a fingerprint of each sequence that the rank read.
-    statistics: of the batch normalisation, means and then variances of its first channels; empty without one, and
-    where one of them is not finite.
-    weights: a fingerprint of all weights as the step found them; None where the rank holds only some.
-    initial: of the first step only: by weight, a sketch of the whole weight as the training began.
-    gradients: by weight, a sketch of the whole gradient as the optimizer used it, clipped, where that is finite.
-    gradient_norm: of all gradients before clipping; None where the rank took none.
-    updates: by weight that the rank holds, or holds a part of: a sketch of what the step changed of the whole.
+    statistics: means, then variances, of the batch normalisation's first channels; empty without batch normalisation,
+    and if one of them is not finite.
+    weights: a fingerprint of all weights before the step; None if the rank holds only some.
+    initial: in the first step only: by weight, a sketch of the whole weight before training.
+    gradients: by weight, a sketch of the whole gradient that the optimizer used, after clipping; only if finite.
+    gradient_norm: of all gradients before clipping; None if the rank computed none, or if it is not finite.
+    updates: by weight of which the rank holds all or a part: a sketch of the change of the whole weight.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvidenceFile:
-    """A rank's evidence, to append to."""
+    """A rank's evidence file, open for appending."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = path_of(folder, rank).open("ab", buffering=0)
@@ -58,15 +58,15 @@ class EvidenceFile:
 
 
 def path_of(folder: Path, rank: int) -> Path:
-    """Where a rank of the run in this folder writes its evidence."""
+    """Return the path of a rank's evidence file in a run's folder."""
     return folder / f"rank{rank}.evidence.jsonl"
 
 
 def read_evidence(folder: Path, rank: int) -> list[Seen]:
-    """All steps of a rank, in order.
+    """Return all steps of a rank, in order.
 
     Raises:
         OSError: there is no such file.
-        msgspec.DecodeError: a line is not whole.
+        msgspec.DecodeError: a line is incomplete.
     """
     return msgspec.json.Decoder(Seen).decode_lines(path_of(folder, rank).read_bytes())

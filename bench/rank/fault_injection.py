@@ -1,4 +1,4 @@
-"""Faults that a rank commits when told to, so that blame can be tried out: a fire drill."""
+"""Fault injection: faults that a rank commits when told to, to test how the root cause of a failure is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FaultKind = Literal["raise", "kill", "hang", "exit", "leave"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, in which rank, at the beginning of which step (counted from 0, warm-up included)."""
+    """What goes wrong, in which rank, at the beginning of which step (from 0, warm-up included)."""
 
     kind: FaultKind
     rank: int
@@ -25,7 +25,7 @@ class Fault:
 
 
 def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
-    """The fault that KIND@RANK:STEP means.
+    """Return the fault that KIND@RANK:STEP describes.
 
     Raises:
         Misuse: the text has another form, or there is no such rank or step.
@@ -43,7 +43,7 @@ def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
 
 
 def commit(fault: Fault) -> None:
-    """Do it, now, in this process."""
+    """Commit the fault now, in this process."""
     match fault.kind:
         case "raise":
             raise RuntimeError("a fault was asked for")

@@ -1,4 +1,7 @@
-"""What a rank's memory holds, looked at in steps of its own, which are slower than others and no part of speed."""
+"""Instrumentation of a rank: phase marks, memory measured in extra steps, and the profiler window.
+
+Instrumented steps are slower than others and no part of speed.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,8 @@ from collectors.traces.timeline import Timeline
 from workloads.options import GRAPH_MODES
 from workloads.protocols import HoldsTensors, ReceivesMessages, RunsStages, Workload
 
-# Marks the phases of a rank's steps, for its clock and for the account of its memory alike.
-
 Mark = Callable[[str], AbstractContextManager[object]]
-"""Marks a phase, by its name."""
+"""Returns a context that marks a phase of the given name."""
 
 
 def _unmarked(name: str) -> AbstractContextManager[object]:
@@ -40,9 +41,9 @@ def _unmarked(name: str) -> AbstractContextManager[object]:
 
 
 class PhaseMarks:
-    """What a workload is handed to mark its phases with.
+    """Marks the phases of a workload's steps, for the clock and for the memory account alike.
 
-    The account of memory is asked when the clock has ended the phase, so that asking is in no phase's time.
+    Memory is read after the clock has ended the phase, so that no phase's time includes the reading.
     """
 
     def __init__(self, clock: StepClock, memory: StepMemory, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -53,14 +54,14 @@ class PhaseMarks:
         self._also: Mark = _unmarked
 
     def start(self) -> None:
-        """The first step begins now, for both; again after a pause."""
+        """Begin the first step for clock and memory, or the next one after a pause."""
         self._asking_ns = 0
         self.memory.start()
         self.clock.start()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark what is inside as a part of the running step."""
+        """Mark the body of the `with` as a phase of the running step."""
         with self._also(name), self.clock.phase(name):
             yield
         begun_ns = self._now_ns()
@@ -69,7 +70,7 @@ class PhaseMarks:
 
     @contextmanager
     def marked_also(self, mark: Mark) -> Iterator[None]:
-        """Meanwhile phases are marked by this, too."""
+        """Mark phases with `mark` too, inside the `with`."""
         self._also = mark
         try:
             yield
@@ -77,15 +78,15 @@ class PhaseMarks:
             self._also = _unmarked
 
     def take_asking_ns(self) -> int:
-        """Nanoseconds of the host that asking took since the last call."""
+        """Return the host's nanoseconds spent on reading memory since the last call."""
         asking_ns, self._asking_ns = self._asking_ns, 0
         return asking_ns
 
 
 class MemoryLooks:
-    """The looks at one rank's memory; every rank of a run takes the same ones, in steps that all take together.
+    """Measures one rank's memory in extra steps. Every rank of a run makes the same measurements, in the same steps.
 
-    marks: of the workload's phases. run_step: a step like the measured ones. note: is told what is absent, and why.
+    marks: of the workload's phases. run_step: runs a step like the measured ones. note: takes what is absent, and why.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class MemoryLooks:
         self._note = note
 
     def samples(self, looks: Looks) -> list[Sample]:
-        """What lives at its peak, and in stages; what was asked for; and the states that the last step left behind."""
+        """Return live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
         live = self._live_tensors() if self._device.type == "cpu" else self._allocations_of_stages()
         by_category = self._by_category() if looks.memory_snapshot else []
         if looks.memory_snapshot:
@@ -133,7 +134,7 @@ class MemoryLooks:
         return [*live, *stages.leave()]
 
     def _allocations_of_stages(self) -> list[Sample]:
-        """Allocations are made while the host queues work, so that the device need not be waited for."""
+        """Return what stages hold by CUDA's allocator, which counts as the host queues work: no wait for the device."""
         if not isinstance(self._workload, RunsStages):
             return []
         stages = _Stages(self._workload)
@@ -160,7 +161,7 @@ class MemoryLooks:
             self._note(f"the history of memory blocks is absent: {error}")
 
     def _states(self) -> States:
-        """The tensors behind parameters, gradients and optimizer, as they are now."""
+        """Return the tensors of parameters, gradients and optimizer as they are now."""
         if isinstance(self._workload, HoldsTensors):
             return self._workload.held_tensors()
         weights = list(self._workload.model.parameters())
@@ -176,41 +177,41 @@ class MemoryLooks:
 
 
 class _Stages:
-    """A workload's pipeline stages, if it has any, through one step."""
+    """Follows the memory of a workload's pipeline stages, if it has any, through one step."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._memory: StageMemory | None = None
 
     def follow(self, held_bytes: Callable[[], int]) -> None:
-        """See what each holds, from here on."""
+        """Begin to follow what each stage holds. held_bytes: returns the bytes held now."""
         if isinstance(self._workload, RunsStages):
             self._memory = StageMemory(held_bytes)
             self._workload.mark_actions(self._memory.mark)
 
     def leave(self) -> list[Sample]:
-        """What was seen."""
+        """Stop following; return what each stage held at most."""
         if self._memory is None or not isinstance(self._workload, RunsStages):
             return []
         self._workload.mark_actions(None)
         return self._memory.samples()
 
 
-# A window of steps under the profiler, in one rank: its Timeline, with what the rank's own record adds to it.
+# The profiler window of one rank: its Timeline, completed by the rank's Flight Recorder.
 
 NO_KERNELS = (
     "the profiler saw no kernel, so that the figures of its window are absent: another profiler (nsys, ncu) may hold"
     " CUPTI, or its library is missing; the rank's messages tell which"
 )
-"""Without kernels a Timeline would take the host's operators, which only launch them, for computation."""
+"""Without kernels, a Timeline would take the host's operators, which only launch kernels, for computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedWindow:
-    """What came of it.
+    """The result of a profiler window.
 
-    window: as long as it lives, its trace can be exported. before, after: dumps of the Flight Recorder around it.
-    has_figures: the Timeline tells what the rank's device did. notes: what cannot be told of the window, and why.
+    window: keeps the trace, for export. before, after: dumps of the Flight Recorder around the window.
+    has_figures: whether the Timeline shows what the rank's device did. notes: what is not known of the window, and why.
     """
 
     window: Window
@@ -232,9 +233,9 @@ def trace(
     ranks: int,
     folder: Path | None = None,
 ) -> TracedWindow:
-    """Run so many steps under the profiler.
+    """Run this many steps under the profiler; return the Timeline and the records around it.
 
-    warm_up: see `Window`; all ranks leave it together. folder: see `Window`.
+    warm_up: see `Window`; must end with a barrier of all ranks. folder: see `Window`.
     """
     with Window(device, warm_up=warm_up, folder=folder) as window:
         before = flight_recorder.dump(backend)
@@ -247,11 +248,11 @@ def trace(
     try:
         if backend == "gloo":
             timeline, notes = collective_args.with_calls(timeline, flight_recorder.issued_since(before, after))
-        else:  # Most of NCCL's kernels say it themselves.
+        else:  # Most of NCCL's kernels name their collective themselves.
             timeline, notes = nccl_calls.with_calls(timeline, flight_recorder.works_since(before, after))
     except flight_recorder.Forgotten as error:
         notes = (f"process groups and numbers of collectives are absent: {error}",)
-    # Ranks of one host have one clock, which the joining of their windows goes by.
+    # The host's name: ranks of one host share a clock, which is used when their windows are joined.
     about = replace(timeline.about, world_size=ranks, host=socket.gethostname(), groups=flight_recorder.group_ranks())
     has_figures = tells_of(device, timeline)
     return TracedWindow(
@@ -265,14 +266,14 @@ def trace(
 
 
 def tells_of(device: torch.device, timeline: Timeline) -> bool:
-    """Whether the Timeline tells what the device did, and not only what the host launched on it."""
+    """Return whether the Timeline shows what the device did, and not only what the host launched on it."""
     return device.type == "cpu" or timeline.is_device
 
 
 def partial_steps(timeline: Timeline) -> Iterator[str]:
-    """A line for each step that the window does not hold whole.
+    """Yield a line for each step that is incomplete in the window.
 
-    kineto stops when its buffers are full and does not say so, which shows in launches whose work is missing.
+    kineto stops silently when its buffers are full; it shows in launches whose work is missing.
     """
     for step in marked_steps(timeline):
         if step.why is not None:
@@ -280,10 +281,10 @@ def partial_steps(timeline: Timeline) -> Iterator[str]:
 
 
 def entered_in(traced: TracedWindow, case: Case) -> list[Entered]:
-    """The collectives that the rank entered in the window, with their bytes.
+    """Return the collectives that the rank entered in the window, with their bytes.
 
     Raises:
-        Forgotten: the Flight Recorder does not hold them all, also where CUDA graphs replayed some.
+        Forgotten: the Flight Recorder does not hold them all, for instance because CUDA graphs replayed some.
     """
     if case.backend == "nccl":
         works = flight_recorder.works_since(traced.before, traced.after)

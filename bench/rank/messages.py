@@ -1,4 +1,4 @@
-"""What a runner and an agent, and an agent and its ranks, say to each other: typed JSON, one message a line."""
+"""Messages between runner and agent, and orders from agent to ranks: typed JSON, one message a line."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bench.machine.machine import Machine
 from bench.rank.fault_injection import Fault
 
 DUMP = b"dump"
-"""What the supervisor sends a rank whose flight record it wants."""
+"""Sent by the supervisor to a rank to make it write its flight record."""
 ABORT = b"abort"
-"""What it sends one that it ends, which shall take its communicators down before it goes."""
+"""Sent by the supervisor to a rank to make it abort its communicators and end."""
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part in one trial.
 
-    folder: where it writes rank<k>.jsonl and rank<k>.err.
-    store_host, store_port, prefix: the key-value store that the ranks of this trial meet in.
+    folder: where the rank writes rank<k>.jsonl and rank<k>.err.
+    store_host, store_port, prefix: the key-value store in which the ranks of this trial meet.
     store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
-    collective_timeout_s: after which a collective gives up: on gloo before the trial's limit, so that a rank can say
-    so; on NCCL after it, for there a watchdog ends the process without its stacks and its record.
-    ceiling_flops_per_second: of a matmul run like it, by its median, where there is one.
+    collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
+    on NCCL after it, because NCCL's watchdog ends the process without its stacks and its record.
+    ceiling_flops_per_second: the median of a matmul run in the same setting; None if there is no such run.
     """
 
     run: str
@@ -48,7 +48,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """Runner to agent: measure this case once, with fresh ranks, within the limit.
 
-    keep_trace: beside the Timeline. looks: of its ranks, beside the measured steps.
+    keep_trace: keep the profiler's trace beside the Timeline. looks: instrumentation in steps of its own.
     ceiling_flops_per_second: see `RankOrder`.
     """
 
@@ -64,13 +64,13 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Agent to runner: ranks can be forked from now on."""
+    """Agent to runner: ranks can be forked now."""
 
     machine: Machine
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Agent to runner: how many steps, warm-up included, the slowest rank has finished."""
+    """Agent to runner: how many steps the slowest rank has finished, warm-up included."""
 
     run: str
     trial: int
@@ -84,9 +84,9 @@ Outcome = Literal["done", "failed", "timed_out", "interrupted"]
 class Cause:
     """Why a trial did not end well.
 
-    kind: agent is a failure of the node and not of the workload: its agent, its forkserver, or a rank's GPU.
-    rank: the rank that failed first by its own doing; None where no rank can be told from the others.
-    step: the step it was in. text: what happened to it. last_lines: the end of its rank<k>.err.
+    kind: "agent" is a failure of the node and not of the workload: of its agent, its forkserver, or a rank's GPU.
+    rank: the root cause, the rank that failed by its own doing; None if it cannot be told from the others.
+    step: the step the rank was in. text: what happened to it. last_lines: the end of its rank<k>.err.
     """
 
     kind: Literal["killed", "error", "left", "hung", "limit", "disk", "interrupted", "agent"]
@@ -97,7 +97,7 @@ class Cause:
 
 
 class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag="trial_ended"):
-    """Agent to runner: all ranks of the trial are gone."""
+    """Agent to runner: the trial ended, and all its ranks are gone."""
 
     run: str
     trial: int
@@ -106,7 +106,7 @@ class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag="trial_ended"):
 
 
 class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, tag="agent_failed"):
-    """Agent to runner: it cannot go on, and why."""
+    """Agent to runner: the agent cannot go on. text: why."""
 
     text: str
 

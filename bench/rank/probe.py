@@ -1,4 +1,4 @@
-"""One rank of a probe: join the others, and log what the probe finds as soon as it is known."""
+"""One rank of a probe: joins the others, runs the probe, and logs each measurement as soon as it is known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITH_HOST: dict[Quantity, Metric] = {
 
 
 def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
-    """Measure what the order's case asks for, as one rank, and log each measurement.
+    """Run the probe of the order's case as one rank, and log each measurement.
 
     Raises:
         LogUnwritable: the log cannot be written.
@@ -44,11 +44,11 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
     """
     case = order.case
     choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
-    # A line for each call disturbs: it costs a trial of its own, whose times are left out.
+    # NCCL's log, a line for each call, disturbs: the first trial is spent on it, and its times are left out.
     is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
     mark: Mark = "told" if is_told else "probed"
     if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
-        nccl_log.ask(choices)  # Before NCCL begins: it reads its settings once.
+        nccl_log.ask(choices)  # Before NCCL starts: it reads its settings once.
     with joined(order, log) as device:
         mesh = make_mesh(case.card().mesh(case), case.device)
         ready = partial(wait_for_all, device)
@@ -81,7 +81,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
 
 
 def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[Sample]:
-    """Each figure, and beside a call's time that with the host, where there are both."""
+    """Return a sample for each figure, and for a call's time with the host where that is known too."""
     samples = []
     for quantity, value in figures.items():
         if isinstance(value, (int, float)):
@@ -94,7 +94,7 @@ def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str,
 
 
 def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
-    """Since when the device did nothing else than what was measured; None where no call tells."""
+    """Return the Unix time in ns since when the device did only what was measured; None if no call has it."""
     begun = [
         value.begun_ns
         for value in figures.values()
@@ -104,7 +104,7 @@ def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
 
 
 def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[str]:
-    """What is said of calls whose time could not be told from the host's."""
+    """Return a note for each call whose device time cannot be told from the host's."""
     return [
         f"the time of {' '.join(labels.values())} has the host in it: {value.why_with_host}"
         for value in figures.values()
@@ -113,7 +113,7 @@ def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[s
 
 
 def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:
-    """What NCCL said of its own choices, as one more reading."""
+    """Log NCCL's choices of algorithms, as one more reading."""
     try:
         samples = nccl_log.choices(path)
     except nccl_log.NotTold as error:

@@ -1,4 +1,4 @@
-"""The loop of one rank: join the others, build the workload, warm up, measure step by step.
+"""The training loop of one rank: join the others, build the workload, warm up, measure steps, then instrumented steps.
 
 Every figure goes into the rank's log as soon as it is known; nothing is summarised here.
 """
@@ -50,19 +50,17 @@ from workloads.core.mesh import make_mesh
 from workloads.protocols import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
 from workloads.registry import card_of
 
-# What the time of a rank's step says of its speed: tokens per second and MFU, known while the run still goes on.
-
 
 class StepSpeed:
-    """The speed of one rank's steps.
+    """Speed of one rank's steps: tokens per second and MFU, logged while the run still goes on.
 
-    Why a figure is absent is not said here: the run's own figures, which have the same limits, say it.
+    The reason for an absent figure is not logged here: the run's own figures have the same limits and give it.
     """
 
     def __init__(
         self, case: Case, *, tokens: float, peak: Peak | Absent, ceiling_flops_per_second: float | None
     ) -> None:
-        """tokens: that the rank counts in a step.
+        """tokens: tokens that the rank counts per step.
 
         ceiling_flops_per_second: see `bench.runs.hardware_baselines.Ceiling`.
         """
@@ -75,9 +73,9 @@ class StepSpeed:
         self._limits: dict[Metric, float] = {metric: limit for metric, limit in limits.items() if limit is not None}
 
     def samples(self, step_s: float) -> list[Sample]:
-        """The figures of a step that took so long; those that cannot be known are left out.
+        """Return the figures of a step of this duration; those that cannot be known are left out.
 
-        A rank that trains on no batch has no tokens. A share above 1 cannot be, and is left out too.
+        A rank that trains on no batch has no tokens. An MFU above 1 is impossible and left out too.
         """
         achieved = flops_per_second_per_device(self._case.shape, self._case.ranks, step_s)
         return [
@@ -87,7 +85,7 @@ class StepSpeed:
 
 
 def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
-    """Run all steps of the order's case as one rank, and log what each measured.
+    """Run all steps of the order's case as one rank, and log what is measured.
 
     Raises:
         LogUnwritable: the log cannot be written.
@@ -103,17 +101,17 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
 
 
 def _warm_profiler(device: torch.device) -> None:
-    """Start the profiler where the forkserver must not have done so."""
+    """Start the profiler once if the forkserver could not (a torch for GPUs)."""
     if not profiler.may_start_before_fork():
         profiler.warm(device)
 
 
 def _do_nothing(device: torch.device) -> None:
-    """What a rank without a profiler's window does with its device before it meets the others."""
+    """Stand in for `_warm_profiler` where there is no profiler window."""
 
 
 class _Rank:
-    """What the loop holds from step to step."""
+    """The training loop of one rank, and its state from step to step."""
 
     def __init__(
         self,
@@ -136,11 +134,11 @@ class _Rank:
         self._memory = marks.memory
         self._workload = workload
         self._batches = batches
-        self._ends: deque[list[Sample]] = deque()  # What was read at those of steps whose times are not known yet.
+        self._ends: deque[list[Sample]] = deque()  # Samples of ended steps whose times are not known yet.
         self._observer_ns = 0
         self._tokens = 0.0
         case, card = order.case, order.case.card()
-        # Ranks that share their sequences share their tokens, so that those of all ranks add up to the batch's.
+        # Ranks that share their sequences share their tokens, so that the tokens of all ranks add up to the batch's.
         share = card.data_ranks(case) / card.training_ranks(case)
         self._step_tokens = case.shape.sequence * batches.sequences * share
         self._speed = StepSpeed(
@@ -153,7 +151,7 @@ class _Rank:
         self._is_loss_finite = True
 
     def run(self, looks: Looks) -> None:
-        """Warm up and measure; trace, time the actions of stages and look at memory, in steps of their own."""
+        """Warm up and measure; then trace, time pipeline actions and measure memory in steps of their own."""
         case = self._order.case
         for text in self._workload.notes() if isinstance(self._workload, KnowsNotes) else ():
             self._note(text)
@@ -167,7 +165,10 @@ class _Rank:
         self._look_at_memory(looks)
 
     def _measured(self, every: int) -> None:
-        """All measured steps, with a window of the profiler after each so many but the last, which has its own."""
+        """Run all measured steps, with a profiler window after each group of `every` steps but the last.
+
+        The caller runs the window after the last group.
+        """
         steps = self._order.case.steps
         for done in range(0, steps, every):
             if done:
@@ -204,7 +205,7 @@ class _Rank:
         return self._workload.step(tokens_bs)
 
     def _write(self, finished: list[StepTimes], mark: Mark) -> None:
-        """Log steps whose times are known by now; on a GPU that is some steps after they were queued."""
+        """Log the steps whose times are known by now; on a GPU, some steps after they were queued."""
         for times in finished:
             self._tokens += self._step_tokens
             samples = [
@@ -220,7 +221,7 @@ class _Rank:
             self._logged += 1
 
     def _learning_rate(self) -> list[Sample]:
-        """That of the step just done; a rank whose optimizer updates nothing itself has none."""
+        """Return the learning rate of the last step; empty for a rank whose optimizer updates nothing itself."""
         rates = [group["lr"] for group in self._workload.optimizer.param_groups if "lr" in group]
         return [LEARNING_RATE.at(rates[0])] if rates else []
 
@@ -235,7 +236,7 @@ class _Rank:
         return []
 
     def _trace(self) -> None:
-        """A window of steps under the profiler, and what the rank handed to collectives in it."""
+        """Run a profiler window; log its figures and what the rank handed to collectives in it."""
         order, told = self._order, Counter[str]()
 
         def warm_up() -> None:
@@ -273,13 +274,13 @@ class _Rank:
             [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
         )
         figures = [breakdown.samples() for breakdown in breakdowns(traced.timeline)] if traced.has_figures else []
-        # What is counted is known also where no step was traced whole.
+        # Counted figures are logged even if no step was traced completely.
         for samples in figures or [[]]:
             self._log.write(self._reading("traced", self._logged, samples + payloads + pairs))
             self._logged += 1
 
     def _payloads(self, traced: TracedWindow, told: Mapping[str, int]) -> list[Sample]:
-        """Payload of a mean step. told: what the workload counted itself, over the axis that the card names for it."""
+        """Return the mean payload of a step. told: bytes that the workload counted; the card names their mesh axis."""
         case = self._order.case
         told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.card().transfers(case)}
         payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
@@ -296,7 +297,7 @@ class _Rank:
         ]
 
     def _time_actions(self, workload: RunsStages) -> None:
-        """What each action of a pipeline's stages took, in steps that all ranks begin together."""
+        """Log what each action of a pipeline's stages took, in steps that all ranks begin together."""
         clock, clock_name = make_action_clock(self._device), host_clock_name()
         workload.mark_actions(clock.mark, clock.tell_message)
         for _ in range(self._order.case.trace_steps):

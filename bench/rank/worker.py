@@ -1,6 +1,6 @@
-"""One rank of one trial: warm up, measure, write. The front door of every engine.
+"""The process of one rank in one trial: its start, the thread that obeys the supervisor, and its end.
 
-`python -P -m bench.rank.worker ORDER.json` does the same by hand, for a debugger.
+Every engine starts ranks here. `python -P -m bench.rank.worker ORDER.json` runs a rank by hand, for a debugger.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from workloads.options import check_of
 
 
 def serve(order_json: bytes, line: Connection) -> NoReturn:
-    """A forked rank's whole life; it never returns.
+    """Run a forked rank from start to end; never returns.
 
-    line: to the supervisor. Its end of file means that the supervisor is gone, and then this rank's group must be too.
+    line: to the supervisor. Its end of file means that the supervisor is gone; then this rank ends its process group.
     """
     os.setsid()
     order = msgspec.json.decode(order_json, type=RankOrder)
@@ -46,17 +46,17 @@ def serve(order_json: bytes, line: Connection) -> NoReturn:
     try:
         log = SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")
         code = work(order, log)
-    except LogUnwritable as error:  # No file can tell it.
+    except LogUnwritable as error:  # No file can tell it, so the pipe does.
         line.send_bytes(f"{error.strerror}: {error.filename}".encode())
         code = os.EX_IOERR
     leave(code)
 
 
 def work(order: RankOrder, log: SampleLog) -> int:
-    """Measure, and end the log with how it went; the exit code.
+    """Measure, and end the log with the rank's own account of how it went; return the exit code.
 
     Raises:
-        LogUnwritable: the log cannot be written, and so cannot say this itself.
+        LogUnwritable: the log cannot be written, and so cannot record this failure.
     """
     log.write(
         Opened(
@@ -75,7 +75,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
         _part(order)(order, log, position)
     except LogUnwritable:
         raise
-    except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall say so.
+    except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall record it.
         error = named(caught)
         traceback.print_exc()
     log.write(
@@ -95,27 +95,27 @@ def work(order: RankOrder, log: SampleLog) -> int:
 
 
 def _part(order: RankOrder) -> Callable[[RankOrder, SampleLog, Position], None]:
-    """What a rank of such a case does."""
+    """Return the function that a rank of such a case runs."""
     if order.case.card().kind == "probe":
         return run_probe
     return measure if check_of(order.case) is None else witness
 
 
 def leave(code: int) -> NoReturn:
-    """End without the interpreter's farewell, in which a live process group may abort (gloo, torch 2.13)."""
+    """End without the interpreter's shutdown, during which a live process group may abort (gloo, torch 2.13)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def dump_flight_record(order: RankOrder) -> None:
-    """Write which collectives this rank has entered, for whoever looks for the rank that did not.
+    """Write which collectives this rank has entered, to find the rank that did not.
 
-    From any thread: the record of NCCL asks the device how far it came, which must be the rank's own.
+    May run in any thread, so it selects the rank's GPU first: NCCL's record asks the current device how far it came.
     """
-    with suppress(RuntimeError):  # What CUDA says is of no use here.
+    with suppress(RuntimeError):  # An error of CUDA does not matter here.
         stay_on_device(order)
-    with suppress(OSError):  # A full disk; blame does without it.
+    with suppress(OSError):  # The disk is full; the root cause is found without it.
         (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(flight_recorder.dump(order.case.backend))
 
 
@@ -126,9 +126,9 @@ def _mind_supervisor(line: Connection, order: RankOrder) -> None:
 def mind(
     line: Connection, *, dump: Callable[[], object], abort: Callable[[], object], end: Callable[[], object]
 ) -> None:
-    """Do what the supervisor says until it says no more, or is gone; then this rank's group must be, too.
+    """Obey the supervisor's messages until `ABORT`, or until the supervisor is gone; then end the process group.
 
-    What fails is printed. The dump asks the device, which may be why the rank is being ended.
+    Errors are printed. A dump may fail because it asks the device, which may be why the rank is being ended.
     """
     while True:
         try:
@@ -140,7 +140,7 @@ def mind(
                 dump()
             elif message == ABORT:
                 abort()
-        except Exception:  # noqa: BLE001  # Whatever it was, the supervisor goes on to be minded.
+        except Exception:  # noqa: BLE001  # Whatever it was, the next message is still obeyed.
             traceback.print_exc()
         if message == ABORT:
             break
@@ -148,13 +148,13 @@ def mind(
 
 
 def _end_group() -> None:
-    """End this rank and its loaders."""
+    """End this rank and its data loaders."""
     sys.stderr.flush()
     os.killpg(0, signal.SIGKILL)
 
 
 def _take_over_streams(path: Path) -> None:
-    """Send what this process and its children print to the rank's own file, or to nowhere if the disk is full."""
+    """Redirect stdout and stderr of this process and its children to the rank's file, or to nowhere on a full disk."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError:
