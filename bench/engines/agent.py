@@ -1,8 +1,8 @@
-"""One agent per node, the same for every engine: takes trial orders from its runner, gives back how they ended.
+"""The agent of a node, the same for every engine: it runs the trials that its runner orders, and reports their ends.
 
 Started as `python -P -m bench.engines.agent`. Orders come on standard input and answers go to standard output, one
-JSON message a line. When standard input ends the runner is gone: ranks are ended, then the agent itself. torch is
-loaded by the forkserver alone.
+JSON message a line. The end of standard input means that the runner is gone: the agent then ends its ranks and itself.
+Only the forkserver loads torch, not the agent.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bench.rank.messages import AgentFailed, FromAgent, Ready, TrialOrder
 _MISSING = re.compile(
     r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
 )
-"""What the dynamic linker says, and torch, which looks for some libraries itself."""
+"""Messages of the dynamic linker about a missing library, and of torch, which looks for some libraries itself."""
 
 
 def main() -> int:
-    """Serve one runner until it hangs up; the exit code."""
+    """Serve one runner until it hangs up; return the exit code."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # Whatever else prints here must not stand between the answers.
+    os.dup2(2, 1)  # Nothing else that is printed may come between the answers.
 
     def answer(message: FromAgent) -> None:
-        with suppress(BrokenPipeError):  # The runner is gone; the end of standard input says so too.
+        with suppress(BrokenPipeError):  # The runner is gone; standard input ends as well.
             answers.write(msgspec.json.encode(message) + b"\n")
 
     orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ def main() -> int:
             answer(Ready(machine=supervisor.machine))
             while (order := orders.get()) is not None:
                 answer(supervisor.run(order, stop=stop, progress=answer))
-    except Exception as error:  # noqa: BLE001  # The runner shall hear of it, whatever it was.
+    except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.
         traceback.print_exc()
         answer(AgentFailed(text=_in_one_line(error)))
         return 1
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _in_one_line(error: Exception) -> str:
-    """The error; of a library that is not found its name, and the next move."""
+    """Return the error in one line; for a missing library, its name and the next move."""
     said = " ".join(str(error).split())
     missing = _MISSING.search(said)
     if missing is None:
@@ -72,26 +72,26 @@ def _in_one_line(error: Exception) -> str:
 
 def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int, is_ready: threading.Event) -> None:
     decoder = msgspec.json.Decoder(TrialOrder)
-    # Unbuffered: at the end the interpreter would stumble over the lock of a buffer that this thread still holds.
+    # Unbuffered, since the interpreter's shutdown would fail on a buffer's lock that this thread still holds.
     for line in os.fdopen(0, "rb", buffering=0, closefd=False):
         orders.put(decoder.decode(line))
     orders.put(None)
     os.close(hung_up)
-    if not is_ready.is_set():  # torch is still being loaded, for nobody.
+    if not is_ready.is_set():  # torch is still being loaded, and nobody needs it any more.
         leave(0)
 
 
 def leave(code: int) -> NoReturn:
     """End the forkserver and this process at once, and leave no file behind.
 
-    Both would go by themselves, but unload torch first, which takes seconds.
+    Both would end by themselves, but only after unloading torch, which takes seconds.
     """
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # Nothing public tells it.
     if server is not None:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Of the forkserver's socket; nobody else would remove it.
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Has the forkserver's socket; nobody else removes it.
     os._exit(code)
 
 

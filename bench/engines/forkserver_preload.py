@@ -1,13 +1,14 @@
-"""What the forkserver loads once, so that a rank starts in a tenth of a second; starts no driver of a GPU.
+"""Modules that the forkserver imports once, so that a rank starts in a tenth of a second.
 
-Importing it is what does it. No process can use a driver of CUDA or HIP that its parent has started.
+Importing this module does the work. It starts no GPU driver: no process can use a CUDA or HIP driver that its parent
+has started.
 """
 
 import signal
 import warnings
 
 import torch
-import torch._dynamo  # The first optimizer step of a process would load it.
+import torch._dynamo  # Otherwise the first optimizer step of a process loads it.
 import torch.distributed.device_mesh
 import torch.nn.parallel
 import torch.utils.checkpoint
@@ -19,11 +20,11 @@ from collectors.rank import profiler
 __all__ = ["bench", "torch"]
 
 with warnings.catch_warnings():
-    # Beside the one that is wanted the package has optimizers that torch 2.13 compiles by a function it deprecates.
+    # The package also has optimizers that torch 2.13 compiles with a function that it deprecates.
     warnings.simplefilter("ignore", DeprecationWarning)
-    import torch.distributed.optim  # zero1's.
+    import torch.distributed.optim  # For zero1.
 
-if profiler.may_start_before_fork():  # With a build for GPUs each rank does it, once it has its device.
+if profiler.may_start_before_fork():  # With a torch for GPUs, each rank does it once it has its device.
     profiler.warm(torch.device("cpu"))
-# It asks a rank for its stacks, and would kill one that is too young to have been told so.
+# SIGUSR1 asks a rank for its stacks. It would kill a new rank that has not installed its handler yet.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)

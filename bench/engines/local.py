@@ -1,4 +1,4 @@
-"""The engine of this machine: one agent, as a child of the runner."""
+"""The engine of this machine, whose agent is a child of the runner; and the registry of engines."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ STOP_S = 10.0
 """How long an agent may take to end its ranks and itself before it is killed."""
 
 SILENT_S = 120.0
-"""How long an agent may say nothing beyond a trial's limit; ranks with a full GPU take most of a minute to end."""
+"""How long an agent may be silent beyond a trial's limit; ranks with a full GPU take most of a minute to end."""
 
 LOADING_S = 300.0
-"""How long an agent may load torch, from a disk on the network too."""
+"""How long an agent may take to load torch, also from a network disk."""
 
 DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-"""Whether torch itself writes a rank's Flight Record when a collective on NCCL fails."""
+"""Makes torch itself write a rank's flight record when a collective on NCCL fails."""
 
 
 class LocalEngine:
-    """All ranks on this machine. Use it in a `with`: at its end no process of it is left."""
+    """Runs all ranks on this machine. Use it in a `with`: at its end no process is left."""
 
     name = "local"
 
     def __init__(self, *, silent_s: float = SILENT_S) -> None:
-        """silent_s: how long the agent may say nothing beyond a trial's limit."""
+        """silent_s: how long the agent may be silent beyond a trial's limit."""
         self._silent_s = silent_s
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
         self._decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -50,7 +50,7 @@ class LocalEngine:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment(os.environ),
-            start_new_session=True,  # Ctrl-C is for the runner, which then ends the agent in order.
+            start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agent in order.
         )
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._hearing = threading.Thread(target=self._hear, name="agent's answers", daemon=True)
@@ -65,7 +65,7 @@ class LocalEngine:
         self.stop()
 
     def machine(self) -> Machine:
-        """The machine where the ranks will run; waits until they can be started.
+        """Wait until ranks can be started; return the machine on which they will run.
 
         Raises:
             InfrastructureFailed: the agent does not start.
@@ -76,10 +76,10 @@ class LocalEngine:
         return message.machine
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
-        """Measure one trial.
+        """Run one trial; return how it ended.
 
         Raises:
-            InfrastructureFailed: the agent is gone, or says nothing.
+            InfrastructureFailed: the agent is gone, or does not answer.
         """
         assert self._agent.stdin is not None
         try:
@@ -101,19 +101,19 @@ class LocalEngine:
             return
         assert self._agent.stdin is not None
         assert self._agent.stdout is not None
-        with suppress(BrokenPipeError):  # The agent is gone, and an order that it never read is still in the pipe.
+        with suppress(BrokenPipeError):  # The agent is gone, and the pipe still holds an order that it did not read.
             self._agent.stdin.close()
         try:
             self._agent.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
             self._agent.wait()
-        self._hearing.join()  # Nobody else has the other end of the pipe.
+        self._hearing.join()  # It ends, since nobody else has the other end of the pipe.
         self._agent.stdout.close()
         self._errors.close()
 
     def _hear(self) -> None:
-        """Take each line that the agent says; an empty one is its end."""
+        """Queue each line of the agent; an empty one means that the agent has ended."""
         assert self._agent.stdout is not None
         for line in self._agent.stdout:
             self._answers.put(line)
@@ -144,19 +144,20 @@ class LocalEngine:
 
 
 def environment(user: Mapping[str, str]) -> dict[str, str]:
-    """What the forkserver and so every rank inherits: torch's own settings, unless the user set them.
+    """Return the environment of the forkserver and so of every rank: our settings of torch, unless the user set them.
 
-    NCCL's process groups read theirs when they are made, in the rank: HeartbeatMonitor's constructor in
-    ProcessGroupNCCL.cpp. By default a rank that a peer has left writes its record to /tmp or ~/.cache, with its stacks,
-    and its watchdog sleeps four times 15 s to let it; we ask for the record ourselves, as JSON (torch 2.11 to 2.13).
+    NCCL's process groups read their settings when they are created, in the rank (HeartbeatMonitor's constructor in
+    ProcessGroupNCCL.cpp). By default a rank that has lost a peer writes its flight record and stacks to /tmp or
+    ~/.cache, and its watchdog sleeps four times 15 s meanwhile; we ask for the record ourselves, as JSON (torch 2.11
+    to 2.13).
     """
-    # The flight recorder, which tells a hung rank from those that wait for it, and holds what traced steps sent.
+    # The Flight Recorder tells a hung rank from those that wait for it, and has what traced steps sent.
     ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
     if DUMPS not in user:
         ours |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
     loopback = _loopback()
     if loopback is not None:
-        ours["GLOO_SOCKET_IFNAME"] = loopback  # gloo would look up the host's own name, which laptops cannot resolve.
+        ours["GLOO_SOCKET_IFNAME"] = loopback  # Else gloo resolves the host's own name, which fails on laptops.
     return {**ours, **user}
 
 
@@ -167,11 +168,11 @@ def _loopback() -> str | None:
     return None
 
 
-# Every engine there is, one line each. Engines differ in how an agent gets onto a node, and in nothing else.
+# The registry of engines, one line each. Engines differ only in how an agent gets onto a node.
 
 
 class Engine(Protocol):
-    """Places agents and passes orders on to them. Used in a `with`, at whose end none of its processes is left."""
+    """Starts agents and passes orders to them. Use it in a `with`: at its end none of its processes is left."""
 
     name: str
 

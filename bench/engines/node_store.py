@@ -1,4 +1,4 @@
-"""Where the ranks of a node meet: torch's store, in a process of its own, so that the agent need not load torch."""
+"""The key-value store in which ranks meet: torch's TCPStore in its own process, so the agent need not load torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bench.machine import machine
 
 
 class NodeStore:
-    """A store that ranks reach at `port`, until it is closed or this process is gone.
+    """A store that ranks reach at `port`, until it is closed or this process ends.
 
-    machine: this node, as that process sees it, which has torch.
+    machine: this node as seen by the store's process, which has torch loaded.
     """
 
     def __init__(self, context: ForkServerContext, host: str) -> None:
-        """Fork it, once the forkserver has loaded torch. host: the address at which the store listens.
+        """Fork the store's process, once the forkserver has loaded torch. host: the address at which the store listens.
 
         Raises:
-            RuntimeError: the forkserver starts no process; or what importing torch raises, where that is why.
+            RuntimeError: the forkserver starts no process. If torch is the reason, what importing it raises instead.
         """
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, host))
@@ -31,7 +31,7 @@ class NodeStore:
             theirs.close()
             self.port, self.machine = self._receive()
         except (EOFError, OSError) as error:
-            import_module("torch.distributed")  # Says why, where torch is why.
+            import_module("torch.distributed")  # Raises the reason, if torch is the reason.
             raise RuntimeError(f"the forkserver does not start ranks: {error or type(error).__name__}") from error
 
     def _receive(self) -> tuple[int, machine.Machine]:
@@ -43,19 +43,19 @@ class NodeStore:
         return port, own
 
     def close(self) -> None:
-        """End it."""
+        """End the store and its process."""
         self._line.close()
         self._process.join()
 
 
 def _serve(line: Connection, host: str) -> NoReturn:
-    """The body of the process."""
+    """Run the store in its process until the line is closed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-    listener = socket.create_server((host, 0))  # The store itself would listen to every network of the node.
+    listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     line.send((port, machine.read()))
-    line.poll(None)  # Until the other end is closed: nothing else comes.
+    line.poll(None)  # Returns when the other end is closed: nothing is ever sent.
     del store
     os._exit(0)  # Unloading torch would take seconds.

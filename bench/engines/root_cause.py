@@ -1,4 +1,7 @@
-"""Which rank broke a trial: judged from what the ranks wrote, and from exit codes only where they wrote nothing."""
+"""The root cause of a failed trial: which rank broke it, and how.
+
+It is found from what the ranks wrote, and from exit codes only where they wrote nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ from bench.rank.messages import Cause
 from collectors.sample_log import Ended
 
 if TYPE_CHECKING:
-    from collectors.rank.flight_recorder import Reached  # Which loads torch.
+    from collectors.rank.flight_recorder import Reached  # Needed for typing only.
 
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
-"""Without it torch records no event before a collective on NCCL, and so never sees that one has begun."""
+"""Without it, torch records no event before a collective on NCCL, so it never knows that one has begun."""
 
 LOST_FORKSERVER = 255
-"""The exit code that multiprocessing gives a process whose forkserver is gone."""
+"""The exit code that multiprocessing reports for a process whose forkserver is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
     """How one rank of a trial ended.
 
-    result: its own account; None where it left none. exit_code: as the operating system gives it, minus the number of
-    the signal that killed it; None where it had to be ended by us.
-    ended_ns: Unix time of its end. step: the step that it was in. collectives: how many it had entered, where known.
-    reached: how far it came in each process group, where its record tells; on NCCL, in place of collectives.
-    is_moving: when its time was over it had ended a step not long before, by the pace of its steps.
+    result: the rank's own account; None if it left none. exit_code: as the operating system gives it, or minus the
+    number of the signal that killed the rank; None if we had to end it.
+    ended_ns: Unix time of its end. step: the step it was in. collectives: how many it had entered (gloo), if known.
+    reached: how far it came in each process group (NCCL), if its flight record tells.
+    is_moving: it had finished a step shortly before its time was over, compared with the pace of its steps.
     disk: why it could not write its log. said: the end of what it printed.
     """
 
@@ -48,36 +51,36 @@ class RankEnd:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of what it printed."""
+        """The last lines that the rank printed."""
         return tuple(self.said.splitlines()[-LAST_LINES:])
 
     @property
     def is_good(self) -> bool:
-        """It did all its steps and said so."""
+        """Whether the rank reported that it did all its steps."""
         return self.result is not None and self.result.error is None
 
     @property
     def is_hung(self) -> bool:
-        """It was still there when its time, or that of its peers, was over."""
+        """Whether the rank was still running, without a result, when its time or that of its peers was over."""
         return self.exit_code is None and self.result is None
 
     @property
     def is_killed(self) -> bool:
-        """A signal ended it that we did not send, before it could say anything.
+        """Whether a signal that we did not send ended the rank before it could write its result.
 
-        The abort of NCCL's watchdog is but the echo of a peer's failure.
+        An abort by NCCL's watchdog does not count: it is the echo of a peer's failure.
         """
         was_signalled = self.exit_code is not None and self.exit_code < 0
         return was_signalled and self.result is None and not self._is_watchdog_abort
 
     @property
     def has_no_device(self) -> bool:
-        """CUDA could not be started in it: the node failed, and not the workload."""
+        """Whether CUDA could not be started in the rank: then the node failed, and not the workload."""
         return self.result is not None and self.result.error_type == "NoDevice"
 
     @property
     def is_echo(self) -> bool:
-        """It failed because another rank was gone or silent."""
+        """Whether the rank failed because another rank was gone or silent."""
         if self._is_watchdog_abort:
             return True
         error = self.result.error if self.result is not None else None
@@ -88,7 +91,7 @@ class RankEnd:
         return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.said) is not None
 
 
-# What gloo, NCCL and the store say when a peer is gone or silent (torch 2.11 to 2.13).
+# Messages of gloo, NCCL and the store when a peer is gone or silent (torch 2.11 to 2.13).
 _PEER_ERROR = re.compile(
     r"PeerLost|Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
     r"|DistNetworkError|DistStoreError|recvValue failed|failed to recv"
@@ -98,10 +101,11 @@ _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGro
 
 
 def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
-    """The rank whose own doing ended the trial; None where every rank ended well.
+    """Return the rank that ended the trial by its own doing; None if every rank ended well.
 
-    In order: a log that cannot be written, a GPU that cannot be used, killed by a signal that we did not send, an error
-    that is not the echo of a peer's, left without a result, hung, and last the earliest echo.
+    In this order: a log that cannot be written, a GPU that cannot be used, a rank killed by a signal that we did not
+    send, an error that is not the echo of a peer's, a rank that left without a result, a rank that hangs, the earliest
+    echo. Within each, the rank that ended first.
     """
     if all(end.is_good for end in ends):
         return None
@@ -138,7 +142,7 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
 
 
 def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
-    """Of ranks that hang, the one that entered the fewest collectives keeps the others waiting."""
+    """Return as cause the hung rank that entered the fewest collectives, since the others wait for it."""
     step = min(end.step for end in hung)
     if len(hung) == ranks and all(end.is_moving for end in hung):
         text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
@@ -158,10 +162,10 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Ca
 
 
 def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
-    """Of ranks that hang on NCCL, the one that others wait for, and that waits for none.
+    """Return as cause the hung rank on NCCL that others wait for and that waits for none.
 
-    A host on NCCL runs ahead of its device, and in a pipeline ranks differ in how much they issue. So ranks are
-    compared in what two of them do in the same order: the collectives of a process group, the messages of a direction.
+    With NCCL the host runs ahead of its device, and pipeline ranks issue different numbers of operations. So two ranks
+    are compared only in what both do in the same order: collectives of a process group, messages of a direction.
     """
     step = min(end.step for end in hung)
     if len(hung) == 1:
@@ -179,12 +183,13 @@ def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
 
 
 def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
-    """The ranks that others wait for and that wait for none, and what they lack; none where all came equally far.
+    """Return the ranks that others wait for and that wait for none, and what they lack; none if all came equally far.
 
-    What hosts issued tells first, then what devices began, then what they completed.
+    Compares what hosts issued first, then what devices began, then what they completed. Example, issued collectives of
+    two groups: rank 0 {A: 3}, rank 1 {A: 2, B: 7}, rank 2 {B: 6}. Rank 0 waits for 1, and 1 for 2: rank 2 is behind.
     """
     silent = [end for end in hung if not end.reached]
-    if silent:  # A rank that cannot even write its record, or has issued nothing.
+    if silent:  # It could not write its flight record, or has issued nothing.
         return silent, "it left no record of a collective"
     marks: tuple[tuple[str, Callable[[Reached], int | None]], ...] = (
         ("it has not issued what others have", lambda reached: reached.issued),
@@ -200,7 +205,7 @@ def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
 
 
 def _is_before(one: RankEnd, other: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
-    """Whether one lacks something that the other has, in anything that both take part in."""
+    """Return whether `one` lacks something that `other` has, in any sequence that both take part in."""
     mine, theirs = one.reached or {}, other.reached or {}
     pairs = ((mark(mine[key]), mark(theirs[key])) for key in mine.keys() & theirs.keys())
     return any(own is not None and its is not None and own < its for own, its in pairs)

@@ -1,4 +1,4 @@
-"""How the ranks of a trial are ended, and when what they held is free for the next trial."""
+"""Ending the ranks of a trial, and waiting until the GPUs they used are free for the next trial."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from multiprocessing.connection import wait
 from typing import Protocol
 
 LOOK_S = 0.1
-"""How often NVML's last answer is looked at; the node's collectors ask it once a beat."""
+"""How often the last NVML answer is checked; the node's collectors ask NVML once a beat."""
 
 
 class Rank(Protocol):
-    """What is asked of a rank that shall end; see `RankProcess`."""
+    """What ending a rank needs of it; see `RankProcess`."""
 
     @property
     def sentinel(self) -> int: ...
@@ -29,18 +29,18 @@ class Rank(Protocol):
 
 
 class GpuProcesses(Protocol):
-    """Who computes on the node's GPUs; see `GpuCollector`."""
+    """Gives the processes that compute on the node's GPUs; see `GpuCollector`."""
 
     def processes(self) -> Mapping[int, object]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long ranks are waited for, in seconds.
+    """How long each stage of ending ranks may take, in seconds.
 
-    stacks_s: until they have written their stacks and their flight records. aborted_s: after they were told to take
-    their communicators down and end; 0: they are not told. terminated_s: after they were asked to end.
-    killed_s: after they were killed, all together. freed_s: after that, until the driver lists none of them.
+    stacks_s: to write stacks and flight records. aborted_s: to abort communicators and end; 0 skips this stage.
+    terminated_s: to end after SIGTERM. killed_s: to be gone after SIGKILL, for all ranks together. freed_s: after that,
+    until the driver lists none of them.
     """
 
     stacks_s: float
@@ -53,12 +53,12 @@ class Patience:
 ON_CPU = Patience(stacks_s=0.5, aborted_s=0.0, terminated_s=0.5, killed_s=5.0, freed_s=0.0)
 
 ON_CUDA = Patience(stacks_s=2.0, aborted_s=3.0, terminated_s=0.5, killed_s=30.0, freed_s=10.0)
-"""A process that is killed with its GPU full is there until the driver has stopped its kernels and unmapped its memory:
-seconds for 100 GB, and more where it is also pinned on the host. Its record is asked of a device that is at work."""
+"""A process that is killed with a full GPU stays until the driver has stopped its kernels and unmapped its memory:
+seconds for 100 GB, and more if memory is also pinned on the host. Its flight record asks a device that is busy."""
 
 
 def collect_stacks(ranks: Sequence[Rank], patience: Patience, *, clock: Callable[[], float] = time.monotonic) -> None:
-    """Have ranks that hang write where they are; a rank may end of it."""
+    """Make hung ranks write their stacks and flight records; a rank may end from it."""
     hung = [rank for rank in ranks if rank.look()]
     for rank in hung:
         rank.ask_for_stacks()
@@ -66,10 +66,10 @@ def collect_stacks(ranks: Sequence[Rank], patience: Patience, *, clock: Callable
 
 
 def end(ranks: Sequence[Rank], patience: Patience, *, clock: Callable[[], float] = time.monotonic) -> tuple[str, ...]:
-    """Ask those that are left to end, then kill them, all at once; a note of each that is still there after that.
+    """Ask the remaining ranks to end, then kill the rest, all at once; return a note for each that is still there.
 
-    On CUDA communicators are taken down first: a kernel of NCCL that waits for a peer would else be at work when its
-    process is killed.
+    On CUDA, communicators are aborted first: otherwise an NCCL kernel that waits for a peer would still be running when
+    its process is killed.
     """
     if patience.aborted_s:
         for rank in ranks:
@@ -98,10 +98,10 @@ def wait_until_freed(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, ...]:
-    """Wait until the driver lists none of these ranks as computing; a note of each that it still does.
+    """Wait until the driver lists none of these ranks as computing; return a note for each that it still lists.
 
-    gpus: as last read by somebody else. is_named: the driver names processes by the numbers that they have here; in a
-    container of its own PIDs it does not, and nobody can tell.
+    gpus: the last answer of the node's collector. is_named: whether the driver's PIDs are those of this process's
+    namespace; in a container with its own PIDs they are not, and it cannot be known whether ranks are listed.
     """
     if not patience.freed_s:
         return ()
@@ -123,7 +123,7 @@ def wait_until_freed(
 
 
 def _wait_until_gone(ranks: Sequence[Rank], patience_s: float, clock: Callable[[], float]) -> list[Rank]:
-    """Those that are still there after so many seconds."""
+    """Return the ranks that are still there after this many seconds."""
     left, until = list(_there(ranks)), clock() + patience_s
     while left and (rest_s := until - clock()) > 0:
         wait([rank.sentinel for rank in left], rest_s)

@@ -1,4 +1,4 @@
-"""Runs trials on one node: forks fresh ranks from a warm forkserver, watches them, and says which one failed."""
+"""The supervisor of a node: it forks the ranks of a trial from a warm forkserver, watches them and ends them."""
 
 from __future__ import annotations
 
@@ -33,30 +33,28 @@ from collectors.nvml.queries import names_all_processes
 from collectors.rank import flight_recorder
 from collectors.sample_log import Ended, Follower, LogUnwritable, Note, Reading, SampleLog
 
-# One rank as its supervisor holds it: forked from the forkserver, watched through its log, ended with its group.
-
 TAIL_BYTES = 65_536
 PACE = 3
-"""A rank whose last step ended no longer ago than so many of its longest steps, and a second, is not hung."""
+"""A rank is not hung if its last step ended at most this many of its longest steps, plus a second, ago."""
 
 
 TAKEN_DOWN_S = 2.0
-"""How long the loaders of a rank that is gone are waited for at most."""
+"""How long to wait at most for the data loaders of a rank that is gone."""
 
 TAKEN_DOWN_LOOK_S = 0.005
 
 
 def _serve(order_json: bytes, line: Connection) -> NoReturn:
-    """The rank's body, which needs torch: the forkserver has loaded it, and this process has not."""
+    """Run the rank in its process, which has torch from the forkserver; this process has none."""
     from bench.rank.worker import serve
 
     serve(order_json, line)
 
 
 class RankProcess:
-    """A rank of one trial.
+    """One rank of a trial as its supervisor sees it: forked, watched through its log, ended with its process group.
 
-    The pipe between us has one end here and the other in the rank, whose death of ours the rank sees as its end.
+    A pipe connects the supervisor with the rank: if the supervisor dies, the rank reads end of file.
     """
 
     def __init__(self, context: ForkServerContext, order: RankOrder) -> None:
@@ -71,18 +69,18 @@ class RankProcess:
         self._steps = 0
         self._is_ended_by_us = False
         self._ended_ns: int | None = None
-        self._over_ns: int | None = None  # When we first asked it for anything that a rank is asked for at its end.
+        self._over_ns: int | None = None  # When we first asked it for stacks, or to end.
         self._reading_ns: list[int] = []
         self._process.start()
         theirs.close()
 
     @property
     def sentinel(self) -> int:
-        """Readable as soon as the process is gone."""
+        """A handle that becomes ready when the process is gone, for `multiprocessing.connection.wait`."""
         return self._process.sentinel
 
     def look(self) -> bool:
-        """Whether the process is still there; the first look at its end notes the time and ends its loaders."""
+        """Return whether the process is alive. When it is first seen gone, note the time and kill its data loaders."""
         alive = self._process.is_alive()
         if not alive and self._ended_ns is None:
             self._ended_ns = time.time_ns()
@@ -90,7 +88,7 @@ class RankProcess:
         return alive
 
     def steps(self) -> int:
-        """Steps that the rank has finished in this trial, by its log."""
+        """Return how many steps the rank has finished in this trial, by its log."""
         for record in self._log.new():
             match record:
                 case Reading(trial=self.order.trial):
@@ -102,18 +100,18 @@ class RankProcess:
 
     @property
     def rank(self) -> int:
-        """Its number in the trial."""
+        """The rank's number in the trial."""
         return self.order.rank
 
     @property
     def pid(self) -> int:
-        """The number of the process; it may be gone."""
+        """The process ID; the process may be gone."""
         assert self._process.pid is not None, "the process was started"
         return self._process.pid
 
     @property
     def has_failed(self) -> bool:
-        """It is gone without a good result, or its log says that it failed, though it may still be on its way out."""
+        """Whether it is gone without a good result, or its log says that it failed (it may still be ending)."""
         if self.look():
             self.steps()
             return self._result is not None and self._result.error is not None
@@ -121,37 +119,37 @@ class RankProcess:
 
     @property
     def has_good_result(self) -> bool:
-        """Its log says that all went well."""
+        """Whether its log says that all went well."""
         self.steps()
         return self._result is not None and self._result.error is None
 
     def ask_for_stacks(self) -> None:
-        """Have the rank write the stacks of its threads and its flight record, for a rank that will be ended."""
+        """Make the rank, which will be ended, write the stacks of its threads and its flight record."""
         self._note_that_it_is_over()
         with suppress(OSError):
             self._line.send_bytes(DUMP)
         self._signal(signal.SIGUSR1)
 
     def abort(self) -> None:
-        """Have the rank take its communicators down and end."""
+        """Make the rank abort its communicators and end."""
         self._note_that_it_is_over()
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
         with suppress(OSError):
             self._line.send_bytes(ABORT)
 
     def terminate(self) -> None:
-        """Ask the rank and its loaders to end."""
+        """Ask the rank and its data loaders to end (SIGTERM)."""
         self._note_that_it_is_over()
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
         self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the rank and its loaders at once; the kernel may take a while to take the process down."""
+        """Kill the rank and its data loaders; the kernel may take a while to remove the process."""
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
         self._signal_group(signal.SIGKILL)
 
     def end(self) -> RankEnd:
-        """How it ended; call it when the process is gone. Its loaders are gone too when this returns."""
+        """Return how the rank ended. Call it when the process is gone; waits until its data loaders are gone too."""
         self._wait_for_group()
         steps, record = self.steps(), self._record()
         disk = self._message()
@@ -175,7 +173,7 @@ class RankProcess:
             self._over_ns = time.time_ns()
 
     def _was_moving_at(self, time_ns: int) -> bool:
-        """Whether its last step had ended shortly before, by the pace of its own steps."""
+        """Return whether the last step had ended shortly before, by the pace of the rank's own steps."""
         if len(self._reading_ns) < 2:
             return False
         longest_ns = max(after - before for before, after in pairwise(self._reading_ns))
@@ -183,7 +181,7 @@ class RankProcess:
         return time_ns - self._reading_ns[-1] <= grace_ns
 
     def _message(self) -> str | None:
-        """What the rank could tell by no file; None where its end of the pipe was closed without a word."""
+        """Return what the rank could write to no file and sent instead; None if it sent nothing."""
         try:
             return self._line.recv_bytes().decode() if self._line.poll() else None
         except (OSError, EOFError):
@@ -194,7 +192,7 @@ class RankProcess:
         return self.order.case.backend == "nccl"
 
     def _record(self) -> bytes | None:
-        """Its flight record; None where it left none, or half of one."""
+        """Return the flight record; None if there is none, or an incomplete one."""
         try:
             record = (self._folder / f"rank{self.order.rank}.flight.json").read_bytes()
             flight_recorder.count(record)
@@ -208,21 +206,21 @@ class RankProcess:
                 os.kill(self._process.pid, number)
 
     def _signal_group(self, number: signal.Signals) -> None:
-        """To the rank and its loaders; to the rank alone where it has no group of its own yet."""
+        """Signal the rank and its data loaders; the rank alone if it has no process group of its own yet."""
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             self._signal(number)
 
     def _wait_for_group(self) -> None:
-        """A process that was killed is there until the kernel has taken it down."""
+        """Wait until the kernel has removed all processes of the group, at most `TAKEN_DOWN_S`."""
         until = time.monotonic() + TAKEN_DOWN_S
         while time.monotonic() < until and any(map(_is_running, _group(self.pid))):
             time.sleep(TAKEN_DOWN_LOOK_S)
 
 
 def _group(number: int) -> Iterator[int]:
-    """The processes of this group."""
+    """Yield the processes of this process group."""
     for process in psutil.pids():
         with suppress(ProcessLookupError, PermissionError):
             if os.getpgid(process) == number:
@@ -230,14 +228,14 @@ def _group(number: int) -> Iterator[int]:
 
 
 def _is_running(process: int) -> bool:
-    """Whether it is more than an entry that its parent has not read yet."""
+    """Return whether the process exists and is no zombie."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _tail(path: Path) -> str:
-    """The end of what a rank wrote to its standard streams."""
+    """Return the end of what a rank wrote to its standard streams."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -247,27 +245,27 @@ def _tail(path: Path) -> str:
 
 
 LOOK_S = 0.5
-"""How often the ranks' logs are read while they run; each look costs a read of what is new."""
+"""How often the ranks' logs are read while they run; each time only what is new is read."""
 PEERS_S = 1.5
-"""How long the others may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
-raise nothing, and are ended by us after it, so that none of them is blamed."""
+"""How long other ranks may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
+peers raise nothing; we end them after this time, so that none of them is blamed."""
 NODE = 0
-"""This engine has one node."""
+"""Number of the only node."""
 GIVES_UP_SHARE = 0.8
-"""Whoever waits for a peer gives up after this share of the trial's limit, so that it can say so before it is ended."""
+"""A rank that waits for a peer gives up after this share of the trial's limit, so that it can report it in time."""
 NCCL_SHARE = 1.25
-"""NCCL's watchdog says nothing that a rank could say: it ends the process, also one that others wait for. So it is not
-to decide before the limit, when each rank still tells its stacks and how far its device came."""
+"""NCCL's watchdog reports nothing: it ends the process, even one that others wait for. So its timeout is this share of
+the trial's limit: at the limit, each rank can still give its stacks and how far its device came."""
 
 
 class Supervisor:
-    """Ranks of one node, one trial at a time. Whoever makes it has told the forkserver what to load.
+    """Runs trials on one node, one at a time. The forkserver's preload must be set before.
 
     host: the address at which this node's store listens, and at which its ranks reach it.
     """
 
     def __init__(self, *, host: str) -> None:
-        """Wait until the forkserver has loaded torch, once for all ranks to come."""
+        """Wait until the forkserver has loaded torch, once for all ranks."""
         self._context = multiprocessing.get_context("forkserver")
         self._host = host
         self._trials = itertools.count()
@@ -282,17 +280,17 @@ class Supervisor:
         return self._store.machine
 
     def close(self) -> None:
-        """Give back what the node's collectors took; no trial is run afterwards."""
+        """Close the node's collectors and the store; no trial can run afterwards."""
         self._poller.close()
         self._store.close()
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
-        """Measure the case once with fresh ranks; when this returns, none of them is left.
+        """Measure the case once with fresh ranks; return how it ended, when none of them is left.
 
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
         ranks: list[RankProcess] = []
-        prefix = f"trial{next(self._trials)}"  # Never used before: ranks would meet in the keys of those that are gone.
+        prefix = f"trial{next(self._trials)}"  # Used once: otherwise ranks would meet in the keys of earlier ranks.
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
         with self._polling(order):
             try:
@@ -311,13 +309,13 @@ class Supervisor:
         return _ended(order, ranks, outcome)
 
     def _free_gpus(self, ranks: Sequence[RankProcess], patience: Patience) -> tuple[str, ...]:
-        """Wait, while the GPUs are polled, until the driver lists no rank any more; why it does not."""
+        """Wait, while the GPUs are polled, until the driver lists no rank any more; return notes of those that remain."""
         if self._gpus is None:
             return ()
         return wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
 
     def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
-        """The node's collectors are polled meanwhile; what troubles them troubles no rank."""
+        """Return a context in which the node's collectors are polled; their problems do not affect ranks."""
         return polling(
             self._poller,
             Path(order.folder) / f"node{NODE}.jsonl",
@@ -349,7 +347,7 @@ class Supervisor:
     def _watch(
         self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[Progress], None]
     ) -> Outcome:
-        """Wait until all ranks are gone, one has failed and its peers had their time, or the time is over."""
+        """Wait until all ranks are gone, one failed and its peers had time to end, the limit is over, or `stop` says so."""
         deadline = time.monotonic() + order.limit_s
         failing_until = math.inf
         told = -1
@@ -373,13 +371,13 @@ class Supervisor:
 
 
 def collective_timeout_s(order: TrialOrder) -> float:
-    """After which a collective of the trial gives up; see `RankOrder`."""
+    """Return after how long a collective of the trial times out; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
 
 
 def _note(order: TrialOrder, texts: Iterable[str]) -> None:
-    """Keep what the ranks' end left behind where the node's collectors keep what they miss."""
-    with suppress(LogUnwritable):  # Nothing else could be told there either.
+    """Write notes about the ranks' end to the node's log, where the node's collectors write theirs."""
+    with suppress(LogUnwritable):  # Nothing could be written there anyway.
         for text in texts:
             log = SampleLog(Path(order.folder) / f"node{NODE}.jsonl")
             log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
@@ -388,11 +386,11 @@ def _note(order: TrialOrder, texts: Iterable[str]) -> None:
 
 def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:
     ends = tuple(rank.end() for rank in ranks)
-    for rank in ranks:  # Flight records serve blame, which has read them by now.
+    for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
         with suppress(FileNotFoundError):
             (Path(order.folder) / f"rank{rank.order.rank}.flight.json").unlink()
     cause = root_cause(ends, order.folder, order.limit_s)
-    if cause is None:  # Whoever was late was done all the same.
+    if cause is None:  # Late ranks ended well all the same.
         return TrialEnded(run=order.run, trial=order.trial, outcome="done")
     if outcome == "interrupted":
         cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
