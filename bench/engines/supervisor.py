@@ -309,7 +309,7 @@ class Supervisor:
         return _ended(order, ranks, outcome)
 
     def _free_gpus(self, ranks: Sequence[RankProcess], patience: Patience) -> tuple[str, ...]:
-        """Wait, while the GPUs are polled, until the driver lists no rank any more; return notes of those that remain."""
+        """Wait, while GPUs are polled, until the driver lists no rank any more; return notes of those that remain."""
         if self._gpus is None:
             return ()
         return wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
@@ -347,7 +347,7 @@ class Supervisor:
     def _watch(
         self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[Progress], None]
     ) -> Outcome:
-        """Wait until all ranks are gone, one failed and its peers had time to end, the limit is over, or `stop` says so."""
+        """Wait until all ranks are gone, one failed and its peers had time to end, the limit is over, or `stop`."""
         deadline = time.monotonic() + order.limit_s
         failing_until = math.inf
         told = -1
