@@ -1,4 +1,4 @@
-"""What to run: a checked Case, and what is comparable with it."""
+"""A case: what to run and how often, with its key, checks, scaling baseline, instrumentation and purpose."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Case:
     """One workload in one setting, and how often it is measured.
 
     version: of the strategy's definition, from its card.
-    threads: CPU threads of a rank; a rank on the CPU counts as one device of so many threads.
-    model: what is trained, and the batch; None for a probe.
-    trials: times that fresh ranks measure it.
-    steps, warm_up, trace_steps: optimizer steps of a trial, measured, before that, and after it under the profiler;
-    of a probe, the calls of each measurement, and none under the profiler.
-    options: all options of the strategy, those left at their default included; see `Card.settled`.
+    threads: CPU threads of a rank; a rank on the CPU counts as one device with this many threads.
+    model: the shape of the model, and the batch; None for a probe.
+    trials: how often fresh ranks measure the case.
+    steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that come before these, and that come
+    after them under the profiler. For a probe: calls of each measurement, none under the profiler.
+    options: all options of the strategy, including those left at their default; see `Card.settled`.
     """
 
     strategy: str
@@ -46,36 +46,36 @@ class Case:
 
     @property
     def shape(self) -> Shape:
-        """The model's dimensions. Do not ask a probe, which has no model."""
+        """The model's dimensions. A probe has no model and fails here."""
         assert self.model is not None, f"{self.strategy} has no model"
         return self.model
 
     def key(self) -> str:
-        """Cases of equal key measure the same thing; how often and how long they measure is not part of it."""
+        """Return the case's key, equal for cases that measure the same thing, however often and long they do."""
         fields = asdict(self)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
-        # The history may know strategies that are no more.
+        # The history may have strategies that no longer exist.
         for card in CARDS:
             if card.name == self.strategy:
                 fields["options"] = card.options_in_key(self.options)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def positions(self) -> int:
-        """How many readings each rank logs while it works: its steps, or the measurements of a probe."""
+        """Return how many readings each rank logs as it goes: its steps, or the measurements of a probe."""
         card = self.card()
         return card.measurements(self) if card.kind == "probe" else self.warm_up + self.steps
 
     def card(self) -> Card:
-        """The card of the case's strategy."""
+        """Return the card of the case's strategy."""
         return card_of(self.strategy)
 
 
 def find_card(name: str) -> Card:
-    """The card of that name.
+    """Return the card of this name.
 
     Raises:
-        Misuse: no strategy is called so; the nearest name is offered.
+        Misuse: no strategy has this name; the message offers the nearest one.
     """
     try:
         return card_of(name)
@@ -84,7 +84,7 @@ def find_card(name: str) -> Card:
 
 
 def known_options(strategy: str) -> tuple[Option, ...]:
-    """The options of the strategy; none of one that is no more, which the history may know."""
+    """Return the options of the strategy; none for a strategy that no longer exists but is in the history."""
     return next((card.options for card in CARDS if card.name == strategy), ())
 
 
@@ -95,10 +95,10 @@ def _nearest(name: str, known: Iterable[str], card: str = "") -> str:
 
 
 def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
-    """All options of the strategy, with those that `key=value` texts set.
+    """Return all options of the strategy, with the values that `key=value` texts set.
 
     Raises:
-        Misuse: a text is no key=value, the key is unknown or set twice, or the value is not allowed.
+        Misuse: a text is not key=value, a key is unknown or set twice, or a value is not allowed.
     """
     known = {option.name: option for option in card.options}
     values: dict[str, OptionValue] = {}
@@ -121,7 +121,7 @@ def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
 
 
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
-"""How often and how long a case is measured unless somebody says otherwise."""
+"""How often and how long a case is measured by default."""
 SEED = 0
 LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
 MOST = {
@@ -132,14 +132,14 @@ MOST = {
     "trace_steps": 10**6,
     "seed": 2**63 - 1,
 }
-"""Beyond any node and any patience; what memory and cores allow is less, and is asked in `preflight`."""
+"""Upper limits that no node reaches; memory and cores allow less, which `bench.machine.preflight` checks."""
 
 
 def check(case: Case) -> Case:
-    """The case itself, if it can be run.
+    """Return the case if it can be run.
 
     Raises:
-        Misuse: a number is too small or too large, the strategy needs something else, or its card refuses it.
+        Misuse: a number is too small or too large, the strategy needs something else, or its card refuses the case.
     """
     card = case.card()
     for name, least in LEAST.items():
@@ -162,9 +162,9 @@ def check(case: Case) -> Case:
 
 
 def one_rank_baseline(case: Case, scaling: str) -> Case | None:
-    """The case of `single` that scaling efficiency is read against; None where it would not divide.
+    """Return the case of `single` that scaling efficiency is compared with; None if there is none that divides evenly.
 
-    scaling: "weak" has the work of one rank that trains, "strong" has the whole case's work.
+    scaling: "weak" gives `single` the work of one training rank, "strong" the work of the whole case.
     """
     batch = case.shape.batch
     if scaling == "weak":
@@ -186,14 +186,14 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
     return None if single.all_refusals(baseline) else baseline
 
 
-# What a rank looks at when it is asked to, in steps of their own beside the measured ones, and no part of speed.
+# Instrumentation options: extra profiler windows and memory snapshots, taken outside the measured steps.
 
 
 class Looks(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for.
+    """Instrumentation options of a run.
 
-    trace_every: measured steps between one window of the profiler and the next; None has one window, after them all.
-    memory_snapshot: the memory of one step by category, and on CUDA the history of its blocks.
+    trace_every: measured steps between two profiler windows; None: one window, after all measured steps.
+    memory_snapshot: measure the memory of one step by category, and on CUDA the history of its blocks.
     """
 
     trace_every: int | None = None
@@ -204,10 +204,10 @@ NO_LOOKS = Looks()
 
 
 def check_looks(looks: Looks, case: Case) -> Looks:
-    """The looks themselves, if the case's ranks can take them.
+    """Return the instrumentation options if they fit the case.
 
     Raises:
-        Misuse: windows would come without steps between them, or without steps in them.
+        Misuse: there would be no steps between two windows, or none in a window.
     """
     if looks.trace_every is None:
         return looks
@@ -218,16 +218,16 @@ def check_looks(looks: Looks, case: Case) -> Looks:
     return looks
 
 
-# Why a run is made, and which runs are kept as ad hoc: in the history like all, and no series' newest result.
+# Purpose of a run. Ad hoc runs are kept in the history like all others, but never as the newest result of a series.
 
 Origin = Literal["run", "nightly"]
-"""Who says that a case is measured: a person by one run, or something that repeats it. A declared suite is one more."""
+"""Who has a case measured: a person (`run`), or something that repeats it (`nightly`)."""
 
 LONGEST_NOTE = 200
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is for. note: a person's words, which make a run ad hoc."""
+    """What a run is for. note: words of a person; a run with a note is ad hoc."""
 
     origin: Origin = "run"
     note: str | None = None
@@ -237,10 +237,10 @@ ONE_RUN = Purpose()
 
 
 def check_purpose(purpose: Purpose) -> Purpose:
-    """The purpose itself, if it is one.
+    """Return the purpose if it is valid.
 
     Raises:
-        Misuse: the note is empty, too long or cannot be printed, or the run is to be nightly and ad hoc.
+        Misuse: the note is empty, too long or cannot be printed, or a nightly run has a note.
     """
     note = purpose.note
     if note is None:
@@ -257,11 +257,11 @@ def check_purpose(purpose: Purpose) -> Purpose:
 
 
 def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
-    """What makes the run ad hoc; empty where it is a result of its series.
+    """Return why the run is ad hoc; empty if it is a result of its series.
 
-    Options that are part of the case's key make another series, and say nothing here. Those that are not, and that
-    figures depend on, do: a run that measures less than usual, or other weights and data. One that measures more does
-    not, for it is as good a result.
+    Options in the case's key make another series and do not count. What counts is not in the key but affects figures:
+    measuring less than usual, or another seed, which means other weights and data. Measuring more than usual does not
+    count, since the result is as good.
     """
     return () if purpose.origin != "run" else tuple(_reasons(case, purpose))
 

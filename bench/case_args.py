@@ -1,4 +1,4 @@
-"""From what a person asks for to a checked Case: what was left out is filled in by the strategy and the devices."""
+"""From a command's options to a checked Case; strategy and devices determine what was left out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workloads.spec import Backend, Card, Device, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The words of a command line; None is what was left out.
+    """The options of a command line; None for those left out.
 
-    dimensions: of the shape, those that were set. cores, gpus: of this machine, those that can be used. torch: what
-    ranks would run.
+    dimensions: those of the shape that were set. cores, gpus: those of this machine that can be used. torch: the build
+    that ranks would run.
     """
 
     shape_name: str
@@ -41,11 +41,11 @@ class Asked:
 
 
 def asked_case(card: Card, asked: Asked) -> Case:
-    """The case that was asked for.
+    """Return the case that the options describe.
 
     Raises:
-        Misuse: something in it is unknown, not allowed or cannot be run here.
-        InfrastructureFailed: it is for GPUs, and this machine's cannot be used.
+        Misuse: an option is unknown, not allowed, or cannot be run here.
+        InfrastructureFailed: the case needs GPUs, and this machine's cannot be used.
     """
     if asked.threads > asked.cores:
         raise Misuse(
@@ -81,10 +81,10 @@ def asked_case(card: Card, asked: Asked) -> Case:
 
 
 def baseline_case(case: Case, scaling: str) -> Case:
-    """The case of `single` to measure beside a case.
+    """Return the case of `single` to measure beside a case.
 
     Raises:
-        Misuse: there is none that divides.
+        Misuse: there is none, or the batch does not divide evenly.
     """
     if case.ranks == 1:
         raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
@@ -98,12 +98,12 @@ def baseline_case(case: Case, scaling: str) -> Case:
 
 
 def refuse_training_words(card: Card, words: Sequence[str]) -> None:
-    """Refuse what only training takes where the card is a probe.
+    """Refuse options of training if the card is a probe.
 
-    words: those that were said.
+    words: the training options that were given.
 
     Raises:
-        Misuse: there is one.
+        Misuse: the card is a probe, and there is such an option.
     """
     if card.kind == "probe" and words:
         said = ", ".join(f"--{word}" for word in words)
@@ -123,7 +123,11 @@ def _shape(name: str, dimensions: Mapping[str, int | None]) -> Shape:
 
 
 def _device(asked: Asked) -> Device:
-    """The device that was asked for, or is there."""
+    """Return the device that was asked for; by default CUDA if there is a GPU, else the CPU.
+
+    Raises:
+        Misuse, InfrastructureFailed: the GPUs cannot be used, or not by this torch.
+    """
     hidden = asked.gpus.hidden
     if asked.device != "cpu" and hidden is not None and hidden.is_mistake:
         raise Misuse(f"{hidden.text}; set it right, or take --device cpu")

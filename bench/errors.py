@@ -1,4 +1,7 @@
-"""The two ways in which a command can fail that a person can mend; the command line turns them into exit codes."""
+"""The two errors of a command that a person can fix, and safe printing to standard error.
+
+The command line turns the errors into exit codes.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,25 @@ import sys
 
 
 class Misuse(ValueError):
-    """What was asked for cannot be: the message names the thing, what it may be, and the next move. Exit code 2."""
+    """The request cannot be met. The message names the thing, what it may be, and the next move. Exit code 2."""
 
 
 class InfrastructureFailed(RuntimeError):
     """An engine, a node, a disk or a store failed, and not the workload. Exit code 4."""
 
 
-# Lines on standard error that may be said from any thread, and whatever became of standard error.
+# Printing to standard error, safe from any thread and when standard error is closed or full.
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys or cannot write: C0 and C1 but the end of a line, other ends of lines, the marks that turn the
-direction of writing, and bytes that are no text."""
+"""Characters that a terminal interprets or cannot write: C0 and C1 except newline, other line separators, marks that
+change the writing direction, and surrogates (bytes that are no text)."""
 
 
 def say(text: str) -> None:
-    """Print it in one piece. Where standard error is closed or full nobody can be told, and the work goes on.
+    """Print the text to standard error in one write. If standard error is closed or full, nothing happens.
 
-    A name in it may come from anywhere, so that control characters, which would move a terminal's cursor or colour
-    what follows, are written as escapes.
+    Names in the text may come from anywhere, so control characters, which could move the cursor or change colours, are
+    written as escapes.
     """
     if sys.stderr is None:
         return
@@ -36,5 +39,5 @@ def say(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without control characters other than ends of lines, which are written as Python writes them."""
+    """Return the text with control characters, newlines excepted, replaced by Python's escapes."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,4 +1,7 @@
-"""Puts what was measured where it stays: the summary into the run's folder, then the run into the history."""
+"""Measures the trials of cases, keeps the results in run folders and history, and adopts runs found on disk.
+
+Trials of several cases alternate, so that disturbances of the machine affect all cases alike.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,10 @@ from bench.runs.summary import Summary
 from collectors.errors import in_words
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND
 
-# Measures cases side by side: their trials take turns, so that what disturbs the machine disturbs them alike.
-
 
 @dataclass(slots=True)
 class _Underway:
-    """One run and how it stands. Until all its trials are done it counts as interrupted."""
+    """One run and its state. Until all its trials are done, its outcome is "interrupted"."""
 
     run: run_dir.Run
     fault: Fault | None
@@ -54,9 +55,9 @@ class _Underway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of the cases, in their order, until it is kept.
+    """Summaries of the cases, in their order, before they are kept.
 
-    runs: whose folders stay locked until `close`, so that nobody else takes them for abandoned.
+    runs: their folders stay locked until `close`, so that no other process takes them for abandoned.
     is_interrupted: a person ended the work.
     """
 
@@ -65,7 +66,7 @@ class Measured:
     is_interrupted: bool = False
 
     def close(self) -> None:
-        """Give the runs' folders back."""
+        """Unlock the runs' folders."""
         for run in self.runs:
             run.close()
 
@@ -77,9 +78,9 @@ def _no_ceiling(case: Case) -> None: ...
 class Conduct:
     """How trials are carried out, whatever they measure.
 
-    limit_s: for one trial. keep_traces: beside the Timelines. looks: of their ranks, beside the measured steps.
-    store: where the runs will be kept. purpose: what they are for.
-    ceiling_of: the FLOP/s of the fastest matrix product measured where a case runs, None where nobody measured one.
+    limit_s: for one trial. keep_traces: keep traces beside the Timelines. looks: instrumentation in steps of its own.
+    store: URL of the history that will keep the runs. purpose: what the runs are for.
+    ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if there is none.
     """
 
     limit_s: float
@@ -91,7 +92,7 @@ class Conduct:
 
 
 Watch = Callable[[Case, int, int], None]
-"""Told the case, its trial and the steps its slowest rank has finished."""
+"""Called with the case, its trial, and how many steps its slowest rank has finished."""
 
 
 def measure(
@@ -103,12 +104,12 @@ def measure(
     conduct: Conduct,
     watch: Watch,
 ) -> Measured:
-    """Run all trials of all cases, taking turns; what was completed is kept, whatever happens.
+    """Run all trials of all cases in turn; summaries have what was completed, whatever happens.
 
-    folder: where the run folders are made. conduct: of every trial.
+    folder: where run folders are created. conduct: applies to every trial.
 
     Raises:
-        InfrastructureFailed: a run folder cannot be made.
+        InfrastructureFailed: a run folder cannot be created.
     """
     underway = [
         _Underway(
@@ -129,7 +130,7 @@ def measure(
         failure = error
     if is_interrupted or failure is not None:
         _mark_unfinished(underway, failure)
-    engine.stop()  # So that no rank writes to a log any more.
+    engine.stop()  # Afterwards no rank writes to a log any more.
     summaries = tuple(run_dir.summarise(one.run.folder, one.outcome, one.cause) for one in underway)
     return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
 
@@ -170,12 +171,12 @@ def _mark_unfinished(underway: Sequence[_Underway], failure: InfrastructureFaile
 
 
 BASELINES_SEEN = 20
-"""Of the newest runs of a baseline's case, so many are looked at for one that was measured like the run."""
+"""How many of the newest runs of a baseline's case are searched for one that was measured like the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Summaries as they were kept, and each place that refused one."""
+    """Summaries as they were kept, and the errors of places that could not keep one."""
 
     summaries: tuple[Summary, ...]
     failures: tuple[InfrastructureFailed, ...]
@@ -189,12 +190,12 @@ def keep(
     *,
     is_curve: bool = False,
 ) -> Kept:
-    """Give each summary what others and the history add to it, and write all of them, whatever one place refuses.
+    """Add scaling efficiency and comparisons with the history to each summary, and write all, even if one place fails.
 
-    told: the baseline that a person named; without it, one measured beside the run, or the newest in the history that
-    was measured like the run.
-    is_curve: the summaries are one command on several numbers of ranks. The first is the baseline of the others, and no
-    other is looked for.
+    told: the baseline that a person named. Without it: one measured beside the run, else the newest one in the history
+    that was measured like the run.
+    is_curve: the summaries are of one command with several numbers of ranks. The first one is the baseline of the
+    others, and no other is searched.
     """
     points = {point.summary.run: point for point in curve_of(summaries)} if is_curve and summaries else {}
     failures: list[InfrastructureFailed] = []
@@ -207,7 +208,7 @@ def keep(
                 scaling, notes = _scaling(summary, machine, summaries, history, told)
             summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
             summary = against_history(summary, history)
-        except InfrastructureFailed as error:  # The run is kept all the same, without what could not be asked.
+        except InfrastructureFailed as error:  # The run is kept anyway, without what could not be read.
             failures.append(error)
         kept.append(summary)
         for write in (run_dir.save, partial(history.add, machine=machine)):
@@ -219,7 +220,7 @@ def keep(
 
 
 def check_baseline(case: Case, told: Summary) -> None:
-    """Refuse a baseline, before anything is started, that no efficiency could be read against.
+    """Refuse, before anything is started, a baseline that allows no scaling efficiency.
 
     Raises:
         Misuse: it has no complete trial, or is of another workload.
@@ -230,7 +231,7 @@ def check_baseline(case: Case, told: Summary) -> None:
 
 
 def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
-    """Refuse a baseline of another machine, as soon as ranks have told which this one is.
+    """Refuse a baseline that ran on other hardware, as soon as ranks have reported this machine.
 
     Raises:
         Misuse: it ran on other hardware.
@@ -242,9 +243,9 @@ def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """What a look through a folder of runs added to the history.
+    """What a search through a folder of runs added to the history.
 
-    problems: a line for each folder left out. moved: folders of runs that the history had at a place that is no more.
+    problems: a line for each folder left out. moved: new places of runs whose old folder no longer exists.
     """
 
     runs: tuple[Summary, ...]
@@ -252,12 +253,12 @@ class Adopted:
     moved: tuple[Path, ...]
 
     def notices(self) -> tuple[str, ...]:
-        """What a person is told of it, a line each."""
+        """Return messages for a person, one line each."""
         return (*self.problems, *((f"{len(self.moved)} run(s) were found at another place",) if self.moved else ()))
 
 
 def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False) -> Adopted:
-    """What `adopt` would do to a history that knows these runs, each with its folder; nothing is written."""
+    """Return what `adopt` would change, without writing. known: the history's runs, with the folder of each."""
     found: list[Summary] = []
     problems: list[str] = []
     moved: list[Path] = []
@@ -279,13 +280,13 @@ def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_ev
 
 
 def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
-    """Take runs into the history that are not in it: their runner died, or the folder or the history is a new one.
+    """Add runs to the history that are missing in it: their runner died, or the folder or the history is new.
 
-    A run that the history knows is never replaced: where its folder was moved, the new place is noted, and nothing
-    else of it. Nothing is written but in the run's own folder.
+    A run that the history has is never replaced: only the new place of a moved folder is noted. No files are written
+    but in the run's own folder.
 
-    store: the history's URL as runs were told it; those of another store are left alone.
-    of_every_store: they are taken as well.
+    store: the history's URL as runs recorded it; runs of another store are skipped.
+    of_every_store: include runs of other stores.
     """
     found = new_runs(folder, history.folders(), store, of_every_store=of_every_store)
     taken: list[Summary] = []
@@ -304,7 +305,7 @@ def adopt(folder: Path, history: History, store: str | None, *, of_every_store: 
 
 @contextmanager
 def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
-    """Leave a run's folder out, with a line that says why."""
+    """On an error, leave the run's folder out and add a line that says why."""
     left_out = f"{run_folder} is left out of the history"
     try:
         yield
@@ -317,7 +318,7 @@ def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
 def _scaling(
     summary: Summary, machine: Machine, beside: Sequence[Summary], history: History, told: Summary | None
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """Efficiency against the baseline told, those measured beside the run, or else those of the history; and notes."""
+    """Return efficiencies and notes: against the named baseline, else those measured beside, else the history's."""
     if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
         return (), ()
     if told is not None:
@@ -335,7 +336,7 @@ def _scaling(
 
 
 def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """The efficiency that the curve tells, against its first run, which was measured beside this one; and notes."""
+    """Return the efficiency against the curve's first run, which was measured beside this one, and notes."""
     summary = point.summary
     if point.efficiency is not None:
         found = ScalingEfficiency(
@@ -353,7 +354,7 @@ def _on_curve(point: Point, first: Summary) -> tuple[tuple[ScalingEfficiency, ..
 def _against_history(
     summary: Summary, machine: Machine, cases: Mapping[Scaling, Case | None], history: History
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
-    """Efficiency against the newest baselines that were measured like the run, and why there is none."""
+    """Return efficiencies against the newest baselines measured like the run, and notes where there is none."""
     found: list[ScalingEfficiency] = []
     notes: list[str] = []
     for scaling, case in cases.items():
