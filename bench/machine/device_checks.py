@@ -1,4 +1,4 @@
-"""Whether ranks can use the GPUs of this machine, decided before any of them starts, and in one sentence why not."""
+"""Checks, before ranks start, whether they can use the GPUs of this machine; if not, one sentence says why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CPU = "take --device cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """What torch was built for, each None where it was not. version: None where there is no torch."""
+    """What torch was built for. cuda, hip: versions, None if built without. version: of torch, None if unknown."""
 
     version: str | None = None
     cuda: str | None = None
@@ -32,10 +32,10 @@ class TorchBuild:
 
 
 def torch_build(package: Path | None = None) -> TorchBuild:
-    """The build of the torch that ranks would import, without importing it.
+    """Return the build of the torch that ranks would import, without importing it.
 
-    package: its folder; found as an import would, unless it is given. Its version.py is written when torch is built
-    and imports nothing of it.
+    package: torch's folder; by default the one that an import would find. Its version.py is written when torch is built
+    and imports nothing else of torch.
     """
     if package is None:
         found = importlib.util.find_spec("torch")
@@ -48,7 +48,7 @@ def torch_build(package: Path | None = None) -> TorchBuild:
     version = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(version)
-    except OSError:  # A torch that was not built: its version is not known.
+    except OSError:  # A source tree of torch that was not built has no version.
         return TorchBuild()
     return TorchBuild(
         version=getattr(version, "__version__", None),
@@ -58,7 +58,7 @@ def torch_build(package: Path | None = None) -> TorchBuild:
 
 
 def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
-    """What is said where torch is AMD's."""
+    """Return the error for a torch that is built for AMD's ROCm."""
     return Misuse(
         f"torch {torch_version} is built for ROCm {hip}, and `run` measures NVIDIA GPUs only;"
         f" {_CPU} (`observatory analyse` reads traces of ROCm)"
@@ -66,14 +66,14 @@ def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
 
 
 def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | InfrastructureFailed:
-    """What is said where a GPU is wanted and torch is built without CUDA."""
+    """Return the error for a case on GPUs whose torch is built without CUDA."""
     if hip is not None:
         return refuse_rocm(torch_version, hip)
     return InfrastructureFailed(f"torch {torch_version} is built without CUDA; install a CUDA build, or {_CPU}")
 
 
 def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misuse | InfrastructureFailed:
-    """What is said where a GPU is wanted and none can be used; what it is decides the exit code.
+    """Return the error for a case on GPUs where none can be used; its type decides the exit code.
 
     root: where /dev and /proc are.
     """
@@ -111,7 +111,7 @@ def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misu
 
 
 def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
-    """Why a run that named no device takes the CPU. root: where /dev and /proc are."""
+    """Return why a run that named no device takes the CPU. root: where /dev and /proc are."""
     if build.hip is not None:
         return f"torch is built for ROCm {build.hip}, and `run` measures NVIDIA GPUs only"
     if gpus.hidden is not None:
@@ -126,8 +126,8 @@ def check_torch(case: Case, machine: Machine) -> None:
     """Refuse a case on GPUs that the torch of its ranks cannot use.
 
     Raises:
-        Misuse: it is AMD's.
-        InfrastructureFailed: it is built without CUDA, or for a newer one than the driver runs.
+        Misuse: torch is built for ROCm.
+        InfrastructureFailed: torch is built without CUDA, or for a newer CUDA than the driver runs.
     """
     if case.device != "cuda":
         return
@@ -139,9 +139,9 @@ def check_torch(case: Case, machine: Machine) -> None:
 
 
 def too_old(machine: Machine) -> str | None:
-    """What is wrong where the driver is older than torch's CUDA, and the next move; None where they fit or are unknown.
+    """Return what is wrong if the driver is too old for torch's CUDA; None if they fit or are unknown.
 
-    Minor versions fit one another within a major one.
+    Minor versions are compatible within a major version.
     Source: NVIDIA's CUDA compatibility guide, minor version compatibility.
     """
     if machine.torch_cuda_version is None or machine.cuda_driver_version is None:
@@ -158,7 +158,7 @@ def too_old(machine: Machine) -> str | None:
 
 
 def _kernel_driver(root: Path) -> str | None:
-    """The driver in the kernel, where it has one or its device files are here."""
+    """Return a description of the kernel's NVIDIA driver; None if neither its version nor a device file is found."""
     try:
         line = (root / "proc/driver/nvidia/version").read_text().splitlines()[0]
         return " ".join(line.removeprefix("NVRM version:").split())

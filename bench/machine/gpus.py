@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, as NVML tells of them; starts no CUDA."""
+"""The GPUs that this process may use, their links and their free memory, read with NVML; starts no CUDA."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from collectors.nvml.mig import find_instances
 
 Answer = TypeVar("Answer")
 LATE_S = 5.0
-"""After so long it is told that NVML is waited for."""
+"""After this time, a notice says that NVML has not answered yet."""
 ANSWER_S = 60.0
-"""How long the driver may take to answer. Without persistence mode it starts each GPU at the first question."""
+"""How long the driver may take to answer. Without persistence mode it initialises each GPU at the first question."""
 
 LinkKind = Literal["nvlink", "internal", "single", "multiple", "hostbridge", "node", "system"]
 """How two GPUs reach each other: by NVLink, or over the PCIe ancestor they share, in NVML's words.
 
-internal: one board. single: one PCIe switch. multiple: several. hostbridge: one host bridge. node: several in one NUMA
-node. system: the link between sockets.
+internal: one board. single: one PCIe switch. multiple: several switches. hostbridge: one host bridge. node: several
+host bridges in one NUMA node. system: the link between sockets.
 """
 
 
 class Nvml(Protocol):
-    """What is asked of the module `pynvml`, so that a recorded one can take its place."""
+    """What is used of the module `pynvml`, so that a recording can take its place."""
 
     NVMLError: type[Exception]
     NVML_P2P_CAPS_INDEX_NVLINK: int
@@ -63,7 +63,7 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG instance of it. index: NVML's, in order of the PCI bus."""
+    """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order."""
 
     index: int
     name: str
@@ -82,9 +82,9 @@ class GpuLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """Why CUDA shows this process other GPUs than the node has, in one sentence.
+    """Why CUDA shows this process other GPUs than the node has. text: one sentence.
 
-    is_mistake: CUDA_VISIBLE_DEVICES names what is not there, so that CUDA shows less than was asked for.
+    is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one GPU twice: CUDA shows less than was meant.
     """
 
     text: str
@@ -93,11 +93,11 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All that NVML says. absent: what it did not say, and why.
+    """All that NVML tells. absent: what it does not tell, and why.
 
-    cuda_version: the newest CUDA that the driver runs, as "13.0".
-    gpus: those that CUDA would show to this process. on_node: how many NVML shows, whatever hides them.
-    hidden: why both differ; None where all can be used. failure: NVML's code, where it does not start at all.
+    cuda_version: the newest CUDA that the driver runs, such as "13.0".
+    gpus: those that CUDA would show to this process. on_node: how many GPUs NVML shows, hidden ones included.
+    hidden: why both differ; None if all can be used. failure: NVML's error code, if NVML does not start at all.
     """
 
     driver_version: str | None = None
@@ -112,7 +112,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process on a GPU. pid: the driver's number, which is the host's. memory_bytes: None where it is not told."""
+    """A process on a GPU. pid: as the driver numbers it, which is the host's PID. memory_bytes: None if unknown."""
 
     pid: int
     memory_bytes: int | None
@@ -120,7 +120,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """What is free on a GPU at this moment, and who holds the rest. reason: why it is not told."""
+    """Free memory of a GPU at this moment, and the processes that hold the rest. reason: why it is unknown."""
 
     index: int
     free_bytes: int | None = None
@@ -130,13 +130,14 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """A GPU as CUDA shows it. index: of the whole, by NVML. is_slice: it is an instance of one that MIG split."""
+    """A GPU as CUDA shows it. index: NVML's index of the whole GPU. is_slice: whether it is a MIG instance."""
 
     index: int
     handle: Any
     is_slice: bool = False
 
 
+# Keys are NVML's levels of a common PCIe ancestor, nvmlGpuTopologyLevel_t.
 _LEVELS: dict[int, LinkKind] = {
     0: "internal",
     10: "single",
@@ -155,13 +156,13 @@ def read_gpus(
     late_s: float = LATE_S,
     on_late: Callable[[str], None] = lambda text: None,
 ) -> Gpus:
-    """The GPUs that CUDA shows to this process, in its order, and their links.
+    """Return the GPUs that CUDA shows to this process, in CUDA's order, and their links.
 
-    A machine without a driver is normal: then all is absent, with NVML's reason.
-    Numbers in CUDA_VISIBLE_DEVICES are taken in order of the PCI bus; CUDA counts so where all GPUs are alike, or where
-    CUDA_DEVICE_ORDER=PCI_BUS_ID. Where MIG split one of them, CUDA shows a process one slice and nothing beside it.
+    A machine without a driver is normal: then everything is absent, with NVML's reason.
+    Numbers in CUDA_VISIBLE_DEVICES are read in PCI bus order; CUDA counts so if all GPUs are alike, or if
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. If MIG splits one of the GPUs, CUDA shows a process one MIG instance and nothing else.
 
-    within_s: how long NVML is waited for. on_late: is told after late_s that it is.
+    within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
     """
     asked = nvml or cast(Nvml, pynvml)
     answerer = Answerer("nvml-gpus", lambda: _read_gpus(asked, environment))
@@ -173,7 +174,7 @@ def read_gpus(
 
 
 def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
-    """The answer, None where the driver hangs; its thread is left behind then."""
+    """Return the answer; None if the driver hangs, and then the asking thread is left behind."""
     answerer = Answerer("nvml-memory", question)
     answerer.ask()
     return _answer(answerer, within_s)
@@ -234,7 +235,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
 
 
 def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: float = ANSWER_S) -> tuple[GpuMemory, ...]:
-    """The memory of each of these GPUs at this moment, in their order."""
+    """Return the free memory of each of these GPUs at this moment, in their order."""
     if not gpus:
         return ()
     asked = nvml or cast(Nvml, pynvml)
@@ -256,13 +257,13 @@ def _read_memory(gpus: Sequence[Gpu], nvml: Nvml) -> tuple[GpuMemory, ...]:
 
 def _memory(nvml: Nvml, gpu: Gpu) -> GpuMemory:
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)  # Of a slice, too.
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)  # Works for MIG instances too.
         free_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     except nvml.NVMLError as error:
         return GpuMemory(index=gpu.index, reason=f"NVML: {error}")
     holders: dict[int, Holder] = {}
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
-        with contextlib.suppress(nvml.NVMLError):  # A slice, or who is not root, may be refused.
+        with contextlib.suppress(nvml.NVMLError):  # May be refused for a MIG instance, or without root.
             for one in ask(handle):
                 holders[one.pid] = Holder(pid=one.pid, memory_bytes=one.usedGpuMemory)
     return GpuMemory(index=gpu.index, free_bytes=free_bytes, holders=tuple(holders.values()))
@@ -277,7 +278,10 @@ def _noting(nvml: Nvml, absent: dict[str, str], name: str) -> Iterator[None]:
 
 
 def _named(nvml: Nvml, every: list[_Shown], variable: str | None) -> tuple[list[_Shown], Hidden | None]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; like CUDA, an entry that names none hides all after it."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, and why others are hidden.
+
+    As in CUDA, an entry that names no GPU hides all GPUs after it: "1,7,0" on a node with 4 GPUs shows GPU 1 only.
+    """
     if variable is None:
         return every, None
     said = f'CUDA_VISIBLE_DEVICES is "{variable}"'
@@ -304,12 +308,12 @@ def _named(nvml: Nvml, every: list[_Shown], variable: str | None) -> tuple[list[
 
 
 def _ends_the_list(entry: str) -> bool:
-    """A word by which CUDA is told to show no more: -1, or what Slurm writes for a job without GPUs."""
+    """Return whether the entry tells CUDA to show no more: -1, or what Slurm writes for a job without GPUs."""
     return entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
 
 
 def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
-    """What an entry names, or why it names nothing."""
+    """Return the GPU or MIG instance that an entry names, or why it names none."""
     if entry.startswith("MIG-"):
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(entry)
@@ -331,7 +335,7 @@ def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
 
 
 def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidden | None]:
-    """Of the named GPUs those that CUDA shows to one process: of slices the first, and then no whole GPU.
+    """Return which of the named GPUs CUDA shows to one process: with MIG, only the first instance and no whole GPU.
 
     Source: NVIDIA's MIG user guide, CUDA device enumeration.
     """
@@ -360,7 +364,7 @@ def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidde
 
 
 def _slices(nvml: Nvml, whole: _Shown) -> list[_Shown] | None:
-    """The instances of a GPU; None where MIG is off, or where the GPU knows no MIG."""
+    """Return the MIG instances of a GPU; None if MIG is off or not supported."""
     asked = cast(library.Nvml, nvml)
     try:
         if not nvml.nvmlDeviceGetMigMode(whole.handle)[0]:
@@ -373,7 +377,7 @@ def _slices(nvml: Nvml, whole: _Shown) -> list[_Shown] | None:
 
 def _read_gpu(nvml: Nvml, index: int, handle: Any, absent: dict[str, str]) -> Gpu:
     memory_bytes: int | None = None
-    with _noting(nvml, absent, f"gpus[{index}].memory_bytes"):  # Where memory is shared with the CPU.
+    with _noting(nvml, absent, f"gpus[{index}].memory_bytes"):  # Unknown if memory is shared with the CPU.
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
         index=index,
@@ -384,7 +388,7 @@ def _read_gpu(nvml: Nvml, index: int, handle: Any, absent: dict[str, str]) -> Gp
 
 
 def _link(nvml: Nvml, handle: Any, other: Any) -> LinkKind:
-    with contextlib.suppress(nvml.NVMLError):  # A GPU that knows no NVLink may refuse the question.
+    with contextlib.suppress(nvml.NVMLError):  # A GPU without NVLink may refuse the question.
         status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if status == nvml.NVML_P2P_STATUS_OK:
             return "nvlink"

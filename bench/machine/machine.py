@@ -1,4 +1,4 @@
-"""Where a run ran: hardware, software and settings, as far as they can be known."""
+"""The machine of a run: hardware, software and settings, as far as they can be known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from bench.machine.gpus import Gpu, GpuLink, Nvml, read_gpus
 from workloads.spec import Device
 
-# What a process was told from outside, fit to be kept: without the secrets in it.
+# Environment variables that can change a measurement, recorded without the secrets in them.
 
 _RELEVANT = (
     *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"),
@@ -27,16 +27,16 @@ _RELEVANT = (
 )
 _SECRET = r"token|secret|password|passwd|key|credential"
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-# Up to the last @ of the word: a password may hold an unescaped one, and too much hidden does no harm.
+# Up to the last @ of the word: a password may contain an unescaped @, and hiding too much does no harm.
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
 REDACTED = "(redacted)"
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that can change a measurement, in order of name.
+    """Return the environment variables that can change a measurement, in order of name.
 
-    A variable whose name says that it is a secret keeps its name only; addresses lose their user and password.
+    The value of a variable whose name suggests a secret is replaced; URLs in other values are redacted.
     """
     return {
         name: REDACTED if _SECRET_NAME.search(name) else redact(value)
@@ -46,7 +46,7 @@ def relevant(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """The text; addresses in it lose their user and password, and what their query calls secret."""
+    """Return the text without the user, password and secret query values of the URLs in it."""
     return _SECRET_QUERY.sub(rf"\1{REDACTED}", _USERINFO.sub(f"{REDACTED}@", text))
 
 
@@ -55,15 +55,15 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One node, as the process that read it saw it. What cannot be known is None, with its reason in `absent`.
+    """One node, as seen by the process that read it. What cannot be known is None, with its reason in `absent`.
 
     gpus, links: those that the process may use.
     torch_cuda_version, torch_hip_version: the CUDA, or AMD's HIP, that torch is built for.
     cuda_driver_version: the newest CUDA that the driver runs.
-    usable_cores, physical_cores: logical CPUs that the process may run on, and the cores they are threads of.
+    usable_cores, physical_cores: logical CPUs that the process may run on, and the physical cores behind these.
     memory_bytes: of the whole node, whatever a container allows.
     commit, is_dirty: of our own source tree, and whether it had changes.
-    environment: variables that can change a measurement, see `bench.machine.machine`.
+    environment: variables that can change a measurement, see `relevant`.
     """
 
     hostname: str
@@ -91,7 +91,7 @@ class Machine:
     schema_version: int = SCHEMA_VERSION
 
     def hardware(self, device: Device) -> str:
-        """The words that machines share when results on this device can be compared."""
+        """Return a description that is equal for machines whose results on this device can be compared."""
         if device == "cpu":
             cores = "1 core" if self.usable_cores == 1 else f"{self.usable_cores} cores"
             return f"{self.cpu or f'unnamed {self.architecture} CPU'}, {cores}"
@@ -107,11 +107,11 @@ def read(
     root: Path = Path("/"),
     source: Path = Path(__file__).parents[2],
 ) -> Machine:
-    """The machine of this process. Imports torch unless it is handed in, but starts no CUDA.
+    """Return the machine of this process. Imports torch unless it is given, but starts no CUDA.
 
-    Where torch cannot be imported, what it would tell is absent, with the reason.
+    If torch cannot be imported, what it would tell is absent, with the reason.
 
-    root: where /proc and /sys are. source: the tree that this program runs from.
+    root: where /proc and /sys are. source: the source tree that this program runs from.
     """
     absent: dict[str, str] = {}
     torch = torch or _torch(absent)
@@ -148,8 +148,8 @@ def read(
 
 
 def _torch(absent: dict[str, str]) -> Any:
-    """The module, None where a library that it is linked with is missing, or it is not installed."""
-    # By name: whoever knows a Machine would otherwise import torch in the eyes of import-linter.
+    """Return the module torch; None if it is not installed, or a library that it needs is missing."""
+    # By name: otherwise import-linter would count every importer of this module as importing torch.
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError, ValueError) as error:
@@ -191,7 +191,7 @@ def _own_version(absent: dict[str, str]) -> str | None:
 
 
 def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
-    """Commit of the tree, and whether files of it are changed; both None where it is no tree of git."""
+    """Return the commit of the tree, and whether tracked files are changed; both None if git cannot tell."""
     try:
         if not (source / ".git").exists():
             raise FileNotFoundError(f"{source} is no git tree")
@@ -204,7 +204,7 @@ def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, boo
 
 
 def _git(source: Path, *arguments: str) -> str:
-    # No optional locks: a status must not write into a tree that somebody else works in.
+    # No optional locks: `git status` must not write into a tree that somebody works in.
     command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
@@ -224,7 +224,7 @@ def _cpu_model(root: Path, absent: dict[str, str]) -> str | None:
 
 
 def _physical_cores(root: Path, usable: list[int], absent: dict[str, str]) -> int | None:
-    """Cores, by package and number within it, that the logical CPUs are threads of."""
+    """Return the number of physical cores behind the logical CPUs, told apart by package and core number."""
     cores = set()
     for cpu in usable:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"

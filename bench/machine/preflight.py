@@ -1,4 +1,4 @@
-"""Whether a case fits into memory and on the cores, before anything of it is allocated or started."""
+"""Preflight checks: whether a case fits into memory and on the cores, before anything is allocated or started."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
 from workloads.options import parts
 
-# What the control groups of this process leave it of memory: those of a container, or of a job on a cluster.
+# Memory limits of the control groups of this process: those of a container, or of a cluster's job.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Files:
-    """How a version of control groups names its files. cache: the line of memory.stat that counts files' pages."""
+    """File names of one version of control groups. cache: the line of memory.stat that counts inactive file pages."""
 
     place: str
     limit: str
@@ -40,9 +40,10 @@ _FIRST = _Files(
 
 
 def left_in_groups(root: Path = Path("/")) -> list[int]:
-    """Bytes that each group with a limit leaves, from the process's own up to the root; pages of files can be had back.
+    """Return the bytes that each control group with a limit still allows, from the process's own group up to the root.
 
-    root: where /proc and /sys are. Groups without a limit, or that cannot be read, are left out.
+    Inactive pages of files count as free, since the kernel can reclaim them. Groups without a limit, or that cannot be
+    read, are left out. root: where /proc and /sys are.
     """
     return [
         left
@@ -53,7 +54,7 @@ def left_in_groups(root: Path = Path("/")) -> list[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[_Files, str]]:
-    """The process's group in either version; the root's where nothing tells it."""
+    """Yield the process's group in each version of control groups; the root group if /proc does not tell."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -91,50 +92,51 @@ def _cache(folder: Path, files: _Files) -> int:
 
 
 PROCESS_BYTES = 16_000_000
-"""Memory of its own that a rank or a loader's worker has at the least, beside its tensors and what it shares with the
-server that it was forked from. Measured: a worker has 16 MB and a rank 20, torch 2.13 on a CPU."""
+"""The least memory that a rank or a data loader's worker needs, beside its tensors and what it shares with the
+forkserver. Measured: a worker has 16 MB and a rank 20 MB, torch 2.13 on a CPU."""
 PARTS_JUDGED = 1000
-"""The law of the peak looks at each part of a batch; with more parts it is not asked, and the smaller bound holds."""
+"""The cost model of peak memory visits each part of a batch; with more parts it is skipped for the smaller bound."""
 HOLDERS_NAMED = 4
-"""Processes on one GPU that a message names; the others are counted."""
+"""How many processes of a GPU a message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """What ranks on one device hold at the same moment, at the least. what: of that, in words."""
+    """The least that ranks on one device hold at the same moment. what: its description in a message."""
 
     what: str
     size_bytes: int
 
 
 def least_bytes(case: Case, rank: int) -> int:
-    """What a rank needs at the least at any moment: a probe's buffers, or training's states, on a CPU with the rest of
-    what lives at the peak of a step where a law says so.
+    """Return the least memory that a rank needs at its worst moment.
 
-    Before its first step it may hold more than its states: every strategy makes the model whole, and divides it then.
+    For a probe, its buffers. For training, its states; on a CPU with what else lives at the peak of a step, if a cost
+    model predicts that. Before its first step a rank may hold more than its states: every strategy builds the whole
+    model and then shards it.
     """
     return max(need.size_bytes for need in _needs(case, [rank]))
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that new processes of this machine can have without swapping; less where a container's limit says so."""
+    """Return the memory that new processes can have without swapping, within the limits of control groups."""
     return min([psutil.virtual_memory().available, *left_in_groups(root)])
 
 
 def process_name(pid: int) -> str | None:
-    """The name of a process that the driver numbers; None where its numbers are not those of this container."""
+    """Return the name of a process by the driver's PID; None if the driver's PIDs are not those of this container."""
     with suppress(psutil.Error):
         return str(psutil.Process(pid).name()) if names_all_processes() else None
     return None
 
 
 def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
-    """Refuse more processes than memory holds; what else is to be said of them, a line each.
+    """Refuse more processes than fit into memory; return warnings about too few cores, one line each.
 
-    cores: those that this process may use.
+    cores: how many this process may use.
 
     Raises:
-        Misuse: with how many there would be.
+        Misuse: the processes alone need more than `host_bytes`; the message says how many they are.
     """
     workers = int(case.options.get("workers", 0))
     processes = case.ranks * (1 + workers)
@@ -163,13 +165,13 @@ def check_memory(
     memory: Sequence[GpuMemory] = (),
     name_of: Callable[[int], str | None] = process_name,
 ) -> None:
-    """Refuse a case whose ranks cannot hold what they need, all on one node.
+    """Refuse a case whose ranks, all on one node, cannot hold what they need.
 
-    host_bytes: for ranks on the CPU. gpus: those that ranks take in turn. memory: of each of these, what is free now.
+    host_bytes: for ranks on the CPU. gpus: ranks are assigned to them in turn. memory: free memory of each GPU now.
 
     Raises:
-        Misuse: the memory is too small; with what is needed and what is there.
-        InfrastructureFailed: it would do, but other processes hold too much of a GPU; with who they are.
+        Misuse: the memory is too small; the message has what is needed and what is there.
+        InfrastructureFailed: the memory would do, but other processes hold too much of a GPU; the message names them.
     """
     if case.device == "cpu":
         _refuse_beyond(_needs(case, range(case.ranks)), case, host_bytes, "this machine has available")
@@ -193,7 +195,7 @@ def check_memory(
 
 
 def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
-    """Refuse the first need that is too large, so that those which are told last need no sense where it is."""
+    """Refuse the first need that is too large; later needs, which it may make meaningless, are then not computed."""
     smaller = f"smaller sizes (`observatory list {case.strategy}` shows the options)"
     for need in needs:
         if need.size_bytes > there_bytes:
@@ -208,7 +210,7 @@ def _most(case: Case, ranks: Sequence[int]) -> _Need:
 
 
 def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
-    """What these ranks hold together, at each moment that may be the worst: they build at the same time."""
+    """Yield what these ranks hold together at each moment that may be the worst; all ranks build at the same time."""
     card = case.card()
     if card.kind == "probe":
         yield _need("buffers of", "take", ranks, sum(card.working_bytes(case, rank) for rank in ranks))
@@ -219,12 +221,12 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
     yield _need("parameters, gradients and optimizer state of", "take", ranks, held)
     yield _need("the model, made whole on each of", "before it is divided, takes", ranks, built)
     if case.device != "cpu":
-        return  # What lives there at the peak is the kernels' choice.
+        return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
         yield _tokens(case)
     peak = card.peak(case) if parts(case) <= PARTS_JUDGED else None
     if isinstance(peak, Prediction):
-        # Ranks of a pipeline hold less than the one that the law is of; all others hold as much, at the same time.
+        # In a pipeline, other ranks hold less than the predicted one; elsewhere all hold as much, at the same time.
         alike = 1 if card.pipeline(case) is not None else len(ranks)
         live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
         kept = sum(one.parameters_bytes + one.optimizer_bytes for one in states)
@@ -232,8 +234,8 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
 
 
 def _tokens(case: Case) -> _Need:
-    """What all ranks together hold of one part of a batch, however they share it: its numbers, the residual stream, and
-    the logits."""
+    """Return what all ranks together hold of one part of a batch, however they share it: token indices, residual stream
+    and logits."""
     shape = case.shape
     tokens = shape.batch * shape.sequence // parts(case)
     size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
@@ -246,7 +248,7 @@ def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need
 
 
 def told_holders(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
-    """Who holds a GPU's memory, the largest first."""
+    """Return in words which processes hold a GPU's memory, the largest first."""
     if not holders:
         return "others hold the rest, and NVML names none of them (another container's, or just ended ones)"
     ordered = sorted(holders, key=lambda one: one.memory_bytes or 0, reverse=True)
