@@ -1,4 +1,4 @@
-"""Gathers the doctor's page: the machine, its state, its ceilings, and what differs from its last good run."""
+"""Gathers the doctor's page: the machine, its state, its ceilings, and the differences from its last good run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from bench.machine.preflight import available_bytes
 from bench.runs.history import History
 from collectors.nvml.collector import NvmlCollector
 
-# What each GPU answers when it is asked, what an answer costs, and why others are left out.
-
 DEADLINE_S = 5.0
-"""How long the doctor waits for GPUs; longer than a beat may, since the first answers of a driver are slow."""
+"""How long the doctor waits for GPUs; longer than a poll may take, since a driver's first answers are slow."""
 _BEATS = 2
 _APART_S = 0.25
-"""Monitors tell what lies between two readings, more than 0.1 s apart."""
+"""Performance monitors measure between two readings, which must be more than 0.1 s apart."""
 
 
 def gpu_fields(collector: NvmlCollector, *, wait: Callable[[float], None] = time.sleep) -> GpuFields:
-    """How every GPU of the node stands to every question, of a collector that is closed afterwards."""
+    """Return what each GPU answers to each question and what that costs; closes the collector."""
     try:
         for _ in range(_BEATS):
             collector.read()
@@ -50,9 +48,9 @@ def gather(
     fields: GpuFields,
     root: Path = Path("/"),
 ) -> Page:
-    """The page of this machine.
+    """Return the page of this machine.
 
-    ranks: whether they can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
+    ranks: whether ranks can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
     root: where /proc and /sys are.
     """
     sections = (
@@ -87,7 +85,7 @@ def _versions(machine: Machine) -> Iterator[Entry]:
 
 
 def _driver_cuda(machine: Machine) -> Entry:
-    """The newest CUDA that the driver runs, held against torch's."""
+    """Return the newest CUDA that the driver runs, and whether it is too old for torch's."""
     old = too_old(machine)
     if old is not None:
         return Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
@@ -100,7 +98,7 @@ def _devices(machine: Machine, nvml: StateNvml, root: Path) -> Iterator[Entry]:
     yield _known(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
-    if "no answer" not in machine.absent.get("gpus", ""):  # A driver that hangs is waited for once.
+    if "no answer" not in machine.absent.get("gpus", ""):  # Do not wait again for a driver that hangs.
         yield from hidden_gpus(nvml, machine.environment)
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
@@ -120,7 +118,7 @@ def _known(machine: Machine, field: str, name: str) -> Entry:
 
 
 def _gpu_links(machine: Machine) -> Iterator[Entry]:
-    """Pairs of GPUs by how they reach each other."""
+    """Yield the pairs of GPUs for each kind of link."""
     if machine.gpus and "links" in machine.absent:
         yield Entry(name="links of GPUs", reason=machine.absent["links"])
     pairs = defaultdict(list)
@@ -139,7 +137,7 @@ def _environment(machine: Machine) -> Iterator[Entry]:
 
 
 def _told(history: History | Absent, machine: Machine) -> tuple[tuple[Ceiling, ...] | Absent, Comparison | Absent]:
-    """What the history tells, or why it tells nothing."""
+    """Return ceilings and comparison from the history, or why they are absent."""
     if isinstance(history, Absent):
         return history, history
     try:
@@ -150,7 +148,7 @@ def _told(history: History | Absent, machine: Machine) -> tuple[tuple[Ceiling, .
 
 
 def _compare(history: History, machine: Machine) -> Comparison | Absent:
-    """What differs from the machine of the newest run that ended well on this host."""
+    """Return what differs from the machine of the newest run that ended well on this host."""
     for summary in history.runs(RUNS_SEARCHED):
         before = history.machine(summary.run) if summary.outcome == "done" else None
         if before is not None and before.hostname == machine.hostname:
@@ -165,14 +163,12 @@ def _compare(history: History, machine: Machine) -> Comparison | Absent:
     )
 
 
-# The machine as ranks would see it at this moment: read by the agent that starts them.
-
-
 def machine_of_ranks(start: Callable[[], Engine], read_here: Callable[[], Machine]) -> tuple[Machine, Entry]:
-    """The machine, and whether ranks can be started on it.
+    """Return the machine as ranks would see it now, and whether ranks can be started on it.
 
-    An agent gives ranks settings of its own, and every run keeps the machine as its agent read it. So what is compared
-    with a run is read by an agent too, and by this process only where none starts: then those settings are missing.
+    Every run records the machine as its agent read it, and agents set environment variables for their ranks. So the
+    machine that is compared with a run is read by an agent too. Only if no agent starts, this process reads it, without
+    these settings.
     """
     try:
         with start() as engine:

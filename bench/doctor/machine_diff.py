@@ -1,4 +1,4 @@
-"""What changed between two readings of a machine, in words."""
+"""Differences between two readings of a machine, in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.machine.machine import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that was so before, and is so now. field: its name for people; the rest in words."""
+    """One difference. field: its name for people. before, now: the values in words."""
 
     field: str
     before: str
@@ -21,16 +21,16 @@ class Difference:
 
 
 def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
-    """All in which the machines differ, in the order of Machine's fields.
+    """Return all differences between the machines, in the order of Machine's fields.
 
-    What was unknown and is unknown differs where the reason does. GPUs are the same by their UUID, so that one that
-    was replaced by its like is seen. Links are compared where both GPUs are there before and now.
+    Two unknown values differ if their reasons do. GPUs are identified by UUID, so a GPU that was replaced by one of the
+    same kind shows. Links are compared if both GPUs are in both readings.
     """
     return (*_plain(before, now), *_gpus(before, now), *_links(before, now), *_environment(before, now))
 
 
 def _gibibytes(value: int) -> str:
-    # A kernel's own share moves by some MiB from start to start: what the words hide is no difference.
+    # Rounded, since the kernel's own share of memory varies by some MiB from boot to boot.
     return f"{value / 2**30:.1f} GiB"
 
 
@@ -39,7 +39,7 @@ def _state(is_dirty: bool) -> str:
 
 
 _LATER = frozenset({"torch_hip_version", "cuda_driver_version"})
-"""What older machines were not asked for: unknown in one of them, without a reason, is no difference."""
+"""Fields that older records of machines lack: None without a reason is no difference."""
 _PLAIN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hostname", "hostname", str),
     ("system", "system", str),
@@ -89,7 +89,7 @@ def _changed(field: str, before: str, now: str) -> Iterator[Difference]:
 
 def _gpus(before: Machine, now: Machine) -> Iterator[Difference]:
     old, new = ({gpu.uuid: gpu for gpu in machine.gpus} for machine in (before, now))
-    if not old.keys() & new.keys():  # One line says more than one for each GPU, where none stayed.
+    if not old.keys() & new.keys():  # If no GPU stayed, one line says more than a line for each.
         yield from _changed("GPUs", _all_gpus(before), _all_gpus(now))
         if old and _all_gpus(before) == _all_gpus(now):
             yield Difference(field="GPUs", before="others of the same kind", now=_all_gpus(now))
@@ -116,7 +116,7 @@ def _one_gpu(machine: Machine, gpu: Gpu | None) -> str:
 
 def _links(before: Machine, now: Machine) -> Iterator[Difference]:
     if "links" in before.absent or "links" in now.absent:
-        if before.gpus and now.gpus:  # Where there is no GPU, that has been said.
+        if before.gpus and now.gpus:  # Otherwise the absent GPUs are a difference already.
             yield from _changed("links of GPUs", *(_links_absent(machine) for machine in (before, now)))
         return
     old, new = (_kinds(machine) for machine in (before, now))
@@ -136,7 +136,7 @@ def _links_absent(machine: Machine) -> str:
 
 
 def _kinds(machine: Machine) -> dict[frozenset[str], str]:
-    """The kind of each link by the UUIDs of its ends; instances within one GPU (MIG) share its index and have none."""
+    """Return the kind of each link by the UUIDs of its ends, without MIG instances of one GPU, which share an index."""
     uuids = {gpu.index: gpu.uuid for gpu in machine.gpus}
     return {
         frozenset((uuids[link.first], uuids[link.second])): link.kind

@@ -1,4 +1,7 @@
-"""The node at this moment, as /proc and /sys tell: NUMA, the CPU's clocks, links and the kernel's settings."""
+"""The state of the node at this moment: NUMA, clocks, links, free GPU memory, monitors and kernel settings.
+
+Sources are /proc, /sys and NVML. Starts no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from bench.machine.preflight import told_holders
 from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
 from collectors.nvml.library import Standing
 
-# Clocks, PCIe links and free memory of the GPUs at this moment, as NVML tells of them; starts no CUDA.
+# GPUs by NVML: clocks, PCIe links and free memory.
 
 
 class StateNvml(Nvml, Protocol):
-    """What is asked of the module `pynvml` beyond who the GPUs are."""
+    """What is used of the module `pynvml` beyond `bench.machine.gpus.Nvml`."""
 
     NVML_CLOCK_SM: int
     NVML_CLOCK_MEM: int
@@ -32,20 +35,20 @@ class StateNvml(Nvml, Protocol):
 
 
 def installed_nvml() -> StateNvml:
-    """The module `pynvml` itself."""
-    import pynvml  # Only here: who hands in another module needs none.
+    """Return the module `pynvml`."""
+    import pynvml  # Only here: not needed where another module is handed in.
 
     return cast(StateNvml, pynvml)
 
 
 def hidden_gpus(nvml: StateNvml, environment: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Why CUDA shows fewer GPUs than the node has; nothing where it shows all."""
+    """Return why CUDA shows fewer GPUs than the node has; empty if it shows all."""
     found = read_gpus(nvml, environment, on_late=say)
     return () if found.hidden is None else (Entry(name="GPUs that CUDA shows", value=found.hidden.text),)
 
 
 def free_memory(nvml: StateNvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
-    """What is free on each GPU, and who holds the rest."""
+    """Yield the free memory of each GPU, and the processes that hold the rest."""
     for now in read_memory(gpus, nvml):
         name = f"GPU {now.index}, memory free now"
         if now.free_bytes is None:
@@ -57,12 +60,12 @@ def free_memory(nvml: StateNvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
 
 
 def gpu_clocks(nvml: StateNvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
-    """Clock of the multiprocessors and of the memory of each GPU, now and at most; an idle GPU's are low."""
+    """Return each GPU's clocks of multiprocessors and memory, now and at most; those of an idle GPU are low."""
     return _ask(nvml, gpus, _clocks)
 
 
 def pcie_links(nvml: StateNvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
-    """Generation and width of each GPU's PCIe link, now and at most; an idle GPU's generation may be low."""
+    """Return generation and width of each GPU's PCIe link, now and at most; an idle GPU's generation may be low."""
     return _ask(nvml, gpus, _pcie)
 
 
@@ -113,14 +116,14 @@ def _pcie(nvml: StateNvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
         yield Entry(name=title, reason=f"NVML: {error}")
 
 
-# Who holds the GPUs' performance monitors: a DCGM that is seen here, and what to do about it.
+# Performance monitors: whether a DCGM or another client holds them, and what to do about it.
 
 _NAME = "performance monitors"
 _RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
 
 
 def monitors(standings: Sequence[Standing], root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Whether a DCGM runs, and what that means for what is measured here.
+    """Return whether a DCGM runs, and what that means for measurements here.
 
     Source: dcgmi-profile's page (pausing releases the resources to profilers); DCGM's page of profiling (GPUs before
     Hopper have monitors for one owner at a time, from Hopper on GPM is shared).
@@ -158,7 +161,7 @@ def _named(gpus: Sequence[str]) -> str:
 
 
 def numa_nodes(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """CPUs and memory of each NUMA node."""
+    """Return the CPUs and the memory of each NUMA node."""
     folders = _numbered(root / "sys/devices/system/node", "node")
     if not folders:
         return (Entry(name="NUMA", reason="/sys/devices/system/node tells of no node"),)
@@ -173,7 +176,7 @@ def _numa_node(root: Path, folder: Path) -> Iterator[Entry]:
 
 
 def cpu_clocks(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Governor, and what the clocks of all CPUs are and may be."""
+    """Return the governor, the slowest and fastest clock of all CPUs now, and the highest possible."""
     folders = [cpu / "cpufreq" for cpu in _numbered(root / "sys/devices/system/cpu", "cpu")]
     governors = sorted(set(_texts(folders, "scaling_governor")))
     now = _hertz(folders, "scaling_cur_freq") or _cpuinfo_hertz(root)
@@ -194,12 +197,12 @@ def _unless_none(name: str, value: str | int | None, reason: str) -> Entry:
 
 
 def _texts(folders: list[Path], name: str) -> list[str]:
-    """What the files of this name say, where they are there."""
+    """Return the texts of the files of this name, skipping those that cannot be read."""
     found = []
     for folder in folders:
         try:
             found.append((folder / name).read_text().strip())
-        except OSError:  # A CPU that is offline has none.
+        except OSError:  # A CPU that is offline has no such file.
             continue
     return found
 
@@ -209,13 +212,13 @@ def _hertz(folders: list[Path], name: str) -> list[int]:
 
 
 def _cpuinfo_hertz(root: Path) -> list[int]:
-    """Clocks where the kernel does not set them itself; it asks the CPU for them."""
+    """Return the clocks in /proc/cpuinfo, for machines whose kernel does not set them and reads them from the CPU."""
     text = "\n".join(_texts([root / "proc"], "cpuinfo"))
     return [round(float(megahertz) * 1e6) for megahertz in re.findall(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)$", text, re.M)]
 
 
 def interfaces(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """The speed of each network interface that is up."""
+    """Return the speed of each network interface that is up."""
     found = [
         _interface(folder)
         for folder in sorted((root / "sys/class/net").glob("*"))
@@ -225,14 +228,14 @@ def interfaces(root: Path = Path("/")) -> tuple[Entry, ...]:
 
 
 def _interface(folder: Path) -> Entry:
-    speeds = _texts([folder], "speed")  # Refused, or -1, where the driver has no speed of its own.
+    speeds = _texts([folder], "speed")  # Unreadable, or -1, if the driver has no speed.
     if not (speeds and speeds[0].isdecimal()):
         return Entry(name=folder.name, reason="it is up, and its driver names no speed")
     return Entry(name=folder.name, value=int(speeds[0]) * 1_000_000, unit="bits_per_second")
 
 
 def infiniband_ports(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """State, rate and kind of each InfiniBand port, in the kernel's words; RoCE counts."""
+    """Return state, rate and link layer of each InfiniBand port, RoCE included, in the kernel's words."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     if not ports:
         return (Entry(name="InfiniBand", value="no port"),)
@@ -248,7 +251,7 @@ def _port(port: Path) -> Entry:
 
 
 def kernel_settings(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Settings of the kernel that can change a measurement."""
+    """Return the kernel settings that can change a measurement."""
     pages = _line(root, root / "sys/kernel/mm/transparent_hugepage/enabled", "transparent huge pages")
     if isinstance(pages.value, str) and (chosen := re.search(r"\[(\w+)\]", pages.value)):
         pages = Entry(name=pages.name, value=chosen[1])
@@ -274,7 +277,7 @@ def _line(root: Path, path: Path, name: str) -> Entry:
 
 
 def _kibibytes(root: Path, path: Path, field: str, name: str) -> Entry:
-    """A line such as `MemTotal: 1024 kB`, which means KiB, of a file in the form of /proc/meminfo."""
+    """Return the bytes in a line such as `MemTotal: 1024 kB` (meaning KiB) of a file like /proc/meminfo."""
     whole = _line(root, path, name)
     if not isinstance(whole.value, str):
         return whole
@@ -285,6 +288,6 @@ def _kibibytes(root: Path, path: Path, field: str, name: str) -> Entry:
 
 
 def _numbered(folder: Path, prefix: str) -> list[Path]:
-    """Folders such as cpu0, cpu1, ..., in order of their numbers."""
+    """Return folders such as cpu0, cpu1, ..., in order of their numbers."""
     found = [path for path in folder.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdecimal()]
     return sorted(found, key=lambda path: int(path.name.removeprefix(prefix)))

@@ -1,4 +1,4 @@
-"""What the doctor's page says of a machine, as data."""
+"""The doctor's page of a machine, as data, and the measured ceilings on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Unit = Literal["bytes", "hertz", "bits_per_second"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the page. value: in its unit, or in words; None where it cannot be known, for `reason`."""
+    """One line of the page. value: in `unit`, or in words; None if it cannot be known. reason: why it is None."""
 
     name: str
     value: str | int | None = None
@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Lines that belong together."""
+    """Lines of one topic."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -43,7 +43,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """The best figure of the probes that ended well on this hardware, and of which; None in all but `what` of none."""
+    """The best figure of one kind among the probes that ended well on this hardware, with the run that reached it.
+
+    Without such a run, only `what` and `reason` are set.
+    """
 
     what: str
     best: Estimate | None = None
@@ -55,7 +58,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What differs from the machine of the last run that ended well here: what a `Machine` holds, and no more."""
+    """What differs from the machine of the last run that ended well here, among the fields of `Machine`."""
 
     run: str
     strategy: str
@@ -65,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFields:
-    """Questions by GPUs, with answers and costs. left_out: what no GPU, or not every GPU, tells, and why."""
+    """NVML's questions to the GPUs, with answers and costs. left_out: what not every GPU answers, and why."""
 
     standings: tuple[Standing, ...]
     left_out: tuple[str, ...]
@@ -73,7 +76,7 @@ class GpuFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The whole page. Where the history cannot be read, that stands in place of what it would tell."""
+    """The whole page. If the history cannot be read, the reason is in place of ceilings and comparison."""
 
     hostname: str
     sections: tuple[Section, ...]
@@ -82,10 +85,10 @@ class Page:
     comparison: Comparison | Absent
 
 
-# The best that this hardware was seen to do, by the probes in the history that ended well.
+# Measured ceilings: the best figures of this hardware among the probes in the history that ended well.
 
 RUNS_SEARCHED = 200
-"""Of each probe, the newest."""
+"""How many of the newest runs are searched."""
 
 _METRICS: dict[str, Metric] = {
     "matmul": probes_metrics.RUN_MATMUL_FLOPS,
@@ -93,15 +96,15 @@ _METRICS: dict[str, Metric] = {
     "collectives": probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH,
     "all_reduce": probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH,
 }
-"""What each probe's best figure is of."""
+"""The metric of each probe's best figure."""
 
 
 def measured_ceilings(history: History, machine: Machine) -> tuple[Ceiling, ...]:
-    """The best figures of each probe on this hardware, the device's first that runs choose here.
+    """Return the best figures of each probe on this hardware, first those of the device that runs use by default.
 
-    Of `matmul` for each precision, of `copies` for each kind, of `collectives` for each collective of the library, and
-    of `all_reduce` for the best algorithm: the highest median of all its runs. A probe's older versions do not count;
-    nor do copies of buffers that a cache may hold, nor bus bandwidths of one rank, which has no bus.
+    The best figure is the highest median of all runs: for `matmul` by precision, for `copies` by kind, for
+    `collectives` by collective of the library, for `all_reduce` over all algorithms. Not counted are older versions of
+    a probe, copies of buffers that may fit into a cache, and bus bandwidths of one rank, which has no bus.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -135,7 +138,7 @@ def _of_probe(history: History, machine: Machine, probe: str, device: Device, *,
 
 
 def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Estimate]:
-    """What the run found of this hardware's ceilings; nothing where it is of another, or of another definition."""
+    """Yield the run's figures that count as ceilings; none if it ran on other hardware or another probe version."""
     case = summary.case
     if (
         summary.outcome == "done"
@@ -178,7 +181,7 @@ def _what(probe: str, found: Estimate, summary: Summary) -> str:
 
 
 def _setting(probe: str, found: Estimate, summary: Summary) -> str:
-    """In which setting the figure was reached."""
+    """Return the setting in which the figure was reached, in words."""
     case, labels = summary.case, found.labels
     ranks = f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"
     if probe == "matmul":

@@ -1,4 +1,4 @@
-"""Records what NVML answers on this machine into a file that can be replayed on another."""
+"""Records NVML's answers on this machine to a file that can be replayed on another machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def record_to(
     clock_s: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Write the recording; a file that stands there is replaced once the new one is whole.
+    """Write the recording; an existing file is replaced only when the new one is complete.
 
-    per_link: also the bytes of each NVLink. on_notice: is told what is done. nvml: the installed one, unless another
-    is given.
+    per_link: also record the bytes of each NVLink. on_notice: is called with messages of progress. nvml: the installed
+    library unless given.
 
     Raises:
         Misuse: the file cannot be written.
