@@ -1,4 +1,4 @@
-"""`python -P -m bench` is `observatory`."""
+"""Runs `observatory` as `python -P -m bench`."""
 
 from bench.cli.main import main
 

@@ -359,7 +359,7 @@ def _against_history(
     notes: list[str] = []
     for scaling, case in cases.items():
         candidates = () if case is None else history.baselines(case.key(), summary.hardware, limit=BASELINES_SEEN)
-        whys = []
+        whys = []  # Why each candidate, newest first, was not measured like the run.
         for candidate in candidates:
             its_machine = history.machine(candidate.run)
             assert its_machine is not None, "a run is kept with its machine"

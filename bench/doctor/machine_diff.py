@@ -120,6 +120,7 @@ def _links(before: Machine, now: Machine) -> Iterator[Difference]:
             yield from _changed("links of GPUs", *(_links_absent(machine) for machine in (before, now)))
         return
     old, new = (_kinds(machine) for machine in (before, now))
+    # One line for all pairs of GPUs whose link changed in the same way.
     pairs = defaultdict(list)
     for pair in old.keys() & new.keys():
         if old[pair] != new[pair]:

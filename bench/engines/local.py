@@ -31,7 +31,7 @@ LOADING_S = 300.0
 """How long an agent may take to load torch, also from a network disk."""
 
 DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-"""Makes torch itself write a rank's flight record when a collective on NCCL fails."""
+"""Environment variable: whether torch itself writes a rank's flight record when a collective on NCCL fails."""
 
 
 class LocalEngine:

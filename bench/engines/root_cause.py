@@ -16,7 +16,7 @@ from bench.rank.messages import Cause
 from collectors.sample_log import Ended
 
 if TYPE_CHECKING:
-    from collectors.rank.flight_recorder import Reached  # Needed for typing only.
+    from collectors.rank.flight_recorder import Reached
 
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
@@ -105,7 +105,7 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
 
     In this order: a log that cannot be written, a GPU that cannot be used, a rank killed by a signal that we did not
     send, an error that is not the echo of a peer's, a rank that left without a result, a rank that hangs, the earliest
-    echo. Within each, the rank that ended first.
+    echo. Among several ranks of one kind, the one that ended first; among those that hang, the one the others wait for.
     """
     if all(end.is_good for end in ends):
         return None
@@ -142,7 +142,10 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
 
 
 def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
-    """Return as cause the hung rank that entered the fewest collectives, since the others wait for it."""
+    """Return the cause of a hang: the rank that entered the fewest collectives, since the others wait for it.
+
+    Where all ranks still moved at the limit, the cause is the limit, and no rank.
+    """
     step = min(end.step for end in hung)
     if len(hung) == ranks and all(end.is_moving for end in hung):
         text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
@@ -162,7 +165,7 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Ca
 
 
 def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
-    """Return as cause the hung rank on NCCL that others wait for and that waits for none.
+    """Return the cause of a hang on NCCL: the rank that others wait for and that waits for none.
 
     With NCCL the host runs ahead of its device, and pipeline ranks issue different numbers of operations. So two ranks
     are compared only in what both do in the same order: collectives of a process group, messages of a direction.

@@ -58,7 +58,7 @@ seconds for 100 GB, and more if memory is also pinned on the host. Its flight re
 
 
 def collect_stacks(ranks: Sequence[Rank], patience: Patience, *, clock: Callable[[], float] = time.monotonic) -> None:
-    """Make hung ranks write their stacks and flight records; a rank may end from it."""
+    """Make hung ranks write their stacks and flight records; this may end a rank."""
     hung = [rank for rank in ranks if rank.look()]
     for rank in hung:
         rank.ask_for_stacks()

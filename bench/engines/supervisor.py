@@ -357,7 +357,7 @@ class Supervisor:
             if not alive:
                 return "failed" if failed else "done"
             now = time.monotonic()
-            if failed and failing_until == math.inf:
+            if failed and failing_until == math.inf:  # The first failure: from now on its peers have `PEERS_S`.
                 failing_until = now + PEERS_S
             if now >= min(deadline, failing_until):
                 return "failed" if failed else "timed_out"

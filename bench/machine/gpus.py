@@ -207,13 +207,14 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         with _noting(nvml, absent, "driver_version"):
             driver_version = nvml.nvmlSystemGetDriverVersion()
         with _noting(nvml, absent, "cuda_version"):
-            number = nvml.nvmlSystemGetCudaDriverVersion()
+            number = nvml.nvmlSystemGetCudaDriverVersion()  # 12040 means 12.4.
             cuda_version = f"{number // 1000}.{number % 1000 // 10}"
         with _noting(nvml, absent, "gpus"):
             places = range(nvml.nvmlDeviceGetCount())
             every = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in places]
             named, hidden = _named(nvml, every, environment.get("CUDA_VISIBLE_DEVICES"))
             shown, split = _as_cuda_shows(nvml, named)
+            # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose.
             hidden = hidden if hidden is not None and (hidden.is_mistake or split is None) else split
             gpus = tuple(_read_gpu(nvml, one.index, one.handle, absent) for one in shown)
             with _noting(nvml, absent, "links"):

@@ -179,10 +179,12 @@ def check_memory(
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.model is not None and sizes and len(sizes) == len(gpus):
         _refuse_beyond([_tokens(case)], case, sum(sizes), f"{len(gpus)} GPU(s) have")
+    # Rank r takes GPU r modulo their number.
     for position, gpu in enumerate(gpus):
         ranks = range(case.ranks)[position :: len(gpus)]
         if gpu.memory_bytes is not None:
             _refuse_beyond([_most(case, ranks)], case, gpu.memory_bytes, f"GPU {gpu.index} has")
+    # The memory is large enough; the rest may be held by other processes.
     for position, (gpu, now) in enumerate(zip(gpus, memory, strict=False)):
         need = _most(case, range(case.ranks)[position :: len(gpus)])
         if now.free_bytes is not None and need.size_bytes > now.free_bytes:

@@ -89,7 +89,7 @@ def joined(
 
 
 def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
-    """Return the rank's device, after making it the current one.
+    """Return the rank's device, made the current one before anything is allocated.
 
     Raises:
         NoDevice: CUDA shows this process no GPU, or NCCL none of the rank's own.
@@ -154,7 +154,7 @@ def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
     )
 
 
-def all_say(yes: bool, device: torch.device) -> bool:  # What is said is the call.
+def all_say(yes: bool, device: torch.device) -> bool:  # A positional bool: what is said is the call.
     """Return whether every rank says yes."""
     answer = torch.tensor(int(yes), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MIN)

@@ -282,6 +282,7 @@ class _Rank:
     def _payloads(self, traced: TracedWindow, told: Mapping[str, int]) -> list[Sample]:
         """Return the mean payload of a step. told: bytes that the workload counted; the card names their mesh axis."""
         case = self._order.case
+        # By collective and axis: what the workload counted, then what the Flight Recorder has of the same steps.
         told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.card().transfers(case)}
         payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
         axes = axes_of_groups(self._mesh)

@@ -63,7 +63,7 @@ class MemoryCurve:
         return [TIMELINE_PEAK_BYTES.at(size_bytes, category=name) for name, size_bytes in self.peak().items()]
 
     def save(self, path: Path) -> None:
-        """Write it as a compressed trace of counters, which Perfetto draws.
+        """Write the curve as a compressed trace of counters, which Perfetto draws.
 
         Raises:
             CannotSave: the file cannot be written.
@@ -94,9 +94,11 @@ def added_up(deltas: Iterable[tuple[int, str, int]]) -> MemoryCurve:
     are taken together. They hold 8 and 0 bytes of other, and 2 bytes of gradients at both.
     """
     rows = list(deltas)
+    # One row for each change, with its bytes in the column of its category.
     times_ns = np.array([time_ns for time_ns, _, _ in rows], np.int64)
     grown = np.zeros((len(rows), len(CATEGORIES)), np.int64)
     grown[np.arange(len(rows)), [CATEGORIES.index(category) for _, category, _ in rows]] = [size for *_, size in rows]
+    # The running sums after the last change of each moment.
     is_last_of_moment = np.append(times_ns[1:] != times_ns[:-1], np.ones(min(1, len(rows)), bool))
     return MemoryCurve(times_ns=times_ns[is_last_of_moment], held_bytes=grown.cumsum(axis=0)[is_last_of_moment])
 
