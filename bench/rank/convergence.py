@@ -30,7 +30,6 @@ from workloads.core.mesh import make_mesh
 from workloads.core.trainer import plain_name, whole_of
 from workloads.options import check_of
 from workloads.protocols import KnowsNorm, KnowsNotes, Workload
-from workloads.registry import card_of
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
@@ -50,7 +49,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
     with joined(order, log) as device:
         card = case.card()
         mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
-        workload: Workload = resolve_name(card_of(case.strategy).entry)(case, mesh, _unmarked)
+        workload: Workload = resolve_name(card.entry)(case, mesh, _unmarked)
         for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
             log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
         batches = make_batches(case, card.place_of(case, order.rank))

@@ -18,7 +18,6 @@ from collectors.rank.stopwatch import CudaStopwatch, HostStopwatch
 from collectors.sample_log import Mark, Note, Reading, SampleLog
 from workloads.core.mesh import make_mesh
 from workloads.protocols import Elapsed, Probe, Quantity
-from workloads.registry import card_of
 
 METRICS: dict[Quantity, Metric] = {
     "collective_s": probes_metrics.COLLECTIVE_SECONDS,
@@ -74,7 +73,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
             if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
                 commit(fault)
 
-        probe: Probe = resolve_name(card_of(case.strategy).entry)
+        probe: Probe = resolve_name(case.card().entry)
         probe(case, mesh, record, stopwatch)
         if is_told and order.rank == 0:
             _log_choices(order, log, choices, position)

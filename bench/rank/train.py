@@ -48,7 +48,6 @@ from collectors.traces.analyzers.summary import breakdowns, why_no_communication
 from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
 from workloads.protocols import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
-from workloads.registry import card_of
 
 
 class StepSpeed:
@@ -95,7 +94,7 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
     with joined(order, log, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
         mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
         marks = PhaseMarks(make_clock(device), make_memory(device))
-        workload: Workload = resolve_name(card_of(case.strategy).entry)(case, mesh, marks.phase)
+        workload: Workload = resolve_name(card.entry)(case, mesh, marks.phase)
         with closing(make_batches(case, card.place_of(case, order.rank))) as batches:
             _Rank(order, log, position, device, mesh, marks, workload, batches).run(order.looks)
 

@@ -33,6 +33,17 @@ def test_cost_models_know_nothing_but_each_other(imports: grimp.ImportGraph) -> 
     assert imports.find_modules_directly_imported_by("workloads.cost_models.shape") == set()
 
 
+def test_cost_models_of_families_know_nothing_but_cost_models(imports: grimp.ImportGraph) -> None:
+    shared = {"workloads.cost_models", *imports.find_descendants("workloads.cost_models")}
+    of_families = {name for name in imports.modules if name.endswith(".cost_model")} | {
+        "workloads.fsdp.peak_memory",
+        "workloads.pipeline_parallel.memory",
+        "workloads.pipeline_parallel.simulator",
+    }
+    known = {name for model in of_families for name in imports.find_modules_directly_imported_by(model)}
+    assert known <= shared | of_families
+
+
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family(card: Card) -> None:
     assert callable(resolve_name(card.entry))
