@@ -61,8 +61,11 @@ def replayed(recording: Recording, clock: FakeClock) -> Nvml:
 
 @contextmanager
 def opened(nvml: Nvml, clock: FakeClock, **options: Any) -> Iterator[NvmlCollector]:
-    """A collector that is closed again; what hangs by the recording is let go before."""
-    collector = NvmlCollector(nvml, clock_ns=clock.ns, **options)
+    """A collector that is closed again; what hangs by the recording is let go before.
+
+    It waits for its answers as long as a busy machine may need; a test of late answers gives its own limits.
+    """
+    collector = NvmlCollector(nvml, clock_ns=clock.ns, **{"deadline_s": 30.0, "open_s": 30.0, **options})
     try:
         yield collector
     finally:

@@ -117,7 +117,7 @@ def test_what_a_gpu_does_not_tell_of_itself_is_unknown() -> None:
 def test_every_sample_is_of_the_catalogue_with_its_labels() -> None:
     known = {metric.name: set(metric.labels) for metric in METRICS}
     clock = FakeClock()
-    with opened(replayed(eight_gpus(), clock), clock) as collector:
+    with opened(replayed(eight_gpus(), clock), clock, deadline_s=0.5) as collector:
         for clock.now_s in (0.0, 1.0, 430.0):
             for sample in collector.read():
                 assert known[sample.metric] == set(sample.labels)
@@ -125,7 +125,7 @@ def test_every_sample_is_of_the_catalogue_with_its_labels() -> None:
 
 def test_no_series_is_given_twice() -> None:
     clock = FakeClock()
-    with opened(replayed(eight_gpus(), clock), clock) as collector:
+    with opened(replayed(eight_gpus(), clock), clock, deadline_s=0.5) as collector:
         for clock.now_s in (0.0, 1.0, 310.0):
             series = [(sample.metric, *sorted(sample.labels.items())) for sample in collector.read()]
             assert len(series) == len(set(series))

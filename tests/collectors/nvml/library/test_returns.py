@@ -120,7 +120,7 @@ def test_a_gpu_that_hangs_while_it_is_looked_for_is_late_alone() -> None:
             let_go.wait()
 
     nvml = FakeFault(replayed(a_node(*(a_gpu() for _ in range(3))), clock), spoil=hang).spoilt
-    with opened(nvml, clock, open_s=SOON_S) as collector:
+    with opened(nvml, clock, open_s=SOON_S, deadline_s=SOON_S) as collector:
         try:
             samples = _read_until(collector, lambda samples: _states(samples) == ["answering", "late", "answering"])
             assert [POWER in values(of(samples, gpu)) for gpu in "012"] == [True, False, True]
