@@ -12,21 +12,21 @@ import msgspec
 
 from bench.errors import Misuse
 from workloads.cost_models.shape import Shape
-from workloads.registry import CARDS, card_of
-from workloads.spec import Backend, Card, Device, Option, OptionValue, Precision
+from workloads.registry import SPECS, spec_of
+from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One workload in one setting, and how often it is measured.
 
-    version: of the strategy's definition, from its card.
+    version: of the strategy's definition, from its spec.
     threads: CPU threads of a rank; a rank on the CPU counts as one device with this many threads.
     model: the shape of the model, and the batch; None for a probe.
     trials: how often fresh ranks measure the case.
     steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that come before these, and that come
     after them under the profiler. For a probe: calls of each measurement, none under the profiler.
-    options: all options of the strategy, including those left at their default; see `Card.settled`.
+    options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
     """
 
     strategy: str
@@ -56,67 +56,67 @@ class Case:
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
         # The history may have strategies that no longer exist.
-        for card in CARDS:
-            if card.name == self.strategy:
-                fields["options"] = card.options_in_key(self.options)
+        for spec in SPECS:
+            if spec.name == self.strategy:
+                fields["options"] = spec.options_in_key(self.options)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def positions(self) -> int:
         """Return how many readings each rank logs as it goes: its steps, or the measurements of a probe."""
-        card = self.card()
-        return card.measurements(self) if card.kind == "probe" else self.warm_up + self.steps
+        spec = self.spec()
+        return spec.measurements(self) if spec.kind == "probe" else self.warm_up + self.steps
 
-    def card(self) -> Card:
-        """Return the card of the case's strategy."""
-        return card_of(self.strategy)
+    def spec(self) -> StrategySpec:
+        """Return the spec of the case's strategy."""
+        return spec_of(self.strategy)
 
 
-def find_card(name: str) -> Card:
-    """Return the card of this name.
+def find_spec(name: str) -> StrategySpec:
+    """Return the spec of this name.
 
     Raises:
         Misuse: no strategy has this name; the message offers the nearest one.
     """
     try:
-        return card_of(name)
+        return spec_of(name)
     except KeyError:
-        raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (card.name for card in CARDS))}') from None
+        raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}') from None
 
 
 def known_options(strategy: str) -> tuple[Option, ...]:
     """Return the options of the strategy; none for a strategy that no longer exists but is in the history."""
-    return next((card.options for card in CARDS if card.name == strategy), ())
+    return next((spec.options for spec in SPECS if spec.name == strategy), ())
 
 
-def _nearest(name: str, known: Iterable[str], card: str = "") -> str:
+def _nearest(name: str, known: Iterable[str], spec: str = "") -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     offer = f'; did you mean "{close[0]}"?' if close else ""
-    return f"{offer} (`{' '.join(['observatory list', *card.split()])}` shows all)"
+    return f"{offer} (`{' '.join(['observatory list', *spec.split()])}` shows all)"
 
 
-def parse_options(card: Card, texts: Iterable[str]) -> dict[str, OptionValue]:
+def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionValue]:
     """Return all options of the strategy, with the values that `key=value` texts set.
 
     Raises:
         Misuse: a text is not key=value, a key is unknown or set twice, or a value is not allowed.
     """
-    known = {option.name: option for option in card.options}
+    known = {option.name: option for option in spec.options}
     values: dict[str, OptionValue] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
         if name not in known:
-            takers = [other.name for other in CARDS if name in {option.name for option in other.options}]
+            takers = [other.name for other in SPECS if name in {option.name for option in other.options}]
             whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
-            offer = f" (`observatory list {card.name}` shows all)" if takers else _nearest(name, known, card.name)
-            raise Misuse(f'{card.name} has no option "{name}"{whose}{offer}')
+            offer = f" (`observatory list {spec.name}` shows all)" if takers else _nearest(name, known, spec.name)
+            raise Misuse(f'{spec.name} has no option "{name}"{whose}{offer}')
         if name in values:
             raise Misuse(f"option {name} is given twice; give it once")
         try:
             values[name] = known[name].parse(value)
         except ValueError as error:
-            raise Misuse(f"{card.name}: {error}") from None
+            raise Misuse(f"{spec.name}: {error}") from None
     return {name: values.get(name, option.default) for name, option in known.items()}
 
 
@@ -139,25 +139,25 @@ def check(case: Case) -> Case:
     """Return the case if it can be run.
 
     Raises:
-        Misuse: a number is too small or too large, the strategy needs something else, or its card refuses the case.
+        Misuse: a number is too small or too large, the strategy needs something else, or its spec refuses the case.
     """
-    card = case.card()
+    spec = case.spec()
     for name, least in LEAST.items():
         if getattr(case, name) < least:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {least} or more")
     for name, most in MOST.items():
         if getattr(case, name) > most:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {most} or less")
-    needs = card.needs
+    needs = spec.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
-        raise Misuse(f"{card.name}: ranks is {case.ranks}; it needs {needs.text()}")
+        raise Misuse(f"{spec.name}: ranks is {case.ranks}; it needs {needs.text()}")
     if case.device not in needs.devices:
-        raise Misuse(f"{card.name}: device is {case.device}; it needs {needs.text()}")
+        raise Misuse(f"{spec.name}: device is {case.device}; it needs {needs.text()}")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; on the CPU it is gloo")
-    reasons = card.all_refusals(case)
+    reasons = spec.all_refusals(case)
     if reasons:
-        raise Misuse(f"{card.name}: {'; '.join(reasons)}")
+        raise Misuse(f"{spec.name}: {'; '.join(reasons)}")
     return case
 
 
@@ -168,11 +168,11 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
     """
     batch = case.shape.batch
     if scaling == "weak":
-        trained = case.card().training_ranks(case)
+        trained = case.spec().training_ranks(case)
         if batch % trained:
             return None
         batch //= trained
-    single = card_of("single")
+    single = spec_of("single")
     options = {option.name: case.options.get(option.name, option.default) for option in single.options}
     baseline = replace(
         case,
@@ -189,7 +189,7 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
 # Instrumentation options: extra profiler windows and memory snapshots, taken outside the measured steps.
 
 
-class Looks(msgspec.Struct, frozen=True, kw_only=True):
+class InstrumentationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Instrumentation options of a run.
 
     trace_every: measured steps between two profiler windows; None: one window, after all measured steps.
@@ -200,10 +200,10 @@ class Looks(msgspec.Struct, frozen=True, kw_only=True):
     memory_snapshot: bool = False
 
 
-NO_LOOKS = Looks()
+NO_INSTRUMENTATION = InstrumentationOptions()
 
 
-def check_looks(looks: Looks, case: Case) -> Looks:
+def check_instrumentation(looks: InstrumentationOptions, case: Case) -> InstrumentationOptions:
     """Return the instrumentation options if they fit the case.
 
     Raises:

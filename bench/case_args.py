@@ -11,11 +11,11 @@ from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu
 from bench.machine.gpus import Gpus
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.options import parts, parts_option
-from workloads.spec import Backend, Card, Device, Precision
+from workloads.spec import Backend, Device, Precision, StrategySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CaseArgs:
     """The options of a command line; None for those left out.
 
     dimensions: those of the shape that were set. cores, gpus: those of this machine that can be used. torch: the build
@@ -40,7 +40,7 @@ class Asked:
     torch: TorchBuild
 
 
-def asked_case(card: Card, asked: Asked) -> Case:
+def case_of_args(spec: StrategySpec, asked: CaseArgs) -> Case:
     """Return the case that the options describe.
 
     Raises:
@@ -55,10 +55,10 @@ def asked_case(card: Card, asked: Asked) -> Case:
     device = _device(asked)
     gpus = len(asked.gpus.gpus)
     case = Case(
-        strategy=card.name,
-        version=card.version_on(device),
-        ranks=_default_ranks(card, device, gpus) if asked.ranks is None else asked.ranks,
-        model=None if card.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
+        strategy=spec.name,
+        version=spec.version_on(device),
+        ranks=_default_ranks(spec, device, gpus) if asked.ranks is None else asked.ranks,
+        model=None if spec.kind == "probe" else _shape(asked.shape_name, asked.dimensions),
         device=device,
         backend=asked.backend or ("nccl" if device == "cuda" else "gloo"),
         precision=asked.precision,
@@ -66,11 +66,11 @@ def asked_case(card: Card, asked: Asked) -> Case:
         trials=asked.trials,
         steps=asked.steps,
         warm_up=asked.warm_up,
-        trace_steps=0 if card.kind == "probe" else asked.trace_steps,
+        trace_steps=0 if spec.kind == "probe" else asked.trace_steps,
         seed=asked.seed,
-        options=parse_options(card, asked.options),
+        options=parse_options(spec, asked.options),
     )
-    case = check(replace(case, options=card.settled(case)))
+    case = check(replace(case, options=spec.settled(case)))
     if case.backend == "nccl" and case.ranks > gpus:
         why = f": {asked.gpus.hidden.text}" if asked.gpus.hidden is not None else ""
         raise Misuse(
@@ -97,18 +97,18 @@ def baseline_case(case: Case, scaling: str) -> Case:
     return baseline
 
 
-def refuse_training_words(card: Card, words: Sequence[str]) -> None:
-    """Refuse options of training if the card is a probe.
+def refuse_training_words(spec: StrategySpec, words: Sequence[str]) -> None:
+    """Refuse options of training if the spec is a probe.
 
     words: the training options that were given.
 
     Raises:
-        Misuse: the card is a probe, and there is such an option.
+        Misuse: the spec is a probe, and there is such an option.
     """
-    if card.kind == "probe" and words:
+    if spec.kind == "probe" and words:
         said = ", ".join(f"--{word}" for word in words)
         raise Misuse(
-            f"{card.name} is a probe and trains no model: {said} cannot be set; `observatory list {card.name}` shows"
+            f"{spec.name} is a probe and trains no model: {said} cannot be set; `observatory list {spec.name}` shows"
             " what it takes"
         )
 
@@ -122,7 +122,7 @@ def _shape(name: str, dimensions: Mapping[str, int | None]) -> Shape:
         raise Misuse(f"shape {name}: {error}") from None
 
 
-def _device(asked: Asked) -> Device:
+def _device(asked: CaseArgs) -> Device:
     """Return the device that was asked for; by default CUDA if there is a GPU, else the CPU.
 
     Raises:
@@ -139,6 +139,6 @@ def _device(asked: Asked) -> Device:
     return device
 
 
-def _default_ranks(card: Card, device: Device, gpus: int) -> int:
-    ranks = max(card.needs.minimum_ranks, gpus if device == "cuda" else 2)
-    return ranks if card.needs.maximum_ranks is None else min(ranks, card.needs.maximum_ranks)
+def _default_ranks(spec: StrategySpec, device: Device, gpus: int) -> int:
+    ranks = max(spec.needs.minimum_ranks, gpus if device == "cuda" else 2)
+    return ranks if spec.needs.maximum_ranks is None else min(ranks, spec.needs.maximum_ranks)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench.analysis.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
-from bench.case import NO_LOOKS, ONE_RUN, Case, Looks, Purpose, one_rank_baseline
+from bench.case import NO_INSTRUMENTATION, ONE_RUN, Case, InstrumentationOptions, Purpose, one_rank_baseline
 from bench.engines.local import Engine
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
@@ -30,7 +30,7 @@ from collectors.metrics.results import RUN_TOKENS_PER_SECOND
 
 
 @dataclass(slots=True)
-class _Underway:
+class _ActiveRun:
     """One run and its state. Until all its trials are done, its outcome is "interrupted"."""
 
     run: run_dir.Run
@@ -75,7 +75,7 @@ def _no_ceiling(case: Case) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class TrialSettings:
     """How trials are carried out, whatever they measure.
 
     limit_s: for one trial. keep_traces: keep traces beside the Timelines. looks: instrumentation in steps of its own.
@@ -85,7 +85,7 @@ class Conduct:
 
     limit_s: float
     keep_traces: bool = False
-    looks: Looks = NO_LOOKS
+    looks: InstrumentationOptions = NO_INSTRUMENTATION
     store: str | None = None
     purpose: Purpose = ONE_RUN
     ceiling_of: Callable[[Case], float | None] = _no_ceiling
@@ -101,7 +101,7 @@ def measure(
     engine: Engine,
     machine: Machine,
     folder: Path,
-    conduct: Conduct,
+    conduct: TrialSettings,
     watch: Watch,
 ) -> Measured:
     """Run all trials of all cases in turn; summaries have what was completed, whatever happens.
@@ -112,7 +112,7 @@ def measure(
         InfrastructureFailed: a run folder cannot be created.
     """
     underway = [
-        _Underway(
+        _ActiveRun(
             run_dir.begin(case, machine, folder, fault, conduct.store, conduct.purpose), fault, conduct.ceiling_of(case)
         )
         for case, fault in cases
@@ -135,7 +135,7 @@ def measure(
     return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
 
 
-def _run_trial(one: _Underway, trial: int, engine: Engine, conduct: Conduct, watch: Watch) -> None:
+def _run_trial(one: _ActiveRun, trial: int, engine: Engine, conduct: TrialSettings, watch: Watch) -> None:
     case = one.run.case
 
     def progress(message: Progress) -> None:
@@ -159,7 +159,7 @@ def _run_trial(one: _Underway, trial: int, engine: Engine, conduct: Conduct, wat
     one.take(ended.outcome, ended.cause)
 
 
-def _mark_unfinished(underway: Sequence[_Underway], failure: InfrastructureFailed | None) -> None:
+def _mark_unfinished(underway: Sequence[_ActiveRun], failure: InfrastructureFailed | None) -> None:
     for one in underway:
         if one.outcome == "done" or one.has_failed:
             continue
@@ -182,11 +182,11 @@ class Kept:
     failures: tuple[InfrastructureFailed, ...]
 
 
-def keep(
+def persist(
     summaries: Sequence[Summary],
     machine: Machine,
     history: History,
-    told: Summary | None,
+    explicit_baseline: Summary | None,
     *,
     is_curve: bool = False,
 ) -> Kept:
@@ -205,7 +205,7 @@ def keep(
             if summary.run in points:
                 scaling, notes = _on_curve(points[summary.run], summaries[0])
             else:
-                scaling, notes = _scaling(summary, machine, summaries, history, told)
+                scaling, notes = _scaling(summary, machine, summaries, history, explicit_baseline)
             summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
             summary = against_history(summary, history)
         except InfrastructureFailed as error:  # The run is kept anyway, without what could not be read.
@@ -219,30 +219,32 @@ def keep(
     return Kept(summaries=tuple(kept), failures=tuple(failures))
 
 
-def check_baseline(case: Case, told: Summary) -> None:
+def check_baseline(case: Case, baseline: Summary) -> None:
     """Refuse, before anything is started, a baseline that allows no scaling efficiency.
 
     Raises:
         Misuse: it has no complete trial, or is of another workload.
     """
-    if not told.trials_done:
-        raise Misuse(f"baseline {told.run} has no complete trial ({told.outcome}); choose one that is done")
-    scaling_between(case, told.case)
+    if not baseline.trials_done:
+        raise Misuse(f"baseline {baseline.run} has no complete trial ({baseline.outcome}); choose one that is done")
+    scaling_between(case, baseline.case)
 
 
-def check_hardware(case: Case, machine: Machine, told: Summary) -> None:
+def check_hardware(case: Case, machine: Machine, baseline: Summary) -> None:
     """Refuse a baseline that ran on other hardware, as soon as ranks have reported this machine.
 
     Raises:
         Misuse: it ran on other hardware.
     """
     hardware = machine.hardware(case.device)
-    if told.hardware != hardware:
-        raise Misuse(f"baseline {told.run} ran on {told.hardware}; this is {hardware}; choose one of this hardware")
+    if baseline.hardware != hardware:
+        raise Misuse(
+            f"baseline {baseline.run} ran on {baseline.hardware}; this is {hardware}; choose one of this hardware"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class RecoveredRuns:
     """What a search through a folder of runs added to the history.
 
     problems: a line for each folder left out. moved: new places of runs whose old folder no longer exists.
@@ -257,8 +259,10 @@ class Adopted:
         return (*self.problems, *((f"{len(self.moved)} run(s) were found at another place",) if self.moved else ()))
 
 
-def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False) -> Adopted:
-    """Return what `adopt` would change, without writing. known: the history's runs, with the folder of each."""
+def new_runs(
+    folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False
+) -> RecoveredRuns:
+    """Return what `recover_runs` would change, without writing. known: the history's runs, with the folder of each."""
     found: list[Summary] = []
     problems: list[str] = []
     moved: list[Path] = []
@@ -276,10 +280,10 @@ def new_runs(folder: Path, known: Mapping[str, str], store: str | None, *, of_ev
             if file.run != run_folder.name:
                 raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
             found.append(run_dir.load(run_folder))
-    return Adopted(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
+    return RecoveredRuns(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
 
 
-def adopt(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> Adopted:
+def recover_runs(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> RecoveredRuns:
     """Add runs to the history that are missing in it: their runner died, or the folder or the history is new.
 
     A run that the history has is never replaced: only the new place of a moved folder is noted. No files are written
@@ -300,7 +304,7 @@ def adopt(folder: Path, history: History, store: str | None, *, of_every_store: 
                 run_dir.save(summary)
             history.add(summary, run_dir.machine_of(run_folder))
             taken.append(summary)
-    return Adopted(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
+    return RecoveredRuns(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
 
 
 @contextmanager
@@ -316,13 +320,13 @@ def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
 
 
 def _scaling(
-    summary: Summary, machine: Machine, beside: Sequence[Summary], history: History, told: Summary | None
+    summary: Summary, machine: Machine, beside: Sequence[Summary], history: History, explicit_baseline: Summary | None
 ) -> tuple[tuple[ScalingEfficiency, ...], tuple[str, ...]]:
     """Return efficiencies and notes: against the named baseline, else those measured beside, else the history's."""
     if summary.case.model is None or summary.case.ranks == 1 or not summary.trials_done:
         return (), ()
-    if told is not None:
-        return (_efficiency(summary, told, is_beside=False, is_told=True),), ()
+    if explicit_baseline is not None:
+        return (_efficiency(summary, explicit_baseline, is_beside=False, is_told=True),), ()
     cases = {scaling: one_rank_baseline(summary.case, scaling) for scaling in get_args(Scaling)}
     near = [
         _efficiency(summary, other, is_beside=True)

@@ -53,7 +53,7 @@ class Beat:
 Answer = TypeVar("Answer")
 
 
-class Answerer(Generic[Answer]):
+class BackgroundTask(Generic[Answer]):
     """A thread that runs one function on request. A call that never returns blocks this thread only.
 
     latest: the last answer, None before the first.

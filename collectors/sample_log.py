@@ -78,7 +78,7 @@ class TimedMessage(msgspec.Struct, frozen=True, array_like=True):
     time_ns: int
 
 
-class Performed(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
+class TimedActions(msgspec.Struct, frozen=True, tag="performed", kw_only=True):
     """The actions of a rank's pipeline stages in one instrumented step, in order; such a step is no part of speed.
 
     begun_ns: when the step began, by the host's monotonic clock.
@@ -147,7 +147,7 @@ class Changed(msgspec.Struct, frozen=True, tag="changed", kw_only=True):
     values: list[tuple[int, float]]
 
 
-Record = Opened | Reading | Performed | Note | Ended | NodeOpened | Polled | Changed
+Record = Opened | Reading | TimedActions | Note | Ended | NodeOpened | Polled | Changed
 
 
 class LogUnwritable(OSError):

@@ -1,6 +1,6 @@
 """Options that training strategies share: their definitions, refusals, and what cost models and training read of them.
 
-A refusal is a message that says why a setup cannot run, and what would; see `Card.refusals`. Imports no torch.
+A refusal is a message that says why a setup cannot run, and what would; see `StrategySpec.refusals`. Imports no torch.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from workloads.fsdp import spec as fsdp
 from workloads.parameter_server import spec as parameter_server
 from workloads.pipeline_parallel import spec as pipeline_parallel
 from workloads.probes import spec as probes
-from workloads.spec import Card
+from workloads.spec import StrategySpec
 from workloads.tensor_parallel import spec as tensor_parallel
 from workloads.three_d import spec as three_d
 
-CARDS: tuple[Card, ...] = (
+SPECS: tuple[StrategySpec, ...] = (
     data_parallel.SINGLE_CARD,
     data_parallel.DDP_CARD,
     data_parallel.ZERO1_CARD,
@@ -41,10 +41,10 @@ CARDS: tuple[Card, ...] = (
 )
 
 
-def card_of(name: str) -> Card:
+def spec_of(name: str) -> StrategySpec:
     """Return the spec of a strategy or probe.
 
     Raises:
         KeyError: there is none of that name.
     """
-    return {card.name: card for card in CARDS}[name]
+    return {spec.name: spec for spec in SPECS}[name]

@@ -1,4 +1,4 @@
-"""The spec of a strategy or probe (`Card`): everything that can be said of it without running it and without torch."""
+"""`StrategySpec`: everything that can be said of a strategy or probe without running it and without torch."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def _holds_nothing(setup: Setup, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class StrategySpec:
     """The spec of a strategy or probe: what it is, takes, needs and refuses, and the terms of its cost model.
 
     entry: "module:name" of what a rank runs: a `Build` function for training, a `Probe` function for a probe. A string,

@@ -21,7 +21,7 @@ from collectors.metrics.results import (
     RUN_STAGE_ACTIVATION_BYTES,
     RUN_STAGE_SECONDS,
 )
-from collectors.sample_log import Performed
+from collectors.sample_log import TimedActions
 from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches_of_stages
 from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import (
@@ -77,7 +77,7 @@ class TimedStep:
     has_core_waits: bool = False
 
 
-def join_steps(performed_by_rank: Sequence[Sequence[Performed]]) -> tuple[TimedStep, ...]:
+def join_steps(performed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedStep, ...]:
     """Join the steps of one trial that every rank has logged, in order."""
     if not performed_by_rank:
         return ()
@@ -86,7 +86,7 @@ def join_steps(performed_by_rank: Sequence[Sequence[Performed]]) -> tuple[TimedS
     return tuple(_join([steps[step] for steps in by_step]) for step in sorted(common))
 
 
-def _join(ranks: Sequence[Performed]) -> TimedStep:
+def _join(ranks: Sequence[TimedActions]) -> TimedStep:
     first = ranks[0]
     is_one_clock = first.clock is not None and all(one.clock == first.clock for one in ranks)
     return TimedStep(
@@ -104,7 +104,7 @@ def _join(ranks: Sequence[Performed]) -> TimedStep:
     )
 
 
-def _works(rank: int, performed: Performed, shift_ns: int) -> Iterator[Work]:
+def _works(rank: int, performed: TimedActions, shift_ns: int) -> Iterator[Work]:
     """Yield the rank's works, with all times later by `shift_ns`."""
     messages = performed.messages or []
     sent_ns = {(one.stage, one.kind != "forward", one.microbatch): one.time_ns for one in messages if one.end == "sent"}

@@ -172,19 +172,19 @@ def results_of(
     found += _phases(trials)
     found += _data_wait(trials)
     found += _memory(trials)
-    card = case.card()
+    spec = case.spec()
     accounts, absent = memory_estimates(
         trials,
-        states=card.states_not_covered(case) or card.most_states(case),
-        paper=card.paper_states(case),
+        states=spec.states_not_covered(case) or spec.most_states(case),
+        paper=spec.paper_states(case),
         paper_activations=_paper_activations(case),
-        peak=card.peak(case),
+        peak=spec.peak(case),
     )
     found += accounts
     notes += absent
-    pipeline = card.pipeline(case)
+    pipeline = spec.pipeline(case)
     if pipeline is not None:
-        accounts, absent = pipeline_estimates(pipeline, card.mesh(case), trials, _stage_activations(case, pipeline))
+        accounts, absent = pipeline_estimates(pipeline, spec.mesh(case), trials, _stage_activations(case, pipeline))
         found += accounts
         notes += absent
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
@@ -202,24 +202,24 @@ def results_of(
 
 
 def _paper_activations(case: Case) -> int | NotCovered:
-    card = case.card()
-    if card.paper_activations is not None:
-        return card.paper_activations(case)
-    size = microbatch(case, card.data_ranks(case))
+    spec = case.spec()
+    if spec.paper_activations is not None:
+        return spec.paper_activations(case)
+    size = microbatch(case, spec.data_ranks(case))
     return paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
 
 
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
     """Return the activation bytes expected of each stage; not covered where another axis shards a stage's tensors."""
-    card = case.card()
-    absent = peak_not_covered(case) or card.states_not_covered(case)
+    spec = case.spec()
+    absent = peak_not_covered(case) or spec.states_not_covered(case)
     if absent is not None:
         return absent
-    if others := {axis for axis, size in card.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
+    if others := {axis for axis, size in spec.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         return NotCovered(
             reason=f"no law says what the axis {' and '.join(sorted(others))} leaves of a stage's tensors"
         )
-    return activations_by_stage(pipeline, microbatch(case, card.data_ranks(case)), counts(case, pipeline.stages))
+    return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
 
 
 def _phases(trials: Sequence[Trial]) -> list[Estimate]:
@@ -279,7 +279,7 @@ def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
     """Yield the pairs of the ranks that attend least and most: counted, and expected from the layout."""
     counted = [one.traced.attention_pairs for one in trials if one.traced is not None and one.traced.attention_pairs]
-    expected = case.card().attention_pairs(case)
+    expected = case.spec().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
         if len(counted) == len(trials):
             values = [pairs[place] for pairs in counted]
@@ -305,7 +305,7 @@ def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
 
 
 def _expected(case: Case) -> Iterator[tuple[tuple[str, str], int]]:
-    transfers = case.card().transfers(case)
+    transfers = case.spec().transfers(case)
     for axis in {transfer.axis for transfer in transfers}:
         over_axis = [transfer for transfer in transfers if transfer.axis == axis]
         for name, total in recorded_bytes(over_axis, case.backend).items():
@@ -348,12 +348,12 @@ def _of_training(case: Case, folder: Path, device_name: str | None) -> Findings:
     logs = read_trials(folder, case.ranks)
     peak = peak_of(device_name, case.precision)
     estimates, notes = results_of(case, logs.trials, peak)
-    card = case.card()
-    data_ranks = card.data_ranks(case)
+    spec = case.spec()
+    data_ranks = spec.data_ranks(case)
     return Findings(
         trials_done=len(logs.trials),
         estimates=estimates,
-        notes=(*card.notes(case), *logs.notes, *notes),
+        notes=(*spec.notes(case), *logs.notes, *notes),
         effective_batch={
             "local": local_batch(case, data_ranks),
             "data_ranks": data_ranks,

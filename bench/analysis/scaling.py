@@ -92,7 +92,7 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     if differences:
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    trained, baseline_trained = (one.card().training_ranks(one) for one in (case, baseline_case))
+    trained, baseline_trained = (one.spec().training_ranks(one) for one in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:
@@ -114,7 +114,7 @@ def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
     pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
-    theirs_too = {option.name for option in baseline.card().options} - {"accumulate"}
-    shared = sorted((option for option in case.card().options if option.name in theirs_too), key=lambda one: one.name)
+    theirs_too = {option.name for option in baseline.spec().options} - {"accumulate"}
+    shared = sorted((option for option in case.spec().options if option.name in theirs_too), key=lambda one: one.name)
     pairs += [(f"option {option.name}", option.of(case), option.of(baseline)) for option in shared]
     return [f"{name} is {theirs}, the run's is {ours}" for name, ours, theirs in pairs if ours != theirs]

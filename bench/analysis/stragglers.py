@@ -23,7 +23,7 @@ from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.results import JOINED_RANKS_METRICS, RUN_STRAGGLER_RATIO
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.lateness import TracedLateness, traced_lateness
-from collectors.traces.analyzers.stragglers import Nobody, verdict
+from collectors.traces.analyzers.stragglers import NoStraggler, verdict
 from collectors.traces.cross_rank.clock_sync import Alignment
 from collectors.traces.cross_rank.collective_times import CollectiveTime
 from collectors.traces.cross_rank.matching import Matching
@@ -143,7 +143,7 @@ def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
     were traced.
     """
     found = verdict(trials)
-    if isinstance(found, Nobody):
+    if isinstance(found, NoStraggler):
         said = f"no straggler is named: {found.why}"
         if found.more is not None:
             said += f"; --trials {len(trials) + found.more} or more tells"

@@ -30,7 +30,7 @@ from collectors.traces.timeline import Timeline, save
 # Profiler windows of a run: trial<t>/rank<k>.timeline.npz, and the newest of each rank beside the ranks' logs.
 
 
-def keep(timeline: Timeline, folder: Path, trial: int) -> None:
+def save_timeline(timeline: Timeline, folder: Path, trial: int) -> None:
     """Write the rank's window of this trial; an earlier window of the trial is replaced. folder: the run's.
 
     Raises:

@@ -28,7 +28,7 @@ from collectors.metrics.rank import (
     STATE_BYTES,
     STEP_SECONDS,
 )
-from collectors.sample_log import Contents, Ended, Mark, Note, Opened, Performed, Reading, read
+from collectors.sample_log import Contents, Ended, Mark, Note, Opened, Reading, TimedActions, read
 
 # Rank logs, grouped by trial
 
@@ -41,7 +41,7 @@ class RankTrial:
     """
 
     readings: dict[Mark, list[Reading]] = field(default_factory=lambda: defaultdict(list))
-    performed: list[Performed] = field(default_factory=list)
+    performed: list[TimedActions] = field(default_factory=list)
     is_good: bool = False
     gpu_uuid: str | None = None
 
@@ -125,7 +125,7 @@ def _parts(contents: Contents) -> dict[int, RankTrial]:
                 parts[record.trial].gpu_uuid = record.gpu_uuid
             case Reading():
                 parts[record.trial].readings[record.mark].append(record)
-            case Performed():
+            case TimedActions():
                 parts[record.trial].performed.append(record)
             case Ended():
                 parts[record.trial].is_good = record.error is None

@@ -18,7 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
 
 if TYPE_CHECKING:
-    from bench.traces.inputs import TraceSide
+    from bench.traces.inputs import TraceSet
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -55,14 +55,14 @@ def _command_of(analysis: Analysis) -> click.Command:
         format_name: str,
         **named: str | tuple[str, ...],
     ) -> None:
-        from bench.reports.tables import Found, write
+        from bench.reports.tables import AnalysisReport, write
         from bench.traces.inputs import read_sides
 
         sides = read_sides(_by_side(named), rank=rank, runs_folder=runs_folder, store_url=store_url)
         _keep_traces(output, sides)
         tabled = analysis.run(*(side.timelines() for side in sides))
         text = sys.stdout if output is None else io.StringIO()
-        found = Found(analysis=analysis.name, sides=sides, tables=tabled.tables(), notes=tabled.notes)
+        found = AnalysisReport(analysis=analysis.name, sides=sides, tables=tabled.tables(), notes=tabled.notes)
         write(found, text, format_name, table_name=table_name, limit=limit, on_notice=say)
         if output is not None and isinstance(text, io.StringIO):
             _write(output, text.getvalue().encode(errors="backslashreplace"))
@@ -121,7 +121,7 @@ def _help(name: str, summary: str, sides: tuple[str, ...], more: str = "") -> st
     return f"{summary}\n\n{what} {verb} {_WHAT_IT_MAY_BE}.\n\n\b\nExample:\n  {words}\n"
 
 
-def _keep_traces(output: Path | None, sides: Iterable[TraceSide]) -> None:
+def _keep_traces(output: Path | None, sides: Iterable[TraceSet]) -> None:
     """Refuse to overwrite a trace that was read."""
     if output is None:
         return

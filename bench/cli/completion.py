@@ -34,12 +34,12 @@ RUNS_OFFERED = 50
 
 def complete_strategy(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the strategies and probes whose names begin so, each with its summary."""
-    from workloads.registry import CARDS
+    from workloads.registry import SPECS
 
     return [
-        CompletionItem(card.name, help=card.summary.partition(":")[0])
-        for card in CARDS
-        if card.name.startswith(incomplete)
+        CompletionItem(spec.name, help=spec.summary.partition(":")[0])
+        for spec in SPECS
+        if spec.name.startswith(incomplete)
     ]
 
 

@@ -73,12 +73,12 @@ def _case_lines(case: Case) -> list[str]:
 
 def _ranks(case: Case) -> list[dict[str, object]]:
     """Return each rank's place in the mesh, the sequences of a step that it trains on, and the bytes that it holds."""
-    card = case.card()
-    axes = card.mesh(case)
+    spec = case.spec()
+    axes = spec.mesh(case)
     rows: list[dict[str, object]] = []
     for rank in range(case.ranks):
-        place = card.place_of(case, rank) if case.model is not None else None
-        states = card.states(case, rank)
+        place = spec.place_of(case, rank) if case.model is not None else None
+        states = spec.states(case, rank)
         is_training = case.model is not None
         rows.append(
             {
@@ -128,24 +128,24 @@ def _bytes(size: object) -> str:
 
 
 def _step_lines(case: Case) -> Sequence[str]:
-    card = case.card()
+    spec = case.spec()
     if case.model is None:
-        return [f"{card.measurements(case)} measurements a trial"]
-    peak = card.peak(case)
+        return [f"{spec.measurements(case)} measurements a trial"]
+    peak = spec.peak(case)
     told = (
         f"is absent: {peak.reason}" if isinstance(peak, NotCovered) else f"{_bytes(peak.total_bytes)} of live tensors"
     )
     lines = [f"peak of a step on the rank that holds most: {told}"]
     lines += [
         f"a step's {one.collective} over {one.axis}: {_bytes(one.payload_bytes)}, {one.calls} call(s)"
-        for one in card.transfers(case)
+        for one in spec.transfers(case)
     ]
     return lines
 
 
 def _document(case: Case) -> dict[str, object]:
-    card = case.card()
-    peak = card.peak(case) if case.model is not None else None
+    spec = case.spec()
+    peak = spec.peak(case) if case.model is not None else None
     return {
         "case": msgspec.to_builtins(case),
         "key": case.key(),
@@ -153,7 +153,7 @@ def _document(case: Case) -> dict[str, object]:
             {name: value for name, value in row.items() if name not in ("case", "ranks")} for row in _ranks(case)
         ],
         "peak_bytes": None if peak is None or isinstance(peak, NotCovered) else peak.total_bytes,
-        "transfers": [msgspec.to_builtins(transfer) for transfer in card.transfers(case)]
+        "transfers": [msgspec.to_builtins(transfer) for transfer in spec.transfers(case)]
         if case.model is not None
         else [],
     }

@@ -23,7 +23,7 @@ from bench.reports.format import to_reader
 from bench.reports.pipeline import show_timeline
 from bench.reports.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
-from bench.runner import Kept, Measured, adopt, check_hardware, keep, measure
+from bench.runner import Kept, Measured, check_hardware, measure, persist, recover_runs
 from bench.runs.hardware_baselines import Ceiling, find_ceiling
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
@@ -72,7 +72,7 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
         History(conduct.store) as history,
         serving(words.runs_folder, conduct.store, port=words.port, on_notice=tell),
     ):
-        for notice in adopt(words.runs_folder, history, conduct.store).notices():
+        for notice in recover_runs(words.runs_folder, history, conduct.store).notices():
             tell(notice)
         with (
             ENGINES[words.engine_name]() as engine,
@@ -80,15 +80,15 @@ def _measure(planned: Plan, words: Words, tell: Callable[[str], None]) -> tuple[
         ):
             machine = engine.machine()
             check_torch(case, machine)
-            if planned.told is not None:
-                check_hardware(case, machine, planned.told)
+            if planned.explicit_baseline is not None:
+                check_hardware(case, machine, planned.explicit_baseline)
             conduct = replace(conduct, ceiling_of=lambda case: _ceiling(history, case, machine))
             measured = measure(
                 cases, engine=engine, machine=machine, folder=words.runs_folder, conduct=conduct, watch=bars.update
             )
         try:
             measured, verdict = conclude(measured) if words.is_check else (measured, None)
-            kept = keep(measured.summaries, machine, history, planned.told, is_curve=planned.is_curve)
+            kept = persist(measured.summaries, machine, history, planned.explicit_baseline, is_curve=planned.is_curve)
             return measured, verdict, kept
         finally:
             measured.close()

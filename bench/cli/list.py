@@ -21,22 +21,22 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
     Example:
       observatory list ddp
     """
-    from bench.case import find_card
-    from workloads.registry import CARDS
+    from bench.case import find_spec
+    from workloads.registry import SPECS
 
     if has_options and strategy is not None:
         raise Misuse(f"--options lists those of all strategies; `observatory list {strategy}` has its own")
-    cards = CARDS if strategy is None else (find_card(strategy),)
+    specs = SPECS if strategy is None else (find_spec(strategy),)
     if format_name == "json":
-        from bench.reports.strategies import card_fields
+        from bench.reports.strategies import spec_fields
 
-        print_json([card_fields(card, is_whole=strategy is not None) for card in cards])
+        print_json([spec_fields(spec, is_whole=strategy is not None) for spec in specs])
     elif format_name == "csv":
         print_csv(
             [
-                {"strategy": card.name, "option": option.name, "default": option.default, "allowed": option.allowed}
-                for card in cards
-                for option in card.options
+                {"strategy": spec.name, "option": option.name, "default": option.default, "allowed": option.allowed}
+                for spec in specs
+                for option in spec.options
             ],
             ("strategy", "option", "default", "allowed"),
         )
@@ -44,8 +44,8 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
         from bench.reports.strategies import print_options, print_strategies, print_strategy
 
         if strategy is not None:
-            print_strategy(cards[0])
+            print_strategy(specs[0])
         elif has_options:
-            print_options(cards)
+            print_options(specs)
         else:
-            print_strategies(cards)
+            print_strategies(specs)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.case import Case, Looks, Purpose, check_looks, check_purpose, find_card
-from bench.case_args import Asked, asked_case, baseline_case, refuse_training_words
+from bench.case import Case, InstrumentationOptions, Purpose, check_instrumentation, check_purpose, find_spec
+from bench.case_args import CaseArgs, baseline_case, case_of_args, refuse_training_words
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_words
 from bench.errors import Misuse, say
 from bench.machine.device_checks import TorchBuild, torch_build, why_no_gpu
 from bench.machine.gpus import Gpus, read_gpus, read_memory
 from bench.machine.preflight import available_bytes, check_memory, check_processes
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner import Conduct, check_baseline
+from bench.runner import TrialSettings, check_baseline
 from bench.runs.database import parse_url
 from bench.runs.history import find_run
 from bench.runs.run_dir import check_place
@@ -101,8 +101,8 @@ class Plan:
 
     cases: tuple[tuple[Case, Fault | None], ...]
     is_curve: bool
-    conduct: Conduct
-    told: Summary | None
+    conduct: TrialSettings
+    explicit_baseline: Summary | None
     crowds: tuple[str, ...]
     device_reason: str | None
     host_bytes: int
@@ -115,8 +115,8 @@ def plan(words: Words) -> Plan:
         Misuse: something is unknown, not allowed, does not fit, or cannot be run here.
         InfrastructureFailed: a case needs GPUs, and this machine's cannot be used.
     """
-    card = find_card(words.strategy)
-    refuse_training_words(card, _said(words, TRAINING_WORDS))
+    spec = find_spec(words.strategy)
+    refuse_training_words(spec, _said(words, TRAINING_WORDS))
     if words.quiet and words.verbose:
         raise Misuse("--quiet and --verbose cannot be together; take one of them")
     counts = words.ranks or (None,)
@@ -152,18 +152,22 @@ def plan(words: Words) -> Plan:
         planned = [(checked, None) for checked in check_cases(case, words.mistakes)]
     elif words.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
-    looks = check_looks(Looks(trace_every=words.trace_every, memory_snapshot=words.memory_snapshot), case)
-    told = None if words.baseline_run is None else find_run(words.baseline_run, words.store_url, is_glance=words.is_dry)
-    if told is not None:
-        check_baseline(case, told)
+    looks = check_instrumentation(
+        InstrumentationOptions(trace_every=words.trace_every, memory_snapshot=words.memory_snapshot), case
+    )
+    explicit_baseline = (
+        None if words.baseline_run is None else find_run(words.baseline_run, words.store_url, is_glance=words.is_dry)
+    )
+    if explicit_baseline is not None:
+        check_baseline(case, explicit_baseline)
     check_place(words.runs_folder)
     return Plan(
         cases=tuple(planned),
         is_curve=len(counts) > 1,
-        conduct=Conduct(
+        conduct=TrialSettings(
             limit_s=words.limit_s, keep_traces=words.keep_traces, looks=looks, store=words.store_url, purpose=purpose
         ),
-        told=told,
+        explicit_baseline=explicit_baseline,
         crowds=tuple(dict.fromkeys(crowds)),
         device_reason=None if words.device is not None else f"device: {case.device} ({_found(gpus, torch)})",
         host_bytes=host_bytes,
@@ -174,9 +178,9 @@ def _case(
     words: Words, ranks: int | None, gpus: Gpus, torch: TorchBuild, host_bytes: int, cores: int
 ) -> tuple[Case, list[str]]:
     """Return the case on this number of ranks, and the warnings about its processes."""
-    case = asked_case(
-        find_card(words.strategy),
-        Asked(
+    case = case_of_args(
+        find_spec(words.strategy),
+        CaseArgs(
             shape_name=words.shape_name,
             dimensions=words.dimensions,
             ranks=ranks,

@@ -19,7 +19,7 @@ from bench.errors import Misuse, say
 from collectors.dcgm.job_mapping import JobMapping, NoMapping
 
 if TYPE_CHECKING:
-    from collectors.prometheus.http_server import Terms
+    from collectors.prometheus.http_server import ServerConfig
 
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
@@ -97,8 +97,8 @@ def command(
     from bench.exporter.server import NodePlan, once, open_server
     from bench.exporter.service_discovery import Targets, listed, published_address
     from bench.runs.database import parse_url
-    from collectors.node.registry import Wanted
-    from collectors.prometheus.http_server import Terms
+    from collectors.node.registry import PollingConfig
+    from collectors.prometheus.http_server import ServerConfig
 
     if is_demo:
         _refuse_own("runs_folder", "store_url", "mapping_folder")
@@ -111,8 +111,8 @@ def command(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with ExitStack() as stack:
-        terms = Terms if web_config is None else _guarded(web_config)
-        wanted = Wanted(beat_s=beat_s, per_nvlink=is_per_nvlink)
+        terms = ServerConfig if web_config is None else _guarded(web_config)
+        wanted = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink)
         if is_demo:
             opening = open_demonstration(host=host, port=port, wanted=wanted, on_notice=say, terms=terms)
         else:
@@ -130,15 +130,15 @@ def command(
             pass
 
 
-def _guarded(web_config: Path) -> Callable[[], Terms]:
+def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
     from bench.exporter.web_config import WebGuard
-    from collectors.prometheus.http_server import Terms
+    from collectors.prometheus.http_server import ServerConfig
 
     try:
         terms = WebGuard(web_config, on_notice=say).terms
     except Misuse as error:
         raise Misuse(f"--web-config: {error}") from None
-    if terms() == Terms():
+    if terms() == ServerConfig():
         say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
     if terms().admits is not None and terms().tls is None:
         say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
@@ -153,7 +153,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _asks_who(terms: Terms) -> bool:
+def _asks_who(terms: ServerConfig) -> bool:
     """Return whether a client must say who it is, by a password or a certificate."""
     return terms.admits is not None or (terms.tls is not None and terms.tls.verify_mode is ssl.CERT_REQUIRED)
 

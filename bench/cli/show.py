@@ -16,7 +16,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
     from bench.reports.nccl_tests_reader import Imported
-    from bench.runner import Adopted
+    from bench.runner import RecoveredRuns
     from bench.runs.summary import Summary
 
 MOST_LISTED = 1_000_000
@@ -105,9 +105,9 @@ def _show(
     has_details: bool,
 ) -> None:
     """Print one run of the history, or the list of the newest."""
-    from bench.case import find_card
+    from bench.case import find_spec
     from bench.reports.summary import print_history, print_whole
-    from bench.runner import adopt
+    from bench.runner import recover_runs
     from bench.runs.history import History, NoStoreYet, find_run
 
     found = _news(runs_folder, store_url)
@@ -115,7 +115,7 @@ def _show(
     if found.runs or found.moved:
         try:
             with History(store_url) as history:
-                notices = adopt(runs_folder, history, store_url).notices()
+                notices = recover_runs(runs_folder, history, store_url).notices()
         except InfrastructureFailed as error:
             if found.runs:
                 say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
@@ -128,7 +128,7 @@ def _show(
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         summaries = history.runs(limit=count, strategy=strategy)
     if not summaries and strategy is not None:
-        find_card(strategy)
+        find_spec(strategy)
         say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
     elif not summaries:
         say("no run is in the history yet; `observatory run ddp` makes one")
@@ -137,7 +137,7 @@ def _show(
     print_history(summaries, format_name)
 
 
-def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> Adopted:
+def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> RecoveredRuns:
     """Return the folder's runs that the history lacks, or has at a place that no longer exists; write no store."""
     from bench.runner import new_runs
     from bench.runs.history import History, NoStoreYet
@@ -151,7 +151,7 @@ def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = Fa
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
     from bench.reports.summary import print_history
-    from bench.runner import adopt
+    from bench.runner import recover_runs
     from bench.runs.history import History
 
     if not runs_folder.is_dir():
@@ -159,7 +159,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None
     adopted = _news(runs_folder, store_url, of_every_store=True)
     if adopted.runs or adopted.moved:
         with History(store_url) as history:
-            adopted = adopt(runs_folder, history, store_url, of_every_store=True)
+            adopted = recover_runs(runs_folder, history, store_url, of_every_store=True)
     for notice in adopted.notices():
         say(notice)
     if adopted.runs or format_name != "table":

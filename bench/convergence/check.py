@@ -15,10 +15,10 @@ from typing import Literal
 from bench.case import Case
 from bench.case_args import baseline_case
 from bench.convergence.diagnosis import examine
-from bench.convergence.evidence import Culprit, NotExamined, RuledOut, Witnessed
+from bench.convergence.evidence import ConvergenceEvidence, Culprit, NotExamined, RuledOut
 from bench.convergence.updates import clipped_steps
 from bench.errors import Misuse
-from bench.rank.evidence import Seen, read_evidence
+from bench.rank.evidence import StepEvidence, read_evidence
 from bench.rank.messages import Cause
 from bench.runner import Measured
 from workloads.options import Check, Mistake, check_of, rate_factor
@@ -82,7 +82,7 @@ class Verdict:
     clipped_steps: int
 
 
-def judge(witnessed: Witnessed) -> Verdict:
+def judge(witnessed: ConvergenceEvidence) -> Verdict:
     """Compare the losses, and name what differs."""
     losses = tuple(_losses(witnessed))
     parted_at = next((pair.step for pair in losses if not pair.agree), None)
@@ -110,7 +110,7 @@ def tolerance(step: int, rounding_ratio: float) -> float:
     return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
 
 
-def _losses(witnessed: Witnessed) -> Iterator[Losses]:
+def _losses(witnessed: ConvergenceEvidence) -> Iterator[Losses]:
     rounding_ratio = 0.0
     for step in range(witnessed.steps):
         one_rank = _mean([witnessed.reference[step]])
@@ -123,7 +123,7 @@ def _losses(witnessed: Witnessed) -> Iterator[Losses]:
         )
 
 
-def _mean(seen: Sequence[Seen]) -> float | None:
+def _mean(seen: Sequence[StepEvidence]) -> float | None:
     """Return the mean loss over the ranks that compute one; None where one of them is not finite.
 
     A plain mean serves, since these ranks have equally many sequences.
@@ -182,7 +182,7 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
     _refuse_incomparable(case)
     check = Check(
         epoch_steps=max(2, case.steps // EPOCHS),
-        data_ranks=case.card().data_ranks(case),
+        data_ranks=case.spec().data_ranks(case),
         has_batch_norm=_without_batch_norm(case) is None,
     )
     _refuse_idle_mistakes(case, check, mistakes)
@@ -217,14 +217,18 @@ def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
 
 
 def witnessed(
-    case: Case, *, reference: Sequence[Seen], backwards: Sequence[Seen], ranks: Sequence[Sequence[Seen]]
-) -> Witnessed:
+    case: Case,
+    *,
+    reference: Sequence[StepEvidence],
+    backwards: Sequence[StepEvidence],
+    ranks: Sequence[Sequence[StepEvidence]],
+) -> ConvergenceEvidence:
     """Combine the evidence of a check with what the case of its ranks says: shares, learning rates, epochs, clip."""
     check = check_of(case)
     assert check is not None, "it is the case of a check"
     rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
-    places = (case.card().place_of(case, rank) for rank in range(case.ranks))
-    return Witnessed(
+    places = (case.spec().place_of(case, rank) for rank in range(case.ranks))
+    return ConvergenceEvidence(
         reference=reference,
         backwards=backwards,
         ranks=ranks,
@@ -242,20 +246,20 @@ def _with(case: Case, check: Check) -> Case:
 
 
 def _refuse_incomparable(case: Case) -> None:
-    card, parity = case.card(), case.card().parity
+    spec, parity = case.spec(), case.spec().parity
     if case.ranks == 1:
         raise Misuse("--check-convergence compares several ranks with one; ranks is 1")
     if parity.kind == "none":
-        raise Misuse(f"{card.name} is not comparable with one rank: {parity.reason}; choose another strategy")
+        raise Misuse(f"{spec.name} is not comparable with one rank: {parity.reason}; choose another strategy")
     if (reason := parity.incomparable(case)) is not None:
-        raise Misuse(f"{card.name} is not comparable with one rank: {reason}")
+        raise Misuse(f"{spec.name} is not comparable with one rank: {reason}")
     if parity.kind == "lossless_limit" and not any(
         all(case.options[name] == value for name, value in variant.items()) for variant in parity.variants
     ):
         variants = " or ".join(
             ", ".join(f"{name}={value}" for name, value in variant.items()) for variant in parity.variants
         )
-        raise Misuse(f"{card.name} is comparable with one rank only where it loses nothing: set {variants}")
+        raise Misuse(f"{spec.name} is comparable with one rank only where it loses nothing: set {variants}")
     if case.precision != "fp32":
         raise Misuse(
             f"precision is {case.precision}; how far losses may be apart was measured in fp32: take --precision fp32"
@@ -280,11 +284,11 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
 
 def _without_batch_norm(case: Case) -> str | None:
     """Say why the model of a check has no layer that normalises over the batch; None where it has one."""
-    axes = case.card().mesh(case)
+    axes = case.spec().mesh(case)
     # Data-parallel ranks have equal shares, so the mean of the ranks' means is the batch's mean.
     if not all(axis in DATA_AXES for axis in axes):
         return f"needs a mesh whose axes all share out the batch; {case.strategy} has {', '.join(axes)}"
-    if case.backend == "nccl" and case.card().has_second_communicator(case):
+    if case.backend == "nccl" and case.spec().has_second_communicator(case):
         return (
             f"needs averages over the batch in backward, beside which {case.strategy} with these options uses a"
             " communicator of its own, and two at once may hang on nccl: take compress=none"

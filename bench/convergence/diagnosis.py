@@ -9,14 +9,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.convergence.evidence import Answer, Culprit, NotExamined, RuledOut, Witnessed, join_names, name_ranks
+from bench.convergence.evidence import (
+    Answer,
+    ConvergenceEvidence,
+    Culprit,
+    NotExamined,
+    RuledOut,
+    join_names,
+    name_ranks,
+)
 from bench.convergence.updates import gap, judge_updates
-from bench.rank.evidence import Seen
+from bench.rank.evidence import StepEvidence
 
 # The data: whether all ranks together read what one rank reads, by fingerprints of sequences
 
 
-def judge_sequences(witnessed: Witnessed) -> Answer:
+def judge_sequences(witnessed: ConvergenceEvidence) -> Answer:
     """Judge whether the ranks together read the one rank's sequences in each step, whichever rank reads which."""
     for step in range(witnessed.steps):
         whole, shares = Counter(witnessed.reference[step].sequences), shares_of(witnessed, step)
@@ -27,7 +35,7 @@ def judge_sequences(witnessed: Witnessed) -> Answer:
     return RuledOut(text="sequences: together the ranks read what one rank reads, in each epoch")
 
 
-def shares_of(witnessed: Witnessed, step: int) -> list[Counter[str]]:
+def shares_of(witnessed: ConvergenceEvidence, step: int) -> list[Counter[str]]:
     """Return the sequences of each share of the batch; ranks with the same share count once if they read the same."""
     read = {
         (place, tuple(rank[step].sequences))
@@ -37,7 +45,7 @@ def shares_of(witnessed: Witnessed, step: int) -> list[Counter[str]]:
     return [Counter(sequences) for _, sequences in sorted(read)]
 
 
-def _repeated(witnessed: Witnessed, step: int) -> Culprit | None:
+def _repeated(witnessed: ConvergenceEvidence, step: int) -> Culprit | None:
     """Find ranks that read every epoch in the same order, where the one rank does not."""
     epoch = witnessed.epoch_steps
     if step < epoch or _has_one_order(witnessed.reference, epoch, witnessed.steps):
@@ -57,7 +65,7 @@ def _repeated(witnessed: Witnessed, step: int) -> Culprit | None:
     )
 
 
-def _has_one_order(steps: Sequence[Seen], epoch: int, count: int) -> bool:
+def _has_one_order(steps: Sequence[StepEvidence], epoch: int, count: int) -> bool:
     return all(steps[step].sequences == steps[step - epoch].sequences for step in range(epoch, count))
 
 
@@ -81,7 +89,7 @@ WEIGHT_LIMIT = 1e-6
 makes less than 1e-6 in fp32, a mistake far more."""
 
 
-def examine(witnessed: Witnessed) -> list[Answer]:
+def examine(witnessed: ConvergenceEvidence) -> list[Answer]:
     """Answer every question: learning rate, data, batch statistics, initial weights, replicas, gradients, updates."""
     answers = [question(witnessed) for question in QUESTIONS]
     named = judge_updates(witnessed, [answer for answer in answers if isinstance(answer, Culprit)])
@@ -97,7 +105,7 @@ def _less_consequence(answer: Answer, named: Sequence[Answer]) -> Answer:
     return NotExamined(text=f"replicas: they differ from step {answer.step} on, which what is named before explains")
 
 
-def _learning_rate(witnessed: Witnessed) -> Answer:
+def _learning_rate(witnessed: ConvergenceEvidence) -> Answer:
     if not any(seen.learning_rates for rank in witnessed.ranks for seen in rank):
         return NotExamined(text="learning rate: no rank said what it used")
     for step in range(witnessed.steps):
@@ -119,7 +127,7 @@ def _learning_rate(witnessed: Witnessed) -> Answer:
     return RuledOut(text=f"learning rate: each step used what {witnessed.rule} says")
 
 
-def _statistics(witnessed: Witnessed) -> Answer:
+def _statistics(witnessed: ConvergenceEvidence) -> Answer:
     subject = "batch statistics"
     if not witnessed.reference[0].statistics:
         return NotExamined(text=f"{subject}: not every axis of the mesh shares out the batch, so that none are taken")
@@ -162,7 +170,7 @@ def _statistic(statistics: Sequence[float], place: int) -> str:
     return f"the {'mean' if place < half else 'variance'} of channel {place % half}"
 
 
-def _initial_weights(witnessed: Witnessed) -> Answer:
+def _initial_weights(witnessed: ConvergenceEvidence) -> Answer:
     alone = witnessed.reference[0]
     first = [rank[0] for rank in witnessed.ranks]
     told = {name for seen in first for name in seen.initial if name in alone.initial}
@@ -183,7 +191,7 @@ def _initial_weights(witnessed: Witnessed) -> Answer:
     return RuledOut(text=f"initial weights{some}: the same, by norm and one direction of each")
 
 
-def _began_alike(alone: Seen, seen: Seen) -> bool:
+def _began_alike(alone: StepEvidence, seen: StepEvidence) -> bool:
     """Whether the initial weights match: bit by bit where the rank holds all, else by the sketches of its weights."""
     if seen.weights is not None:
         return seen.weights == alone.weights
@@ -192,7 +200,7 @@ def _began_alike(alone: Seen, seen: Seen) -> bool:
     )
 
 
-def _replicas(witnessed: Witnessed) -> Answer:
+def _replicas(witnessed: ConvergenceEvidence) -> Answer:
     whole = {rank: seen for rank, seen in enumerate(witnessed.ranks) if seen[0].weights is not None}
     if len(whole) < 2:
         return NotExamined(text="replicas: fewer than two ranks hold all weights")
@@ -211,7 +219,7 @@ def _replicas(witnessed: Witnessed) -> Answer:
     return RuledOut(text="replicas: the same weights to the bit on all ranks that hold all")
 
 
-QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
+QUESTIONS: tuple[Callable[[ConvergenceEvidence], Answer], ...] = (
     _learning_rate,
     judge_sequences,
     _statistics,
@@ -221,7 +229,7 @@ QUESTIONS: tuple[Callable[[Witnessed], Answer], ...] = (
 """All questions but gradients and updates: `judge_updates` takes the answers to these into account."""
 
 
-def _all_of(witnessed: Witnessed, step: int) -> Iterator[tuple[str, Seen]]:
+def _all_of(witnessed: ConvergenceEvidence, step: int) -> Iterator[tuple[str, StepEvidence]]:
     """Yield what the one rank and each rank recorded in a step, with the name of the recorder."""
     yield "the one rank", witnessed.reference[step]
     for rank, seen in enumerate(witnessed.ranks):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.rank.evidence import Seen
+from bench.rank.evidence import StepEvidence
 
 Cause = Literal[
     "learning_rate",
@@ -25,7 +25,7 @@ the same gradient changed the weights differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witnessed:
+class ConvergenceEvidence:
     """All evidence of a check.
 
     reference: the steps of the one rank. ranks: the steps of each rank that is compared with it.
@@ -36,9 +36,9 @@ class Witnessed:
     clip: the norm that gradients are clipped to; 0 where nothing is clipped.
     """
 
-    reference: Sequence[Seen]
-    backwards: Sequence[Seen]
-    ranks: Sequence[Sequence[Seen]]
+    reference: Sequence[StepEvidence]
+    backwards: Sequence[StepEvidence]
+    ranks: Sequence[Sequence[StepEvidence]]
     places: Sequence[int | None]
     rates: Sequence[float]
     rule: str

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.convergence.evidence import Answer, Culprit, NotExamined, RuledOut, Witnessed, name_ranks
-from bench.rank.evidence import Seen, Sketch
+from bench.convergence.evidence import Answer, ConvergenceEvidence, Culprit, NotExamined, RuledOut, name_ranks
+from bench.rank.evidence import Sketch, StepEvidence
 
 GRADIENT_LIMIT = 1e-4
 UPDATE_LIMIT = 1e-3
@@ -41,7 +41,7 @@ class Gap:
     rank: int
 
 
-def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answer]:
+def judge_updates(witnessed: ConvergenceEvidence, earlier: Sequence[Culprit]) -> list[Answer]:
     """Examine gradients, clipping and updates step by step, up to the first that differs.
 
     earlier: causes that are named already; they change everything after them.
@@ -69,7 +69,7 @@ def judge_updates(witnessed: Witnessed, earlier: Sequence[Culprit]) -> list[Answ
     ]
 
 
-def clipped_steps(witnessed: Witnessed) -> int:
+def clipped_steps(witnessed: ConvergenceEvidence) -> int:
     """Count the steps in which the norm of the one rank's gradient was above the clip."""
     return sum(_is_clipped(witnessed, step) for step in range(witnessed.steps))
 
@@ -85,7 +85,7 @@ def gap(truth: Sketch, sketch: Sketch | None) -> float:
     return difference / truth[0] if truth[0] else difference
 
 
-def _why_not(witnessed: Witnessed, earlier: Sequence[Culprit], step: int) -> str | None:
+def _why_not(witnessed: ConvergenceEvidence, earlier: Sequence[Culprit], step: int) -> str | None:
     """Say why a step's gradients cannot be judged; None where they can."""
     # A wrong rate leaves the gradient of its own step alone; every other cause changes it.
     if any(one.step < step or (one.step == step and one.cause != "learning_rate") for one in earlier):
@@ -99,7 +99,7 @@ def _why_not(witnessed: Witnessed, earlier: Sequence[Culprit], step: int) -> str
     return None
 
 
-def _clipping(witnessed: Witnessed, step: int) -> Culprit | None:
+def _clipping(witnessed: ConvergenceEvidence, step: int) -> Culprit | None:
     """Find a rank that clipped by the norm of its own part of the gradient: the whole norm is then not the clip."""
     if not _is_clipped(witnessed, step):
         return None
@@ -121,7 +121,7 @@ def _clipping(witnessed: Witnessed, step: int) -> Culprit | None:
     return None
 
 
-def _gradients(witnessed: Witnessed, step: int) -> Culprit | None:
+def _gradients(witnessed: ConvergenceEvidence, step: int) -> Culprit | None:
     tolerance = _tolerance(witnessed, step, "gradients")
     widest = max(_gaps(witnessed, step, "gradients"), key=lambda found: found.ratio, default=None)
     if widest is None or widest.ratio <= tolerance:
@@ -145,7 +145,7 @@ def _gradients(witnessed: Witnessed, step: int) -> Culprit | None:
     )
 
 
-def _scaled(witnessed: Witnessed, step: int, tolerance: float) -> Culprit | None:
+def _scaled(witnessed: ConvergenceEvidence, step: int, tolerance: float) -> Culprit | None:
     """Find a gradient that is wrong by a factor: clipping hides the factor, but the norm before clipping shows it."""
     truth = witnessed.reference[step].gradient_norm
     for rank, steps in enumerate(witnessed.ranks):
@@ -161,7 +161,7 @@ def _scaled(witnessed: Witnessed, step: int, tolerance: float) -> Culprit | None
     return None
 
 
-def _update(witnessed: Witnessed, step: int) -> Culprit | None:
+def _update(witnessed: ConvergenceEvidence, step: int) -> Culprit | None:
     found = [one for one in _gaps(witnessed, step, "updates") if one.ratio > _tolerance(witnessed, step, "updates")]
     if not found:
         return None
@@ -187,7 +187,7 @@ def _update(witnessed: Witnessed, step: int) -> Culprit | None:
     )
 
 
-def _updates_ruled_out(witnessed: Witnessed) -> Answer:
+def _updates_ruled_out(witnessed: ConvergenceEvidence) -> Answer:
     known, missing = _examined(witnessed)
     if not known:
         return NotExamined(text="updates: no rank told what its steps changed of a weight")
@@ -195,7 +195,7 @@ def _updates_ruled_out(witnessed: Witnessed) -> Answer:
     return RuledOut(text=f"updates{some}: each changed weights as the one rank's did, by norm and one direction")
 
 
-def _weights_so_far(witnessed: Witnessed, step: int) -> str:
+def _weights_so_far(witnessed: ConvergenceEvidence, step: int) -> str:
     known, missing = _examined(witnessed)
     if not known:
         return "whether weights were the same was not examined, as no rank told of any"
@@ -203,14 +203,14 @@ def _weights_so_far(witnessed: Witnessed, step: int) -> str:
     return f"{known} weights {so_far}" + (f", and {missing} were not examined" if missing else "")
 
 
-def _examined(witnessed: Witnessed) -> tuple[int, int]:
+def _examined(witnessed: ConvergenceEvidence) -> tuple[int, int]:
     """Count the weights whose update some rank recorded, and those that none did."""
     truth = witnessed.reference[0].updates
     told = {name for rank in witnessed.ranks for name in rank[0].updates if name in truth}
     return len(told), len(truth) - len(told)
 
 
-def _not_clipped(witnessed: Witnessed) -> NotExamined | None:
+def _not_clipped(witnessed: ConvergenceEvidence) -> NotExamined | None:
     """Say why clipping took no effect that could be examined; None where it did."""
     if not witnessed.clip:
         return NotExamined(text="clipping: clip is 0, which clips nothing")
@@ -224,7 +224,7 @@ def _not_clipped(witnessed: Witnessed) -> NotExamined | None:
     return None
 
 
-def _clipping_until(witnessed: Witnessed, end: int, not_clipped: NotExamined | None) -> list[Answer]:
+def _clipping_until(witnessed: ConvergenceEvidence, end: int, not_clipped: NotExamined | None) -> list[Answer]:
     """Answer what the steps before `end` say of clipping."""
     if not_clipped is not None:
         return [not_clipped]
@@ -234,12 +234,12 @@ def _clipping_until(witnessed: Witnessed, end: int, not_clipped: NotExamined | N
     return [RuledOut(text=f"clipping: by the norm of the whole gradient, in {clipped} steps that it changed")]
 
 
-def _is_clipped(witnessed: Witnessed, step: int) -> bool:
+def _is_clipped(witnessed: ConvergenceEvidence, step: int) -> bool:
     norm = witnessed.reference[step].gradient_norm
     return bool(witnessed.clip) and norm is not None and norm > witnessed.clip
 
 
-def _whole_norm(witnessed: Witnessed, seen: Seen, step: int) -> float | None:
+def _whole_norm(witnessed: ConvergenceEvidence, seen: StepEvidence, step: int) -> float | None:
     """Return the norm of all gradients that a rank used; None where one of them is unknown."""
     names = witnessed.reference[step].gradients
     sketches = [seen.gradients.get(name) for name in names]
@@ -247,7 +247,7 @@ def _whole_norm(witnessed: Witnessed, seen: Seen, step: int) -> float | None:
     return math.hypot(*(norm for norm, _ in known)) if known and len(known) == len(sketches) else None
 
 
-def _apart_from_first(witnessed: Witnessed, step: int, tolerance: float) -> list[int] | None:
+def _apart_from_first(witnessed: ConvergenceEvidence, step: int, tolerance: float) -> list[int] | None:
     """Return the ranks whose gradients differ from the first rank's; None where there are none."""
     first = witnessed.ranks[0][step].gradients
     apart = [
@@ -258,7 +258,7 @@ def _apart_from_first(witnessed: Witnessed, step: int, tolerance: float) -> list
     return apart or None
 
 
-def _tolerance(witnessed: Witnessed, step: int, kind: Kind) -> float:
+def _tolerance(witnessed: ConvergenceEvidence, step: int, kind: Kind) -> float:
     """Return the allowed difference of a step's gradients or updates, as a share of the norm."""
     # The largest effect of rounding up to the step: reading each batch backwards changes the order of additions alone.
     rounding = max(
@@ -271,7 +271,7 @@ def _tolerance(witnessed: Witnessed, step: int, kind: Kind) -> float:
     return max(GRADIENT_LIMIT if kind == "gradients" else UPDATE_LIMIT, ROUNDING_FACTOR * rounding)
 
 
-def _gaps(witnessed: Witnessed, step: int, kind: Kind) -> Iterator[Gap]:
+def _gaps(witnessed: ConvergenceEvidence, step: int, kind: Kind) -> Iterator[Gap]:
     """Yield the gap of each weight that a rank should have recorded: all gradients, and updates of weights it holds."""
     for rank, steps in enumerate(witnessed.ranks):
         own = _sketches(steps[step], kind)
@@ -285,5 +285,5 @@ def _widest(truths: Mapping[str, Sketch], sketches: Mapping[str, Sketch]) -> flo
     return max((gap(truth, sketches.get(name)) for name, truth in truths.items()), default=0.0)
 
 
-def _sketches(seen: Seen, kind: Kind) -> Mapping[str, Sketch]:
+def _sketches(seen: StepEvidence, kind: Kind) -> Mapping[str, Sketch]:
     return seen.gradients if kind == "gradients" else seen.updates

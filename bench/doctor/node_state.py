@@ -15,7 +15,7 @@ from bench.errors import say
 from bench.machine.gpus import Gpu, Nvml, read_gpus, read_memory
 from bench.machine.preflight import told_holders
 from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 
 # GPUs by NVML: clocks, PCIe links and free memory.
 
@@ -122,7 +122,7 @@ _NAME = "performance monitors"
 _RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
 
 
-def monitors(standings: Sequence[Standing], root: Path = Path("/")) -> tuple[Entry, ...]:
+def monitors(standings: Sequence[FieldSupport], root: Path = Path("/")) -> tuple[Entry, ...]:
     """Return whether a DCGM runs, and what that means for measurements here.
 
     Source: dcgmi-profile's page (pausing releases the resources to profilers); DCGM's page of profiling (GPUs before
@@ -132,7 +132,7 @@ def monitors(standings: Sequence[Standing], root: Path = Path("/")) -> tuple[Ent
     return (Entry(name="DCGM", value="; ".join(signs) or "none is seen"), *_monitors(signs, standings))
 
 
-def _monitors(signs: Sequence[str], standings: Sequence[Standing]) -> Iterator[Entry]:
+def _monitors(signs: Sequence[str], standings: Sequence[FieldSupport]) -> Iterator[Entry]:
     held = gpus_with_held_monitors(standings)
     others = {answer: gpus for answer, gpus in gpus_by_monitors(standings).items() if set(gpus) - set(held)}
     if held:

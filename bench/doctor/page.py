@@ -15,9 +15,9 @@ from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 from workloads.probes.spec import SIZE_BYTES
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import Device
 
 Unit = Literal["bytes", "hertz", "bits_per_second"]
@@ -70,7 +70,7 @@ class Comparison:
 class GpuFields:
     """NVML's questions to the GPUs, with answers and costs. left_out: what not every GPU answers, and why."""
 
-    standings: tuple[Standing, ...]
+    standings: tuple[FieldSupport, ...]
     left_out: tuple[str, ...]
 
 
@@ -143,7 +143,7 @@ def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Est
     if (
         summary.outcome == "done"
         and case.device == device
-        and case.version == card_of(case.strategy).version_on(device)
+        and case.version == spec_of(case.strategy).version_on(device)
         and summary.hardware == machine.hardware(device)
     ):
         yield from (found for found in summary.estimates if _counts(found, case.strategy, case.ranks, device))

@@ -16,12 +16,12 @@ from collectors.metrics import agent, host, results
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
-from collectors.node.registry import OPENERS, USUAL, NodeCollector, Wanted, open_collectors, open_nvml
+from collectors.node.registry import OPENERS, USUAL, NodeCollector, PollingConfig, open_collectors, open_nvml
 from collectors.node.watch import NodeWatch
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned
-from collectors.prometheus.http_server import CannotListen, Server, Terms
+from collectors.prometheus.http_server import CannotListen, Server, ServerConfig
 
 # Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
 
@@ -31,13 +31,13 @@ NOTICE = (
 )
 
 
-def open_recorded_collectors(wanted: Wanted = USUAL) -> tuple[NodeCollector, ...]:
+def open_recorded_collectors(wanted: PollingConfig = USUAL) -> tuple[NodeCollector, ...]:
     """Open the registered node collectors, with recorded GPUs in place of this node's."""
     openers = tuple((name, _recorded if name == "nvml" else opener) for name, opener in OPENERS)
     return open_collectors(wanted, openers)
 
 
-def _recorded(wanted: Wanted) -> NodeCollector:
+def _recorded(wanted: PollingConfig) -> NodeCollector:
     return open_nvml(wanted, RecordedNvml(load(EIGHT_GPUS)).nvml)
 
 
@@ -304,7 +304,12 @@ _RESULTS = (_SCALING, _WAITING)
 
 @contextmanager
 def open_demonstration(
-    *, host: str, port: int, wanted: Wanted, on_notice: Callable[[str], None], terms: Callable[[], Terms] = Terms
+    *,
+    host: str,
+    port: int,
+    wanted: PollingConfig,
+    on_notice: Callable[[str], None],
+    terms: Callable[[], ServerConfig] = ServerConfig,
 ) -> Iterator[Server]:
     """Serve something on every panel while the context is open.
 

@@ -17,7 +17,7 @@ from bench.exporter.gpu_placement import Place
 from bench.runs.active_runs import FollowedFolders
 from bench.runs.run_dir import CaseFile, case_file, machine_of
 from bench.runs.summary import series_of
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.errors import in_words
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.agent import RANK_INFO, RUN_INFO
@@ -78,7 +78,7 @@ class FollowedRuns:
         self._begun_ns: int | None = None
         self._last: _Look | None = None
         self._asking = threading.Lock()
-        self._answerer = Answerer("runs", self._take)
+        self._answerer = BackgroundTask("runs", self._take)
 
     def ask(self) -> None:
         """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""

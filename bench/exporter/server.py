@@ -14,13 +14,13 @@ from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
 from bench.exporter.latest_results import NewestResults
 from bench.exporter.live_runs import FollowedRuns, LiveRuns
-from collectors.dcgm.job_mapping import JobMapping, ToldJobs
+from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.registry import METRICS
 from collectors.node.poller import HOLD_S
-from collectors.node.registry import NodeCollector, Wanted, open_collectors
+from collectors.node.registry import NodeCollector, PollingConfig, open_collectors
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Exporter, Source
-from collectors.prometheus.http_server import CannotListen, PortTaken, Server, Terms
+from collectors.prometheus.http_server import CannotListen, PortTaken, Server, ServerConfig
 
 HOST = "127.0.0.1"
 PORT = 9464
@@ -37,8 +37,8 @@ class NodePlan:
     mapping: where to tell dcgm-exporter which run is on which GPU.
     """
 
-    wanted: Wanted
-    opener: Callable[[Wanted], Sequence[NodeCollector]] = open_collectors
+    wanted: PollingConfig
+    opener: Callable[[PollingConfig], Sequence[NodeCollector]] = open_collectors
     mapping: JobMapping | None = None
 
 
@@ -50,7 +50,7 @@ def open_server(
     host: str,
     port: int,
     on_notice: Callable[[str], None],
-    terms: Callable[[], Terms] = Terms,
+    terms: Callable[[], ServerConfig] = ServerConfig,
     node: NodePlan | None = None,
 ) -> Iterator[Server]:
     """Serve while the context is open.
@@ -83,7 +83,7 @@ def serving(
     with ExitStack() as stack:
         server = None
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), Terms, None))
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None))
         except CannotListen as error:
             on_notice(f"no /metrics of this run's own: {error}; an `observatory serve` there shows this run, too")
         yield server
@@ -91,7 +91,12 @@ def serving(
 
 @contextmanager
 def answering(
-    sources: Sequence[Source], *, host: str, port: int, terms: Callable[[], Terms], on_notice: Callable[[str], None]
+    sources: Sequence[Source],
+    *,
+    host: str,
+    port: int,
+    terms: Callable[[], ServerConfig],
+    on_notice: Callable[[str], None],
 ) -> Iterator[Server]:
     """Serve what the sources give while the context is open.
 
@@ -149,7 +154,7 @@ def _open(
     host: str,
     port: int,
     on_notice: Callable[[str], None],
-    terms: Callable[[], Terms],
+    terms: Callable[[], ServerConfig],
     node: NodePlan | None,
 ) -> Iterator[Server]:
     results = NewestResults(store_url, on_notice=on_notice)
@@ -187,7 +192,11 @@ def _node_and_runs(
     def look_at_runs() -> None:
         runs.ask()
 
-    jobs = None if node.mapping is None else stack.enter_context(closing(ToldJobs(node.mapping, on_notice=on_notice)))
+    jobs = (
+        None
+        if node.mapping is None
+        else stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
+    )
     watch = NodeWatch(
         lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice, on_beat=look_at_runs
     )

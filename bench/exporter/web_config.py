@@ -25,7 +25,7 @@ import yaml
 
 from bench.errors import Misuse
 from bench.runs.files import read_small
-from collectors.prometheus.http_server import Terms
+from collectors.prometheus.http_server import ServerConfig
 
 # Checking passwords, of which only the bcrypt hashes are known.
 
@@ -324,7 +324,7 @@ class WebGuard:
         self._terms, self._stamps = _read(path)
         self._said = ""
 
-    def terms(self) -> Terms:
+    def terms(self) -> ServerConfig:
         """Return the terms for a client that connects now."""
         with self._lock:
             if any(_stamp(file) != stamp for file, stamp in self._stamps.items()):
@@ -344,14 +344,14 @@ class WebGuard:
         self._terms, self._stamps, self._said = terms, stamps, ""
 
 
-def _read(path: Path) -> tuple[Terms, _Stamps]:
+def _read(path: Path) -> tuple[ServerConfig, _Stamps]:
     stamps = {path: _stamp(path)}
     config = read_web_config(path)
     tls = config.tls
     if tls is not None:
         named = (tls.certificate, tls.key, tls.client_ca)
         stamps |= {file: _stamp(file) for file in named if file is not None}
-    terms = Terms(
+    terms = ServerConfig(
         tls=None if tls is None else _context(path, tls),
         admits=Passwords(config.password_hashes).admits if config.password_hashes else None,
         headers=config.headers,

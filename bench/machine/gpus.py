@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import pynvml
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.nvml import library
 from collectors.nvml.mig import find_instances
 
@@ -165,7 +165,7 @@ def read_gpus(
     within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
     """
     asked = nvml or cast(Nvml, pynvml)
-    answerer = Answerer("nvml-gpus", lambda: _read_gpus(asked, environment))
+    answerer = BackgroundTask("nvml-gpus", lambda: _read_gpus(asked, environment))
     answerer.ask()
     if not answerer.wait(min(late_s, within_s)):
         on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
@@ -175,12 +175,12 @@ def read_gpus(
 
 def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
     """Return the answer; None if the driver hangs, and then the asking thread is left behind."""
-    answerer = Answerer("nvml-memory", question)
+    answerer = BackgroundTask("nvml-memory", question)
     answerer.ask()
     return _answer(answerer, within_s)
 
 
-def _answer(answerer: Answerer[Answer], within_s: float) -> Answer | None:
+def _answer(answerer: BackgroundTask[Answer], within_s: float) -> Answer | None:
     if not answerer.wait(within_s):
         return None
     answerer.close(within_s)

@@ -213,23 +213,23 @@ def _most(case: Case, ranks: Sequence[int]) -> _Need:
 
 def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
     """Yield what these ranks hold together at each moment that may be the worst; all ranks build at the same time."""
-    card = case.card()
-    if card.kind == "probe":
-        yield _need("buffers of", "take", ranks, sum(card.working_bytes(case, rank) for rank in ranks))
+    spec = case.spec()
+    if spec.kind == "probe":
+        yield _need("buffers of", "take", ranks, sum(spec.working_bytes(case, rank) for rank in ranks))
         return
-    states = [card.states(case, rank) for rank in ranks]
+    states = [spec.states(case, rank) for rank in ranks]
     held = sum(one.parameters_bytes + one.gradients_bytes + one.optimizer_bytes for one in states)
-    built = sum(card.building_bytes(case, rank) for rank in ranks)
+    built = sum(spec.building_bytes(case, rank) for rank in ranks)
     yield _need("parameters, gradients and optimizer state of", "take", ranks, held)
     yield _need("the model, made whole on each of", "before it is divided, takes", ranks, built)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
         yield _tokens(case)
-    peak = card.peak(case) if parts(case) <= PARTS_JUDGED else None
+    peak = spec.peak(case) if parts(case) <= PARTS_JUDGED else None
     if isinstance(peak, Prediction):
         # In a pipeline, other ranks hold less than the predicted one; elsewhere all hold as much, at the same time.
-        alike = 1 if card.pipeline(case) is not None else len(ranks)
+        alike = 1 if spec.pipeline(case) is not None else len(ranks)
         live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
         kept = sum(one.parameters_bytes + one.optimizer_bytes for one in states)
         yield _need("what lives in a step, activations included, of", "takes", ranks, kept + live)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from bench.case import Case
 from bench.rank.distributed import Position, joined
-from bench.rank.evidence import EvidenceFile, Seen, Sketch
+from bench.rank.evidence import EvidenceFile, Sketch, StepEvidence
 from bench.rank.messages import RankOrder
 from collectors.metrics.rank import LOSS
 from collectors.sample_log import Note, Reading, SampleLog
@@ -47,12 +47,12 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
     """
     case = order.case
     with joined(order, log) as device:
-        card = case.card()
-        mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
-        workload: Workload = resolve_name(card.entry)(case, mesh, _unmarked)
+        spec = case.spec()
+        mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
+        workload: Workload = resolve_name(spec.entry)(case, mesh, _unmarked)
         for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
             log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
-        batches = make_batches(case, card.place_of(case, order.rank))
+        batches = make_batches(case, spec.place_of(case, order.rank))
         with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
             for seen in witnessed_steps(case, workload, batches, device):
                 file.write(seen)
@@ -66,7 +66,7 @@ def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
 
 def witnessed_steps(
     case: Case, workload: Workload, batches: Batches | NoBatches, device: torch.device
-) -> Iterator[Seen]:
+) -> Iterator[StepEvidence]:
     """Train all steps of a convergence check's case; yield what each step used and computed as soon as it is done."""
     parameters, check = case.shape.parameters(), check_of(case)
     assert check is not None, "a witness is of a check"
@@ -78,7 +78,7 @@ def witnessed_steps(
         loss = workload.step(to_device(tokens_bs, device))
         value = None if loss is None else loss.item()
         norm = workload.gradient_norm() if isinstance(workload, KnowsNorm) else None
-        yield Seen(
+        yield StepEvidence(
             step=step,
             loss=value if value is not None and math.isfinite(value) else None,
             is_finite=value is None or math.isfinite(value),

@@ -12,7 +12,7 @@ Sketch = tuple[float, float]
 """The norm of a tensor, and its dot product with a random direction that depends on the weight's name."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class StepEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence of one step of one rank.
 
     loss: of the rank's own sequences; None if the rank computes none, or if it is not finite.
@@ -48,7 +48,7 @@ class EvidenceFile:
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = path_of(folder, rank).open("ab", buffering=0)
 
-    def write(self, seen: Seen) -> None:
+    def write(self, seen: StepEvidence) -> None:
         """Append one step as one line."""
         self._file.write(msgspec.json.encode(seen) + b"\n")
 
@@ -62,11 +62,11 @@ def path_of(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.evidence.jsonl"
 
 
-def read_evidence(folder: Path, rank: int) -> list[Seen]:
+def read_evidence(folder: Path, rank: int) -> list[StepEvidence]:
     """Return all steps of a rank, in order.
 
     Raises:
         OSError: there is no such file.
         msgspec.DecodeError: a line is incomplete.
     """
-    return msgspec.json.Decoder(Seen).decode_lines(path_of(folder, rank).read_bytes())
+    return msgspec.json.Decoder(StepEvidence).decode_lines(path_of(folder, rank).read_bytes())

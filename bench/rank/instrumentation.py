@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.case import Case, Looks
+from bench.case import Case, InstrumentationOptions
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Sample
 from collectors.rank import flight_recorder
@@ -83,7 +83,7 @@ class PhaseMarks:
         return asking_ns
 
 
-class MemoryLooks:
+class MemoryInstrumentation:
     """Measures one rank's memory in extra steps. Every rank of a run makes the same measurements, in the same steps.
 
     marks: of the workload's phases. run_step: runs a step like the measured ones. note: takes what is absent, and why.
@@ -106,7 +106,7 @@ class MemoryLooks:
         self._run_step = run_step
         self._note = note
 
-    def samples(self, looks: Looks) -> list[Sample]:
+    def samples(self, looks: InstrumentationOptions) -> list[Sample]:
         """Return live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
         live = self._live_tensors() if self._device.type == "cpu" else self._allocations_of_stages()
         by_category = self._by_category() if looks.memory_snapshot else []

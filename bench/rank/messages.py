@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.case import NO_LOOKS, Case, Looks
+from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions
 from bench.machine.machine import Machine
 from bench.rank.fault_injection import Fault
 
@@ -40,7 +40,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     store_timeout_s: float
     collective_timeout_s: float
     keep_trace: bool = False
-    looks: Looks = NO_LOOKS
+    looks: InstrumentationOptions = NO_INSTRUMENTATION
     ceiling_flops_per_second: float | None = None
     fault: Fault | None = None
 
@@ -58,7 +58,7 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     folder: str
     limit_s: float
     keep_trace: bool = False
-    looks: Looks = NO_LOOKS
+    looks: InstrumentationOptions = NO_INSTRUMENTATION
     ceiling_flops_per_second: float | None = None
     fault: Fault | None = None
 

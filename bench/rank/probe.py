@@ -49,7 +49,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
     if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
         nccl_log.ask(choices)  # Before NCCL starts: it reads its settings once.
     with joined(order, log) as device:
-        mesh = make_mesh(case.card().mesh(case), case.device)
+        mesh = make_mesh(case.spec().mesh(case), case.device)
         ready = partial(wait_for_all, device)
         agree = partial(all_say, device=device)
         stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)
@@ -73,7 +73,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
             if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
                 commit(fault)
 
-        probe: Probe = resolve_name(case.card().entry)
+        probe: Probe = resolve_name(case.spec().entry)
         probe(case, mesh, record, stopwatch)
         if is_told and order.rank == 0:
             _log_choices(order, log, choices, position)

@@ -17,11 +17,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, peak_of
-from bench.analysis.timelines import keep
-from bench.case import Case, Looks
+from bench.analysis.timelines import save_timeline
+from bench.case import Case, InstrumentationOptions
 from bench.rank.distributed import Position, joined, wait_for_all
 from bench.rank.fault_injection import commit
-from bench.rank.instrumentation import MemoryLooks, PhaseMarks, TracedWindow, entered_in, trace
+from bench.rank.instrumentation import MemoryInstrumentation, PhaseMarks, TracedWindow, entered_in, trace
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
@@ -43,7 +43,7 @@ from collectors.rank.action_clock import host_clock_name, make_action_clock
 from collectors.rank.flight_recorder import OTHER_AXIS, axes_of_groups
 from collectors.rank.memory import make_memory
 from collectors.rank.step_clock import StepTimes, make_clock
-from collectors.sample_log import Mark, Note, Performed, Reading, SampleLog
+from collectors.sample_log import Mark, Note, Reading, SampleLog, TimedActions
 from collectors.traces.analyzers.summary import breakdowns, why_no_communication
 from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
@@ -90,12 +90,12 @@ def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
         LogUnwritable: the log cannot be written.
         Exception: whatever the workload raises.
     """
-    case, card = order.case, order.case.card()
+    case, spec = order.case, order.case.spec()
     with joined(order, log, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
-        mesh = make_mesh(card.mesh(case), case.device, high_priority=card.high_priority_axes(case))
+        mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
         marks = PhaseMarks(make_clock(device), make_memory(device))
-        workload: Workload = resolve_name(card.entry)(case, mesh, marks.phase)
-        with closing(make_batches(case, card.place_of(case, order.rank))) as batches:
+        workload: Workload = resolve_name(spec.entry)(case, mesh, marks.phase)
+        with closing(make_batches(case, spec.place_of(case, order.rank))) as batches:
             _Rank(order, log, position, device, mesh, marks, workload, batches).run(order.looks)
 
 
@@ -136,9 +136,9 @@ class _Rank:
         self._ends: deque[list[Sample]] = deque()  # Samples of ended steps whose times are not known yet.
         self._observer_ns = 0
         self._tokens = 0.0
-        case, card = order.case, order.case.card()
+        case, spec = order.case, order.case.spec()
         # Ranks that share their sequences share their tokens, so that the tokens of all ranks add up to the batch's.
-        share = card.data_ranks(case) / card.training_ranks(case)
+        share = spec.data_ranks(case) / spec.training_ranks(case)
         self._step_tokens = case.shape.sequence * batches.sequences * share
         self._speed = StepSpeed(
             case,
@@ -149,7 +149,7 @@ class _Rank:
         self._logged = 0
         self._is_loss_finite = True
 
-    def run(self, looks: Looks) -> None:
+    def run(self, looks: InstrumentationOptions) -> None:
         """Warm up and measure; then trace, time pipeline actions and measure memory in steps of their own."""
         case = self._order.case
         for text in self._workload.notes() if isinstance(self._workload, KnowsNotes) else ():
@@ -261,7 +261,7 @@ class _Rank:
             folder=Path(order.folder),
         )
         if traced.has_figures:
-            keep(traced.timeline, Path(order.folder), order.trial)
+            save_timeline(traced.timeline, Path(order.folder), order.trial)
         if order.keep_trace:
             traced.window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
         for text in traced.notes:
@@ -279,10 +279,10 @@ class _Rank:
             self._logged += 1
 
     def _payloads(self, traced: TracedWindow, told: Mapping[str, int]) -> list[Sample]:
-        """Return the mean payload of a step. told: bytes that the workload counted; the card names their mesh axis."""
+        """Return the mean payload of a step. told: bytes that the workload counted; the spec names their mesh axis."""
         case = self._order.case
         # By collective and axis: what the workload counted, then what the Flight Recorder has of the same steps.
-        told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.card().transfers(case)}
+        told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.spec().transfers(case)}
         payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
         axes = axes_of_groups(self._mesh)
         try:
@@ -305,7 +305,7 @@ class _Rank:
             begun_ns = clock.begin_step()
             self._step()
             self._log.write(
-                Performed(
+                TimedActions(
                     trial=self._order.trial,
                     time_ns=time.time_ns(),
                     step=self._position.step,
@@ -319,12 +319,14 @@ class _Rank:
             self._position.step += 1
         workload.mark_actions(None)
 
-    def _look_at_memory(self, looks: Looks) -> None:
+    def _look_at_memory(self, looks: InstrumentationOptions) -> None:
         def run_step() -> None:
             self._step()
             self._position.step += 1
 
-        memory = MemoryLooks(self._order, self._device, self._workload, self._marks, run_step=run_step, note=self._note)
+        memory = MemoryInstrumentation(
+            self._order, self._device, self._workload, self._marks, run_step=run_step, note=self._note
+        )
         self._log.write(self._reading("memory", self._logged, memory.samples(looks)))
 
     def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:

@@ -96,7 +96,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
 
 def _part(order: RankOrder) -> Callable[[RankOrder, SampleLog, Position], None]:
     """Return the function that a rank of such a case runs."""
-    if order.case.card().kind == "probe":
+    if order.case.spec().kind == "probe":
         return run_probe
     return measure if check_of(order.case) is None else witness
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from bench.analysis.mfu import Absent
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
 from bench.reports.format import TELLS_LITTLE, figure, open_console, print_csv, print_figures, print_json, tells_little
-from collectors.nvml.library import Answer, Standing
+from collectors.nvml.library import Answer, FieldSupport
 
 # The section "fields": what each GPU answers to each question, as a table of questions by GPUs and as rows of CSV.
 
@@ -50,7 +50,7 @@ def _table(fields: GpuFields) -> Table:
     table = Table("", Column("question", no_wrap=True), box=None, pad_edge=False)
     for gpu in gpus:
         table.add_column(f"GPU {gpu}", justify="right", no_wrap=True)
-    by_question: dict[str, dict[str, Standing]] = {}
+    by_question: dict[str, dict[str, FieldSupport]] = {}
     for standing in fields.standings:
         by_question.setdefault(standing.question, {})[standing.gpu] = standing
     for question, standings in by_question.items():
@@ -59,7 +59,7 @@ def _table(fields: GpuFields) -> Table:
     return table
 
 
-def _cell(standing: Standing) -> str:
+def _cell(standing: FieldSupport) -> str:
     if standing.answer != "answers" or standing.cost_s is None:
         return _WORDS.get(standing.answer, "")
     return _duration(standing.cost_s)

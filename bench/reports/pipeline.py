@@ -58,7 +58,7 @@ def _stages(summary: Summary) -> Table:
     names = [kind.replace("_", " ") for kind in kinds]
     table = _table("stage", "pipeline rank", *names, "live microbatches", "activations")
     stages = dict.fromkeys(stage for stage, _ in (*found, *live, *activations))
-    pipeline = summary.case.card().pipeline(summary.case) if stages else None
+    pipeline = summary.case.spec().pipeline(summary.case) if stages else None
     for stage in stages:
         rank = "-" if pipeline is None else str(pipeline.rank_of(int(stage)))
         times = [_cell(found, stage, kind) for kind in kinds]
@@ -137,7 +137,7 @@ def show_timeline(summary: Summary, format_name: str | None, console: Console | 
     folder = Path(summary.folder)
     steps = timed_steps(summary.case, folder)
     if format_name == "table":
-        groups = pipelines(summary.case.card().mesh(summary.case))
+        groups = pipelines(summary.case.spec().mesh(summary.case))
         print_timeline(typical(steps), groups, console or open_console())
     elif format_name == "json":
         one_clock = all(step.is_one_clock for step in steps)

@@ -24,7 +24,7 @@ from bench.reports.format import (
     said_of_ranks,
     shortened,
 )
-from bench.traces.inputs import TraceSide
+from bench.traces.inputs import TraceSet
 from collectors.traces.table import Cell, Column, Table, Unit
 
 # A table drawn for people, as wide as their terminal; columns that do not fit continue below.
@@ -151,11 +151,11 @@ _SUFFIXES: dict[Unit, str] = {"": "", "ns": "_ns", "ratio": "_ratio", "bytes": "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class AnalysisReport:
     """What an analysis found in these sides. notes: of the analysis, and so of each of its tables."""
 
     analysis: str
-    sides: tuple[TraceSide, ...]
+    sides: tuple[TraceSet, ...]
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
 
@@ -167,7 +167,7 @@ class Found:
 
 
 def write(
-    found: Found,
+    found: AnalysisReport,
     file: TextIO,
     format_name: str,
     *,
@@ -196,14 +196,14 @@ def write(
         on_notice(on_one_line(line))
 
 
-def _chosen(found: Found, name: str | None) -> tuple[Table, ...]:
+def _chosen(found: AnalysisReport, name: str | None) -> tuple[Table, ...]:
     tables = tuple(table for table in found.tables if name in (None, table.name))
     if not tables:
         raise Misuse(f'--table is "{name}"; {found.analysis} has {_names(found.tables)}')
     return tables
 
 
-def _write_for_people(found: Found, tables: Sequence[Table], file: TextIO, limit: int) -> None:
+def _write_for_people(found: AnalysisReport, tables: Sequence[Table], file: TextIO, limit: int) -> None:
     console = open_console(file)
     for table in tables:
         draw(table, console, limit=limit)
@@ -215,7 +215,7 @@ def _write_for_people(found: Found, tables: Sequence[Table], file: TextIO, limit
         print_words(console, on_one_line(line))
 
 
-def _write_json(found: Found, tables: Sequence[Table], file: TextIO) -> None:
+def _write_json(found: AnalysisReport, tables: Sequence[Table], file: TextIO) -> None:
     """Write all cells in base units, with the files that they come from."""
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -246,7 +246,7 @@ def _write_json(found: Found, tables: Sequence[Table], file: TextIO) -> None:
     file.write("\n")
 
 
-def _write_csv(found: Found, tables: Sequence[Table], file: TextIO) -> None:
+def _write_csv(found: AnalysisReport, tables: Sequence[Table], file: TextIO) -> None:
     """Write the cells of one table in base units, which the columns' names state."""
     if len(tables) > 1:
         raise Misuse(f"--format csv writes one table, and {found.analysis} has {_names(tables)}; choose with --table")

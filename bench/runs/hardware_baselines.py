@@ -178,7 +178,7 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 def _communication(summary: Summary, history: History) -> Iterator[Estimate | str]:
     """Yield the expected time of the strategy's collectives in a step on the measured link, or why it is absent."""
-    transfers = summary.case.card().transfers(summary.case)
+    transfers = summary.case.spec().transfers(summary.case)
     if not transfers:
         return
     link = _find_link(summary, history)
@@ -193,7 +193,7 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
 def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
     """Yield what explains the bubble of a pipeline; without a link, all parts but the transfer."""
     case = summary.case
-    pipeline = case.card().pipeline(case)
+    pipeline = case.spec().pipeline(case)
     if pipeline is None:
         return
     link = _find_link(summary, history, ("send", CALIBRATION))
@@ -206,7 +206,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
 
 def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
     """Return the time of all transfers of a step in turn, between ranks that are all joined by this link."""
-    axes = summary.case.card().mesh(summary.case)
+    axes = summary.case.spec().mesh(summary.case)
     node = Interconnect(levels=(Level(name="node", ranks=summary.case.ranks, link=link),))
     return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
 

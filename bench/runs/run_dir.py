@@ -31,7 +31,7 @@ from bench.runs.files import read_small
 from bench.runs.summary import Summary, decode, encode
 from collectors.errors import in_words
 from collectors.sample_log import NewerSchema
-from workloads.registry import CARDS
+from workloads.registry import SPECS
 
 # Slots: small numbers that tell apart the runs that are running at the same time in one folder of runs
 
@@ -172,7 +172,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
     file = case_file(folder)
     machine = _read(folder / "machine.json", Machine)
     case = file.case
-    if case.strategy not in {card.name for card in CARDS}:
+    if case.strategy not in {spec.name for spec in SPECS}:
         raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
     try:
         found = findings(case, folder, _device_name(case, machine))

@@ -164,7 +164,7 @@ class RankTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSide:
+class TraceSet:
     """The traces of one run's ranks, by rank.
 
     notices: a line for each thing missing: ranks, or parts of a trace. folder: the run's; None if not named by a run.
@@ -182,7 +182,7 @@ class TraceSide:
 
 def read_sides(
     named: Mapping[str, Sequence[str]], *, rank: int | None, runs_folder: Path, store_url: str | None
-) -> tuple[TraceSide, ...]:
+) -> tuple[TraceSet, ...]:
     """Read each side from the files, folders and runs named for it. rank: replaces the rank of a lone trace.
 
     Raises:
@@ -194,7 +194,7 @@ def read_sides(
     if rank is not None and most > 1:
         raise Misuse(f"--rank is of a lone trace, and these are {most}; leave it out, or name one file")
     read = iter(read_traces([path for found in files.values() for path in found.paths], rank=rank))
-    sides: list[TraceSide] = []
+    sides: list[TraceSet] = []
     for name, found in files.items():
         traces, skipped = _told_apart(found, [next(read) for _ in found.paths])
         side = side_of(name, list(traces), list(traces.values()), ranks=found.ranks if rank is None else None)
@@ -220,7 +220,7 @@ def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict
     return traces, [f"skipped: {why}" for why in refused.values()]
 
 
-def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSide:
+def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSet:
     """Make a side of these files. ranks: how many the run had; None where only the traces may tell.
 
     Raises:
@@ -237,7 +237,7 @@ def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, 
             )
         by_rank[rank] = trace
     ordered = tuple(by_rank[rank] for rank in sorted(by_rank))
-    return TraceSide(
+    return TraceSet(
         name=name,
         traces=ordered,
         notices=(

@@ -25,7 +25,7 @@ def require_stages(case: Case) -> None:
     Raises:
         Misuse: its strategy has no pipeline stages, or no step would be timed.
     """
-    if case.model is None or case.card().pipeline(case) is None:
+    if case.model is None or case.spec().pipeline(case) is None:
         raise Misuse(
             f"--timeline draws pipeline stages, and {case.strategy} has none; leave it out, or take a pipeline"
             " (`observatory list` shows all)"
@@ -61,7 +61,7 @@ def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
     Raises:
         InfrastructureFailed: the folder cannot be written.
     """
-    groups = pipelines(case.card().mesh(case))
+    groups = pipelines(case.spec().mesh(case))
     drawn = [(step, work, _span(step, work)) for step in steps for work in step.works]
     flows = [flow for step in steps for ranks in groups for flow in _flows(step, ranks, drawn)]
     path = folder / FILE
@@ -114,7 +114,7 @@ def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[Trace
     on_notice: called with the reason where a pipeline's actions are absent.
     """
     case = case_file(folder).case
-    if case.model is None or case.card().pipeline(case) is None:
+    if case.model is None or case.spec().pipeline(case) is None:
         return []
     try:
         steps = timed_steps(case, folder)

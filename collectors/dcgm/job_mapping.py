@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.errors import in_words
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
@@ -348,7 +348,7 @@ def _file_of(gpu: str, part: str) -> str:
 _CLOSE_S = 5.0
 
 
-class ToldJobs:
+class JobMappingWriter:
     """Updates a job mapping in a thread of its own, since the folder may be on a disk that hangs.
 
     A failure is reported, and tried again at the next `tell`.
@@ -359,7 +359,7 @@ class ToldJobs:
         self._mapping = mapping
         self._on_notice = on_notice
         self._runs: Mapping[str, frozenset[str]] = {}
-        self._answerer = Answerer("job-mapping", self._show)
+        self._answerer = BackgroundTask("job-mapping", self._show)
 
     def tell(self, samples: Sequence[Owned]) -> None:
         """Start to update the mapping from the samples of live runs, unless the last update still runs; never waits."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.errors import in_words
 from collectors.metrics.metric import Sample
 from collectors.node.registry import CountingCollector, NodeCollector
@@ -140,7 +140,7 @@ class _Asked:
         self.state: State = "answering"
         self._clock_ns = clock_ns
         self._counting = collector if isinstance(collector, CountingCollector) else None
-        self.answerer: Answerer[_Answer] = Answerer(f"collector-{collector.name}", self._read)
+        self.answerer: BackgroundTask[_Answer] = BackgroundTask(f"collector-{collector.name}", self._read)
 
     @property
     def absent(self) -> tuple[str, ...]:

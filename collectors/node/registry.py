@@ -21,7 +21,7 @@ _HOLD_BEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PollingConfig:
     """What is wanted of the collectors. beat_s: time between two polls. per_nvlink: also the bytes of each NVLink."""
 
     beat_s: float = 1.0
@@ -40,7 +40,7 @@ class Wanted:
         return max(shortest_s, _HOLD_BEATS * self.beat_s)
 
 
-USUAL = Wanted()
+USUAL = PollingConfig()
 
 
 class NodeCollector(Protocol):
@@ -78,7 +78,7 @@ class CountingCollector(Protocol):
         """Number of fields and single values that it has asked for since it was opened; read from any thread."""
 
 
-def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
+def open_nvml(wanted: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector:
     """Open the collector of this node's GPUs, or of the GPUs of the given NVML."""
     return NvmlCollector(
         nvml,
@@ -88,7 +88,7 @@ def open_nvml(wanted: Wanted, nvml: Nvml | None = None) -> NvmlCollector:
     )
 
 
-Opener = Callable[[Wanted], NodeCollector]
+Opener = Callable[[PollingConfig], NodeCollector]
 
 OPENERS: tuple[tuple[str, Opener], ...] = (
     ("host", lambda wanted: HostCollector()),
@@ -97,13 +97,13 @@ OPENERS: tuple[tuple[str, Opener], ...] = (
 
 
 def open_collectors(
-    wanted: Wanted = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
+    wanted: PollingConfig = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
 ) -> tuple[NodeCollector, ...]:
     """Open every collector of this node, in order; one that cannot be opened has a reason and no samples."""
     return tuple(_open(name, opener, wanted) for name, opener in openers)
 
 
-def _open(name: str, opener: Opener, wanted: Wanted) -> NodeCollector:
+def _open(name: str, opener: Opener, wanted: PollingConfig) -> NodeCollector:
     try:
         return opener(wanted)
     except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.

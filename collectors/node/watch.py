@@ -14,7 +14,7 @@ from collectors.errors import in_words
 from collectors.metrics import agent
 from collectors.metrics.metric import Sample
 from collectors.node.poller import DEADLINE_S, HOLD_S, Part, Poller
-from collectors.node.registry import USUAL, GpuCollector, NodeCollector, Wanted, open_collectors
+from collectors.node.registry import USUAL, GpuCollector, NodeCollector, PollingConfig, open_collectors
 from collectors.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.exposition import Owned
@@ -185,7 +185,7 @@ class NodeWatch:
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._opener = opener
-        self._wanted = Wanted(beat_s=beat_s)
+        self._wanted = PollingConfig(beat_s=beat_s)
         self._on_notice, self._on_beat = on_notice, on_beat
         self._clock_ns, self._cpu_s, self._wait = clock_ns, cpu_s, wait
         self._collectors: Sequence[NodeCollector] = ()

@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.events import EventWatch
 from collectors.nvml.gpu import Gpu, WatchedGpu
-from collectors.nvml.library import RETRY_S, Answer, Nvml, NVMLError, Standing, Timed, installed_nvml, missing_driver
+from collectors.nvml.library import (
+    RETRY_S,
+    Answer,
+    FieldSupport,
+    Nvml,
+    NVMLError,
+    Timed,
+    installed_nvml,
+    missing_driver,
+)
 from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processes
 
 # Refused questions, summarised in few lines.
@@ -27,7 +36,7 @@ _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
 are NUMA nodes, and new ones remap rows and retire no pages."""
 
 
-def refusals(standings: Iterable[Standing], *, driver: str) -> list[str]:
+def refusals(standings: Iterable[FieldSupport], *, driver: str) -> list[str]:
     """Return one line for all GPUs that refuse the same questions for the same reason.
 
     What a kind of GPU never supports is left out here; the table of standings has it.
@@ -107,7 +116,7 @@ class NvmlCollector:
         self._timed = Timed(self._nvml, clock_ns=clock_ns)
         self._is_begun = False
         self._driver = self._cuda = ""
-        self._opening: Answerer[_Opened] = Answerer("nvml-open", self._open)
+        self._opening: BackgroundTask[_Opened] = BackgroundTask("nvml-open", self._open)
         self._opening.ask()
         self._await_opened()
 
@@ -160,7 +169,7 @@ class NvmlCollector:
         """Number of fields, GPM metrics, and calls for a single value that GPUs were asked for so far."""
         return sum(one.gpu.timed.asked for one in self._watched() if one.gpu is not None)
 
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[FieldSupport, ...]:
         """Return one standing for each GPU and each question that it was asked."""
         gpus = [watched.gpu for watched in self._watched()]
         return tuple(one for gpu in gpus if gpu is not None for one in gpu.standings.all())

@@ -18,7 +18,7 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.gpm import MONITORS, pcie_rate
-from collectors.nvml.library import Nvml, NVMLError, Standings
+from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
@@ -333,7 +333,7 @@ class FieldBatch:
         handle: Any,
         gpu: str,
         fields: Sequence[Field],
-        standings: Standings,
+        standings: FieldSupportTable,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

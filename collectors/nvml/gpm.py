@@ -13,7 +13,7 @@ from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_GPM_METRICS_GET_VERSION, NVML_
 
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
-from collectors.nvml.library import Nvml, NVMLError, Standings
+from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
 
 _APART_NS = 150_000_000
 """Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
@@ -93,7 +93,7 @@ class Profile:
         nvml: Nvml,
         handle: Any,
         gpu: str,
-        standings: Standings,
+        standings: FieldSupportTable,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 from collectors.errors import in_words
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics
@@ -17,7 +17,16 @@ from collectors.metrics.gpu import GPU_PCIE_LINK
 from collectors.metrics.metric import Sample
 from collectors.nvml.fields import FieldBatch, fields_of
 from collectors.nvml.gpm import Profile
-from collectors.nvml.library import RETRY_S, GpuLost, Nvml, NVMLError, Standings, Timed, says_forbidden, says_lost
+from collectors.nvml.library import (
+    RETRY_S,
+    FieldSupportTable,
+    GpuLost,
+    Nvml,
+    NVMLError,
+    Timed,
+    says_forbidden,
+    says_lost,
+)
 from collectors.nvml.mig import Instance, find_instances, read_instance
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
 
@@ -65,7 +74,7 @@ class Gpu:
     ) -> None:
         self.label = str(index)
         self.timed = Timed(nvml, clock_ns=clock_ns)
-        self.standings = Standings(self.label, clock_ns=clock_ns)
+        self.standings = FieldSupportTable(self.label, clock_ns=clock_ns)
         self._nvml = self.timed.nvml
         self.handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid = self._nvml.nvmlDeviceGetUUID(self.handle)
@@ -222,7 +231,7 @@ class WatchedGpu:
         self._due_ns: int | None = None
         self._found: Gpu | None = None
         self._taken: _Outcome | None = None
-        self._answerer: Answerer[_Outcome] = Answerer(f"nvml-gpu{index}", self._look)
+        self._answerer: BackgroundTask[_Outcome] = BackgroundTask(f"nvml-gpu{index}", self._look)
 
     @property
     def reasons(self) -> tuple[str, ...]:

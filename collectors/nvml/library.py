@@ -224,7 +224,7 @@ class GpuLost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class FieldSupport:
     """Whether one GPU answers one question.
 
     reason: NVML's message, or why its answer is of no use; None where it answers. cost_s: time of the last answer, None
@@ -238,7 +238,7 @@ class Standing:
     cost_s: float | None = None
 
 
-class Standings:
+class FieldSupportTable:
     """The standings of all questions to one GPU. A question that was refused for good is never asked again.
 
     "Not supported" is not for good where the question was answered before: a feature may be switched off and on again,
@@ -248,7 +248,7 @@ class Standings:
     def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._gpu = gpu
         self._clock_ns = clock_ns
-        self._by_question: dict[str, Standing] = {}
+        self._by_question: dict[str, FieldSupport] = {}
         self._answering: set[str] = set()
 
     def ask(self, question: str, read: Callable[[], Told]) -> Told | None:
@@ -304,11 +304,11 @@ class Standings:
         standing = self._by_question.get(question)
         return standing is None or standing.answer in {"answers", "not always"}
 
-    def all(self) -> tuple[Standing, ...]:
+    def all(self) -> tuple[FieldSupport, ...]:
         """Return all standings, in the order in which the questions were first asked."""
         return tuple(self._by_question.values())
 
     def _put(self, question: str, answer: Answer, reason: str | None, cost_s: float | None) -> None:
-        self._by_question[question] = Standing(
+        self._by_question[question] = FieldSupport(
             gpu=self._gpu, question=question, answer=answer, reason=reason, cost_s=cost_s
         )

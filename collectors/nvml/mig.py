@@ -12,7 +12,7 @@ from pynvml import NVML_ERROR_NOT_FOUND, nvmlMemory_v2
 
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.metric import Sample
-from collectors.nvml.library import Nvml, NVMLError, Standings, code_of, says_unsupported
+from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, code_of, says_unsupported
 from collectors.nvml.queries import GpuProcess, processes_on
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -42,7 +42,7 @@ def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
 
 
 def read_instance(
-    nvml: Nvml, instance: Instance, standings: Standings, *, gpu: str
+    nvml: Nvml, instance: Instance, standings: FieldSupportTable, *, gpu: str
 ) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
     """Return the samples and processes of one instance; processes are None where the driver refuses to list them.
 

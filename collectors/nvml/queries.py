@@ -25,7 +25,7 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.gpu import GPU_INFO
 from collectors.metrics.metric import Sample
 from collectors.nvml.fields import link_bytes_per_second
-from collectors.nvml.library import Nvml, NVMLError, Standings, says_unsupported
+from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, says_unsupported
 
 # The fabric of NVLink switches, and how far a GPU has joined it.
 
@@ -61,7 +61,7 @@ class Identity:
     """
 
     def __init__(
-        self, nvml: Nvml, handle: Any, standings: Standings, *, gpu: str, uuid: str, driver: str, cuda: str
+        self, nvml: Nvml, handle: Any, standings: FieldSupportTable, *, gpu: str, uuid: str, driver: str, cuda: str
     ) -> None:
         self._nvml, self._handle = nvml, handle
         self._standings = standings

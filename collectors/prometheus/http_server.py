@@ -40,7 +40,7 @@ class PortTaken(CannotListen):
     """Another program listens at the port already."""
 
 
-class Page(Protocol):
+class MetricsPage(Protocol):
     """The content of /metrics."""
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -48,7 +48,7 @@ class Page(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ServerConfig:
     """TLS, authentication and extra headers for a client; by default everybody is served, without TLS.
 
     admits: returns whether a request with this Authorization header is allowed; "" stands for none.
@@ -72,11 +72,11 @@ class Server:
 
     def __init__(
         self,
-        page: Page,
+        page: MetricsPage,
         host: str,
         port: int,
         *,
-        terms: Callable[[], Terms] = Terms,
+        terms: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
         request_s: float = REQUEST_S,
         most_clients: int = MOST_CLIENTS,
@@ -110,7 +110,7 @@ class Server:
 class _Client:
     """A connected client. since_s: when it came, on the monotonic clock."""
 
-    terms: Terms
+    terms: ServerConfig
     since_s: float
 
 
@@ -120,10 +120,10 @@ class _Http(ThreadingHTTPServer):
 
     def __init__(
         self,
-        page: Page,
+        page: MetricsPage,
         host: str,
         port: int,
-        terms: Callable[[], Terms],
+        terms: Callable[[], ServerConfig],
         on_notice: Callable[[str], None],
         *,
         request_s: float,
@@ -151,7 +151,7 @@ class _Http(ThreadingHTTPServer):
             for client in self._clients:
                 _hear_no_more(client)
 
-    def terms_of(self, client: Any) -> Terms:
+    def terms_of(self, client: Any) -> ServerConfig:
         """Return the terms that held when the client connected."""
         return self._clients[client].terms
 

@@ -392,7 +392,7 @@ def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
     from torch.distributed.distributed_c10d import _world
 
     names = mesh.mesh_dim_names
-    assert names is not None, "cards name their axes"
+    assert names is not None, "specs name their axes"
     own = {name: mesh.get_group(name) for name in names}
     members = {name: set(dist.get_process_group_ranks(group)) for name, group in own.items()}
     axes = {}

@@ -183,7 +183,7 @@ step, since each call of step() opens the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class StepInterval:
     """One stretch of a rank's trace, in Unix time.
 
     part: the whole trace, a whole step, or time that is not a whole step. why: the reason for the last.
@@ -197,7 +197,7 @@ class Stretch:
     why: str | None = None
 
 
-def stretches(timeline: Timeline) -> tuple[Stretch, ...]:
+def stretches(timeline: Timeline) -> tuple[StepInterval, ...]:
     """Return the whole trace, from the first start to the last end of work, then its steps and the time outside.
 
     Empty if nothing is at work. Time outside of steps is listed only where something is at work.
@@ -206,13 +206,13 @@ def stretches(timeline: Timeline) -> tuple[Stretch, ...]:
     busy = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
     if not busy.size:
         return ()
-    trace = Stretch(part="trace", name="trace", start_ns=int(busy[0, 0]), end_ns=int(busy[-1, 1]))
+    trace = StepInterval(part="trace", name="trace", start_ns=int(busy[0, 0]), end_ns=int(busy[-1, 1]))
     marked = steps(timeline)
     parts = [*marked, *_outside(marked, busy)] if marked else []
     return (trace, *sorted(parts, key=lambda stretch: stretch.start_ns))
 
 
-def steps(timeline: Timeline) -> tuple[Stretch, ...]:
+def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
     """Return each marked step, in order; it is `partial` if it has no work or the trace lacks some of it."""
     names = step_names(timeline)
     rows = timeline.of_kind("step")
@@ -228,7 +228,7 @@ def steps(timeline: Timeline) -> tuple[Stretch, ...]:
     has_work = has_launches | _is_at_work_within(timeline, start_ns, end_ns)
     reasons = [why if why or has_some else NOTHING for why, has_some in zip(reasons, has_work.tolist(), strict=True)]
     return tuple(
-        Stretch(
+        StepInterval(
             part="step" if reasons[number] is None else "partial",
             name=name,
             start_ns=int(start_ns[number]),
@@ -281,7 +281,7 @@ def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> ND
     return goes_on | _begins_within(timeline.start_ns[chosen], start_ns, end_ns)
 
 
-def _outside(marked: tuple[Stretch, ...], busy: Times) -> list[Stretch]:
+def _outside(marked: tuple[StepInterval, ...], busy: Times) -> list[StepInterval]:
     """Return the time outside of steps in which something is at work, split at each step, even one of no length."""
     held = union(
         np.array([step.start_ns for step in marked], dtype=np.int64),
@@ -300,5 +300,5 @@ def _outside(marked: tuple[Stretch, ...], busy: Times) -> list[Stretch]:
         earlier = [f"after {step.name}" for step in marked if step.end_ns <= start_ns]
         later = [f"before {step.name}" for step in marked if step.start_ns >= end_ns]
         name = " and ".join(earlier[-1:] + later[:1])
-        found.append(Stretch(part="partial", name=name, start_ns=start_ns, end_ns=end_ns, why="no step holds it"))
+        found.append(StepInterval(part="partial", name=name, start_ns=start_ns, end_ns=end_ns, why="no step holds it"))
     return found

@@ -27,7 +27,7 @@ from bench.engines.local import LocalEngine
 from bench.rank.messages import TrialOrder
 from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.cost_models.shape import PRESETS
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROMISE = 0.99
@@ -63,12 +63,12 @@ def compare(case: Case, trials: int) -> str:
 
 def benchmark_case(strategy: str, steps: int) -> Case:
     """The strategy in a shape whose step takes some 200 ms on one core."""
-    card = card_of(strategy)
-    needs = card.needs
+    spec = spec_of(strategy)
+    needs = spec.needs
     ranks = max(2, needs.minimum_ranks) if needs.maximum_ranks is None else min(2, needs.maximum_ranks)
     return Case(
         strategy=strategy,
-        version=card.version,
+        version=spec.version,
         ranks=ranks,
         model=replace(PRESETS["tiny"], batch=16 * ranks),
         device="cpu",
@@ -80,7 +80,7 @@ def benchmark_case(strategy: str, steps: int) -> Case:
         warm_up=WARM_UP,
         trace_steps=0,
         seed=0,
-        options={option.name: option.default for option in card.options},
+        options={option.name: option.default for option in spec.options},
     )
 
 

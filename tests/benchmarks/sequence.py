@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.case import Case, find_card
-from bench.case_args import Asked, asked_case
+from bench.case import Case, find_spec
+from bench.case_args import CaseArgs, case_of_args
 from bench.engines.local import LocalEngine
 from bench.machine.device_checks import torch_build
 from bench.machine.gpus import read_gpus
 from bench.reports.format import figure
-from bench.runner import Conduct, keep, measure
+from bench.runner import TrialSettings, measure, persist
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -60,7 +60,7 @@ class Size:
 
     def case(self, strategy: str, options: Mapping[str, str], *, ranks: int, sequence: int) -> Case:
         """A case that is measured for its speed and traced."""
-        asked = Asked(
+        asked = CaseArgs(
             shape_name=self.shape,
             dimensions={**HEADS, "batch": self.batch, "sequence": sequence},
             ranks=ranks,
@@ -78,7 +78,7 @@ class Size:
             gpus=read_gpus(),
             torch=torch_build(),
         )
-        return asked_case(find_card(strategy), asked)
+        return case_of_args(find_spec(strategy), asked)
 
 
 def main() -> None:
@@ -147,11 +147,11 @@ def _measure(cases: Sequence[Case]) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=Path(folder),
-            conduct=Conduct(limit_s=600),
+            conduct=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()
-        summaries = keep(measured.summaries, machine, history, told=None).summaries
+        summaries = persist(measured.summaries, machine, history, explicit_baseline=None).summaries
     if any(summary.outcome == "interrupted" for summary in summaries):
         sys.exit(130)
     return summaries

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.probes import link_by
-from bench.case import Case, find_card, one_rank_baseline
-from bench.case_args import Asked, asked_case
+from bench.case import Case, find_spec, one_rank_baseline
+from bench.case_args import CaseArgs, case_of_args
 from bench.engines.local import LocalEngine
 from bench.machine.device_checks import torch_build
 from bench.machine.gpus import read_gpus
 from bench.reports.format import figure
-from bench.runner import Conduct, keep, measure
+from bench.runner import TrialSettings, measure, persist
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespace) -> Case:
-    asked = Asked(
+    asked = CaseArgs(
         shape_name=arguments.shape,
         dimensions={},
         ranks=arguments.ranks,
@@ -85,7 +85,7 @@ def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespa
         gpus=read_gpus(),
         torch=torch_build(),
     )
-    return asked_case(find_card(strategy), asked)
+    return case_of_args(find_spec(strategy), asked)
 
 
 def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
@@ -96,11 +96,11 @@ def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=folder,
-            conduct=Conduct(limit_s=600),
+            conduct=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()
-        return keep(measured.summaries, machine, history, told=None).summaries
+        return persist(measured.summaries, machine, history, explicit_baseline=None).summaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class _Law:
         )
         case = summary.case
         expected = step_time(
-            compute, case.card().transfers(case), axes=case.card().mesh(case), link=self.link, backend=case.backend
+            compute, case.spec().transfers(case), axes=case.spec().mesh(case), link=self.link, backend=case.backend
         )
         return f"{1e3 * expected.step_s:.1f} ms"
 

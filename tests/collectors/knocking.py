@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 
-from collectors.prometheus.http_server import Page, Server, Terms
+from collectors.prometheus.http_server import MetricsPage, Server, ServerConfig
 
 
 class Notices(list[str]):
@@ -32,14 +32,14 @@ class FakePage:
 
 
 @contextlib.contextmanager
-def serving(page: Page | None = None, terms: Terms | None = None) -> Iterator[tuple[Server, Notices]]:
+def serving(page: MetricsPage | None = None, terms: ServerConfig | None = None) -> Iterator[tuple[Server, Notices]]:
     """A server on a free port, and what it says."""
     notices = Notices()
     server = Server(
         FakePage() if page is None else page,
         "127.0.0.1",
         0,
-        terms=lambda: Terms() if terms is None else terms,
+        terms=lambda: ServerConfig() if terms is None else terms,
         on_notice=notices,
     )
     try:

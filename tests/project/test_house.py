@@ -8,8 +8,8 @@ from pkgutil import resolve_name
 import grimp
 import pytest
 
-from workloads.registry import CARDS
-from workloads.spec import Card
+from workloads.registry import SPECS
+from workloads.spec import StrategySpec
 
 ROOT = Path(__file__).parents[2]
 OURS = ("bench", "collectors", "dashboards", "workloads")
@@ -44,10 +44,10 @@ def test_cost_models_of_families_know_nothing_but_cost_models(imports: grimp.Imp
     assert known <= shared | of_families
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family(card: Card) -> None:
-    assert callable(resolve_name(card.entry))
-    module, _, _ = card.entry.partition(":")
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family(spec: StrategySpec) -> None:
+    assert callable(resolve_name(spec.entry))
+    module, _, _ = spec.entry.partition(":")
     assert (ROOT / Path(*module.split(".")).parent / "spec.py").is_file()
 
 

@@ -12,7 +12,7 @@ from tests.slow.ranks.sleeping_rank import Measured, SleepingOrder, Steps, Varia
 from tests.support.netbox import netbox
 from workloads.cost_models.communication import link_of
 from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 pytestmark = pytest.mark.alone
 
@@ -37,7 +37,7 @@ class Answers:
     def law(self, variant: Variant) -> StepTime:
         """What theory expects: of the link, one all_reduce is known; of the computing, what it takes alone."""
         first = self.ranks[0]
-        [transfer] = card_of("ddp").transfers(ddp_setup(RANKS, variant))
+        [transfer] = spec_of("ddp").transfers(ddp_setup(RANKS, variant))
         alone = ComputeTime(
             forward_s=first.alone.forward_s,
             backward_s=first.alone.backward_s,

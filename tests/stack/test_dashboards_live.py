@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.analysis.timelines import keep as keep_window
+from bench.analysis.timelines import save_timeline
 from bench.case import Case, Purpose
 from bench.exporter.server import open_server
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
-from bench.runner import Conduct, keep, measure
+from bench.runner import TrialSettings, measure, persist
 from bench.runs import run_dir
 from bench.runs.history import History
 from collectors.metrics import rank as rank_metrics
@@ -69,7 +69,7 @@ class TracingEngine(FakeEngine):
         for window in made_windows(LATE[order.trial], ranks=order.case.ranks):
             is_later = window.of_kind("communication") & (np.arange(window.kind.size) % 2 == window.rank)
             end_ns = window.end_ns + is_later * 1_000 * (order.trial + 1)
-            keep_window(replace(window, end_ns=end_ns), Path(order.folder), order.trial)
+            save_timeline(replace(window, end_ns=end_ns), Path(order.folder), order.trial)
         return super().run(order, progress)
 
 
@@ -97,10 +97,10 @@ def _measure_before(folder: Path, store: str) -> None:
             engine=engine,
             machine=NODE,
             folder=folder,
-            conduct=Conduct(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
+            conduct=TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
             watch=lambda case, trial, steps: None,
         )
-        keep(measured.summaries, NODE, history, told=None)
+        persist(measured.summaries, NODE, history, explicit_baseline=None)
         measured.close()
 
 

@@ -18,7 +18,7 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned
-from collectors.prometheus.http_server import Terms
+from collectors.prometheus.http_server import ServerConfig
 from dashboards import promql
 from dashboards.boards import gpu_health, host_load
 from dashboards.render import DASHBOARDS as ALL
@@ -104,7 +104,9 @@ def watched() -> Iterator[Watched]:
     notices: list[str] = []
     with (
         NodeWatch(lambda: (FakeHost(), gpus), beat_s=0.5, on_notice=lambda _: None) as watch,
-        answering((watch.samples, _ranks), host="127.0.0.1", port=0, terms=Terms, on_notice=notices.append) as server,
+        answering(
+            (watch.samples, _ranks), host="127.0.0.1", port=0, terms=ServerConfig, on_notice=notices.append
+        ) as server,
         run_prometheus(f"127.0.0.1:{server.port}") as prometheus,
     ):
         hot = _ask_all(prometheus)

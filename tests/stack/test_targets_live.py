@@ -11,7 +11,7 @@ import pytest
 
 from bench.exporter.service_discovery import Targets, listed
 from collectors.prometheus.exposition import Exporter
-from collectors.prometheus.http_server import Server, Terms
+from collectors.prometheus.http_server import Server, ServerConfig
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -77,7 +77,7 @@ def test_no_read_of_the_list_fails_while_nodes_come_and_go(tmp_path: Path, nodes
 
 def test_a_node_says_itself_that_it_speaks_tls(tmp_path: Path) -> None:
     authority = make_authority(tmp_path, "authority")
-    terms = Terms(tls=make_certificate(tmp_path, "server", authority).server())
+    terms = ServerConfig(tls=make_certificate(tmp_path, "server", authority).server())
     server = Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, terms=lambda: terms, on_notice=print)
     path = tmp_path / "targets.json"
     address = f"127.0.0.1:{server.port}"

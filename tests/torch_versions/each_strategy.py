@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from workloads.registry import CARDS, card_of
-from workloads.spec import Card
+from workloads.registry import SPECS, spec_of
+from workloads.spec import StrategySpec
 
 QUICK = ("--device=cpu", "--trials=1", "--port=0", "--format=json")
 TRAINING = ("--shape=tiny", "--sequence=32", "--steps=2", "--warm-up=1")
@@ -29,18 +29,18 @@ PROBES = {
 }
 """Small sizes: a probe's defaults are for a machine that is measured."""
 
-RUNS = [*((card, ()) for card in CARDS), (card_of("zero_bubble"), ("--option=variant=zbv",))]
+RUNS = [*((spec, ()) for spec in SPECS), (spec_of("zero_bubble"), ("--option=variant=zbv",))]
 
 
 def _ids() -> Iterator[str]:
-    for card, options in RUNS:
-        yield " ".join([card.name, *options])
+    for spec, options in RUNS:
+        yield " ".join([spec.name, *options])
 
 
-@pytest.mark.parametrize(("card", "options"), RUNS, ids=_ids())
-def test_a_run_ends_well_and_has_its_figures(card: Card, options: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spec", "options"), RUNS, ids=_ids())
+def test_a_run_ends_well_and_has_its_figures(spec: StrategySpec, options: tuple[str, ...], tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "bench", "run", card.name, *QUICK, *(PROBES.get(card.name) or TRAINING), *options],
+        [sys.executable, "-m", "bench", "run", spec.name, *QUICK, *(PROBES.get(spec.name) or TRAINING), *options],
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -51,13 +51,13 @@ def test_a_run_ends_well_and_has_its_figures(card: Card, options: tuple[str, ...
     assert [line for line in _said(Path(summary["folder"])) if "Warning" in line] == []
     figures = _figures(summary)
     assert all(math.isfinite(value) for value in figures.values())
-    if card.kind == "probe":
+    if spec.kind == "probe":
         assert figures
     else:
-        _check_training(card, figures)
+        _check_training(spec, figures)
 
 
-def _check_training(card: Card, figures: dict[tuple[str, ...], float]) -> None:
+def _check_training(spec: StrategySpec, figures: dict[tuple[str, ...], float]) -> None:
     assert figures["run_step_seconds",] > 0
     assert 5.5 < figures["run_loss_nats",] < 6.5  # Of tiny's 512 words all are still as likely: ln 512 is 6.2.
     assert figures["run_traced_step_seconds",] > 0
@@ -68,7 +68,7 @@ def _check_training(card: Card, figures: dict[tuple[str, ...], float]) -> None:
     counted = {
         key[1:-1]: value for key, value in figures.items() if key[0] == "run_payload_bytes" and key[-1] == "counted"
     }
-    assert bool(sent) == (card.name != "single")
+    assert bool(sent) == (spec.name != "single")
     assert counted == sent
 
 

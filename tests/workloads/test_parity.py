@@ -1,4 +1,4 @@
-"""Every training strategy of the roster computes what `single` computes, as far as its card declares."""
+"""Every training strategy of the roster computes what `single` computes, as far as its spec declares."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, ranks_of, small_setup
 from tests.workloads.training.training_runs import StepRecord, train
-from workloads.registry import CARDS, card_of
-from workloads.spec import LIMITS, Card, OptionValue, Precision
+from workloads.registry import SPECS, spec_of
+from workloads.spec import LIMITS, OptionValue, Precision, StrategySpec
 
 STEPS = 3
 GOALS = ("learning_rate", "clip")
@@ -27,26 +27,26 @@ LEARNING_RATE = 1e-4
 Reference = Callable[[SmallSetup], list[StepRecord]]
 
 
-def cases() -> Iterator[tuple[Card, Precision, Mapping[str, OptionValue]]]:
+def cases() -> Iterator[tuple[StrategySpec, Precision, Mapping[str, OptionValue]]]:
     """Each variant in fp32, and the first in each precision; without clipping but once.
 
     Clipping to a norm makes gradients alike that are wrong by a factor, such as a sum taken for a mean.
     """
-    for card in CARDS:
-        if card.kind != "training" or card.parity.kind == "none":
+    for spec in SPECS:
+        if spec.kind != "training" or spec.parity.kind == "none":
             continue
-        plain = card.parity.variants[0] if card.parity.kind == "lossless_limit" else {}
+        plain = spec.parity.variants[0] if spec.parity.kind == "lossless_limit" else {}
         without_clip = {"learning_rate": LEARNING_RATE, "clip": 0.0}
-        yield card, "fp32", {"learning_rate": LEARNING_RATE, **plain}
-        for variant in card.parity.variants:
-            yield card, "fp32", {**without_clip, **variant}
-        yield card, "bf16", {**without_clip, **plain}
-        if "fp16" in card.parity.limits:
-            yield card, "fp16", {**without_clip, **plain}
+        yield spec, "fp32", {"learning_rate": LEARNING_RATE, **plain}
+        for variant in spec.parity.variants:
+            yield spec, "fp32", {**without_clip, **variant}
+        yield spec, "bf16", {**without_clip, **plain}
+        if "fp16" in spec.parity.limits:
+            yield spec, "fp16", {**without_clip, **plain}
 
 
-def name_of(card: Card, precision: Precision, options: Mapping[str, OptionValue]) -> str:
-    return " ".join([card.name, precision, *(f"{key}={value}" for key, value in options.items())])
+def name_of(spec: StrategySpec, precision: Precision, options: Mapping[str, OptionValue]) -> str:
+    return " ".join([spec.name, precision, *(f"{key}={value}" for key, value in options.items())])
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +66,27 @@ def reference(on_ranks: OnRanks) -> Reference:
 def marked_cases() -> Iterator[Any]:
     """In halves of a number a strategy does what it does in fp32, and DeepSpeed starts for seconds."""
     told = set[str]()
-    for card, precision, options in cases():
-        takes_long = precision != "fp32" or (card.name in ONCE_IN_A_PROCESS and card.name in told)
-        told.add(card.name)
+    for spec, precision, options in cases():
+        takes_long = precision != "fp32" or (spec.name in ONCE_IN_A_PROCESS and spec.name in told)
+        told.add(spec.name)
         marks = [pytest.mark.slow] if takes_long else []
-        yield pytest.param(card, precision, options, id=name_of(card, precision, options), marks=marks)
+        yield pytest.param(spec, precision, options, id=name_of(spec, precision, options), marks=marks)
 
 
-@pytest.mark.parametrize(("card", "precision", "options"), [*marked_cases()])
+@pytest.mark.parametrize(("spec", "precision", "options"), [*marked_cases()])
 def test_losses_and_gradients_are_those_of_single(
-    card: Card,
+    spec: StrategySpec,
     precision: Precision,
     options: Mapping[str, OptionValue],
     on_ranks: OnRanks,
     on_fresh_ranks: OnRanks,
     reference: Reference,
 ) -> None:
-    setup = small_setup(card.name, ranks=ranks_of(card), precision=precision, options=options)
-    assert not card.refusals(setup)
-    assert card.parity.incomparable(setup) is None
-    limit = card.parity.limits[precision]
-    start = on_fresh_ranks if card.name in ONCE_IN_A_PROCESS else on_ranks
+    setup = small_setup(spec.name, ranks=ranks_of(spec), precision=precision, options=options)
+    assert not spec.refusals(setup)
+    assert spec.parity.incomparable(setup) is None
+    limit = spec.parity.limits[precision]
+    start = on_fresh_ranks if spec.name in ONCE_IN_A_PROCESS else on_ranks
     records = start(setup.ranks, train, setup, STEPS)
     for step, expected in enumerate(reference(setup)):
         losses = [record[step].loss for record in records]
@@ -102,9 +102,9 @@ def test_losses_and_gradients_are_those_of_single(
                 assert difference <= limit, f"step {step}: {name} is off by {difference:.1e}"
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_a_strategy_without_parity_says_why(card: Card) -> None:
-    assert card.parity.reason or card.parity.kind != "none"
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_strategy_without_parity_says_why(spec: StrategySpec) -> None:
+    assert spec.parity.reason or spec.parity.kind != "none"
 
 
 COMPILED: tuple[tuple[str, int, dict[str, OptionValue]], ...] = (
@@ -122,7 +122,7 @@ def test_compiled_blocks_compute_the_same(
 ) -> None:
     goals: dict[str, OptionValue] = {"learning_rate": LEARNING_RATE, "clip": 0.0}
     setup = small_setup(name, ranks=ranks, options={**goals, **options, "compile": "default"})
-    assert not card_of(name).refusals(setup)
+    assert not spec_of(name).refusals(setup)
     truth = reference(small_setup(options=goals))[0].gradients
     for (step,) in on_ranks(ranks, train_compiled, setup):
         for weight, gradient in step.gradients.items():

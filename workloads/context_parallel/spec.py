@@ -28,7 +28,7 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, StrategySpec
 
 # Shared by both specs: options, mesh, refusals, states and gradient averaging.
 
@@ -207,7 +207,7 @@ def _notes(setup: Setup) -> list[str]:
     return notes
 
 
-RING_ATTENTION_CARD = Card(
+RING_ATTENTION_CARD = StrategySpec(
     name="ring_attention",
     entry="workloads.context_parallel.ring_attention:build",
     kind="training",
@@ -289,7 +289,7 @@ def _ulysses_transfers(setup: Setup) -> tuple[Transfer, ...]:
     return (*traffic.transfers, *gradient_average(setup))
 
 
-ULYSSES_CARD = Card(
+ULYSSES_CARD = StrategySpec(
     name="ulysses",
     entry="workloads.context_parallel.ulysses:build",
     kind="training",

@@ -73,7 +73,7 @@ def make_mesh(
 ) -> DeviceMesh:
     """Make a mesh over all ranks, whose groups have the timeout of the world.
 
-    axes: name and size of each axis, outermost first, as in `Card.mesh`.
+    axes: name and size of each axis, outermost first, as in `StrategySpec.mesh`.
     high_priority: axes whose groups have a communicator of their own, on a stream of high priority; NCCL only.
     make_options: makes the options of such groups from their timeout.
     """

@@ -20,7 +20,7 @@ from workloads.core.batch_norm import make_batch_norm
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
 from workloads.options import check_of, is_made, parts, rate_factor
 from workloads.protocols import Phase
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import Precision, Setup
 
 
@@ -30,7 +30,7 @@ class LearningRate:
     def __init__(self, setup: Setup) -> None:
         check = check_of(setup)
         self._setup = setup
-        self._data_ranks = card_of(setup.strategy).data_ranks(setup) if check is None else check.data_ranks
+        self._data_ranks = spec_of(setup.strategy).data_ranks(setup) if check is None else check.data_ranks
         self._is_scaled = not is_made("learning_rate", setup)
         self._step = 0
 

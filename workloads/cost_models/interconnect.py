@@ -7,7 +7,7 @@ the first level with a unit that holds both.
 All groups of an axis communicate at once, as ranks of one program do. They share a link that several of them use, and
 the link that takes longest for its bytes decides: 8 groups of stride 8, one through each GPU of a node, leave the node
 over its one link, each with an eighth of the bandwidth. A group that is alone on a link may use all of it, however many
-cards the link has, as NCCL does with one ring per card.
+specs the link has, as NCCL does with one ring per spec.
 Not covered: collectives of two axes at the same time; a switch that is slower than its links together; and hierarchical
 algorithms, which send 2 (N - 1) / N of the data over the links of N nodes, where the flat ring of n ranks here sends 2
 (n - 1) / n: half as much on 2 nodes, and little less from 8 on.

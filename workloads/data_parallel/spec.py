@@ -28,7 +28,7 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Card, Needs, Option, Parity, Setup
+from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
 
 COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powersgd: columns of a factor")
 DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
@@ -199,7 +199,7 @@ def _remembered_bytes(setup: Setup) -> int:
     return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
 
 
-DDP_CARD = Card(
+DDP_CARD = StrategySpec(
     name="ddp",
     entry="workloads.data_parallel.strategy:build_ddp",
     kind="training",
@@ -280,7 +280,7 @@ def _single_peak(setup: Setup) -> Prediction | NotCovered:
     return step_peak(microbatch(setup, 1), states=states, backwards=backwards)
 
 
-SINGLE_CARD = Card(
+SINGLE_CARD = StrategySpec(
     name="single",
     entry="workloads.data_parallel.strategy:build_single",
     kind="training",
@@ -355,7 +355,7 @@ def _notes(setup: Setup) -> list[str]:
     return [f"whole weights are divided, and so not evenly: bytes of optimizer state by rank are {', '.join(shares)}"]
 
 
-ZERO1_CARD = Card(
+ZERO1_CARD = StrategySpec(
     name="zero1",
     entry="workloads.data_parallel.strategy:build_zero1",
     kind="training",

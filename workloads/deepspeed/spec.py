@@ -9,7 +9,7 @@ from workloads.cost_models.memory import Stage, paper_states
 from workloads.cost_models.terms import NotCovered, States, Transfer
 from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
-from workloads.spec import LIMITS, Card, Needs, Option, Parity, Setup
+from workloads.spec import LIMITS, Needs, Option, Parity, Setup, StrategySpec
 
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
@@ -148,7 +148,7 @@ def _peak(setup: Setup) -> NotCovered:
     )
 
 
-DEEPSPEED_CARD = Card(
+DEEPSPEED_CARD = StrategySpec(
     name="deepspeed",
     entry="workloads.deepspeed.strategy:build",
     kind="training",

@@ -19,7 +19,7 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Card, Needs, Option, OptionValue, Parity, Setup
+from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 SHARDING_OPTIONS: tuple[Option, ...] = (
     *TRAINING_OPTIONS,
@@ -166,7 +166,7 @@ def rounded_gradients(setup: Setup) -> str | None:
     return f"reduce_dtype={setup.options['reduce_dtype']} rounds each gradient; take reduce_dtype=fp32"
 
 
-def sharded_card(
+def sharded_spec(
     *,
     name: str,
     entry: str,
@@ -177,7 +177,7 @@ def sharded_card(
     needs: Needs | None = None,
     mesh: Callable[[Setup], dict[str, int]] = all_share,
     mesh_refusals: Callable[[Setup], list[str]] = _no_refusals,
-) -> Card:
+) -> StrategySpec:
     """Make the spec of a strategy from what distinguishes it; the cost model is `workloads.fsdp.cost_model`.
 
     stage: of ZeRO; in the third, weights are divided again between forward and backward.
@@ -210,7 +210,7 @@ def sharded_card(
     def peak(setup: Setup) -> Prediction | NotCovered:
         return sharding_peak(setup, sharding(setup))
 
-    return Card(
+    return StrategySpec(
         name=name,
         entry=entry,
         kind="training",
@@ -232,7 +232,7 @@ def sharded_card(
 
 # fsdp: weights, gradients and optimizer states are divided; each block is gathered when it computes.
 
-FSDP_CARD = sharded_card(
+FSDP_CARD = sharded_spec(
     name="fsdp",
     entry="workloads.fsdp.strategy:build_fsdp",
     summary="fully sharded (ZeRO-3): weights, gradients and optimizer divided; blocks gathered when they compute",
@@ -275,7 +275,7 @@ def _mesh_refusals(setup: Setup) -> list[str]:
     ]
 
 
-HSDP_CARD = sharded_card(
+HSDP_CARD = sharded_spec(
     name="hsdp",
     entry="workloads.fsdp.strategy:build_hsdp",
     summary="hybrid sharded: as fsdp within each group of ranks, gradients averaged between groups",
@@ -294,7 +294,7 @@ HSDP_CARD = sharded_card(
 
 # zero2: gradients and optimizer states are divided; weights are gathered once a step.
 
-ZERO2_CARD = sharded_card(
+ZERO2_CARD = sharded_spec(
     name="zero2",
     entry="workloads.fsdp.strategy:build_zero2",
     summary="ZeRO-2: gradients and optimizer divided; weights gathered once a step, and divided between steps too",

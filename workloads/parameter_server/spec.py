@@ -5,7 +5,7 @@ from __future__ import annotations
 from workloads.cost_models.terms import NotCovered, States, Transfer
 from workloads.options import TRAINING_OPTIONS, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
-from workloads.spec import Card, DataPlace, Needs, Option, Parity, Setup
+from workloads.spec import DataPlace, Needs, Option, Parity, Setup, StrategySpec
 
 STALENESS = Option(
     name="staleness",
@@ -100,7 +100,7 @@ def _peak(setup: Setup) -> NotCovered:
     )
 
 
-PARAMETER_SERVER_CARD = Card(
+PARAMETER_SERVER_CARD = StrategySpec(
     name="parameter_server",
     entry="workloads.parameter_server.strategy:build",
     kind="training",

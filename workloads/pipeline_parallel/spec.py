@@ -1,6 +1,6 @@
 """Specs of the pipelines `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble` and `pipeline_naive`.
 
-`pipeline_card` makes each spec from what is particular to its schedule; options, refusals and costs are shared.
+`pipeline_spec` makes each spec from what is particular to its schedule; options, refusals and costs are shared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from workloads.pipeline_parallel.memory import (
     stage_states,
     stage_weights,
 )
-from workloads.spec import Card, Needs, Option, OptionValue, Parity, Setup
+from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
@@ -156,7 +156,7 @@ def pipeline_of(setup: Setup, schedule: ScheduleName, *, ranks: int, data_ranks:
     )
 
 
-def pipeline_card(
+def pipeline_spec(
     *,
     name: str,
     summary: str,
@@ -164,7 +164,7 @@ def pipeline_card(
     options: tuple[Option, ...] = PIPELINE_OPTIONS,
     variants: tuple[Mapping[str, OptionValue], ...],
     more_refusals: Callable[[Setup], list[str]] = lambda setup: [],
-) -> Card:
+) -> StrategySpec:
     """Return the spec of a pipeline over all ranks.
 
     variants: options of its parity test.
@@ -205,7 +205,7 @@ def pipeline_card(
         whole = pipeline(setup)
         return measured_stages(setup) or peak_of_stages(setup, whole, counts(setup, whole.stages))
 
-    return Card(
+    return StrategySpec(
         name=name,
         entry="workloads.pipeline_parallel.strategy:build",
         kind="training",
@@ -241,7 +241,7 @@ def with_default(option: Option, default: OptionValue) -> Option:
     return replace(option, default=default)
 
 
-GPIPE_CARD = pipeline_card(
+GPIPE_CARD = pipeline_spec(
     name="gpipe",
     summary="GPipe: a stage of the model on each rank; all microbatches forward, then all backward",
     schedule=lambda setup: "gpipe",
@@ -249,7 +249,7 @@ GPIPE_CARD = pipeline_card(
 )
 
 
-INTERLEAVED_CARD = pipeline_card(
+INTERLEAVED_CARD = pipeline_spec(
     name="interleaved",
     summary="interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills sooner",
     schedule=lambda setup: "interleaved",
@@ -258,7 +258,7 @@ INTERLEAVED_CARD = pipeline_card(
 )
 
 
-ONE_F_ONE_B_CARD = pipeline_card(
+ONE_F_ONE_B_CARD = pipeline_spec(
     name="one_f_one_b",
     summary="1F1B: as GPipe, but each backward begins as soon as it can, so that fewer microbatches live at once",
     schedule=lambda setup: "one_f_one_b",
@@ -266,7 +266,7 @@ ONE_F_ONE_B_CARD = pipeline_card(
 )
 
 
-PIPELINE_NAIVE_CARD = pipeline_card(
+PIPELINE_NAIVE_CARD = pipeline_spec(
     name="pipeline_naive",
     summary="naive model parallel: the whole batch goes from stage to stage, one rank computes at a time",
     schedule=lambda setup: "naive",
@@ -293,7 +293,7 @@ def _refusals(setup: Setup) -> list[str]:
     return list(halved_backward_refusals(setup, _schedule(setup)))
 
 
-ZERO_BUBBLE_CARD = pipeline_card(
+ZERO_BUBBLE_CARD = pipeline_spec(
     name="zero_bubble",
     summary="zero bubble: backward of weights fills the gaps that waiting for backward of inputs leaves",
     schedule=_schedule,

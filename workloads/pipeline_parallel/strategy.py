@@ -23,7 +23,7 @@ from workloads.options import local_batch
 from workloads.pipeline_parallel.spec import BALANCE, counts
 from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
 from workloads.protocols import Phase, Workload
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import Setup
 
 # Time of each part of the model on this machine, by which balance=measured cuts stages.
@@ -112,10 +112,10 @@ def make_trainer(
     after_backward: called with the stages when their gradients are complete.
     clip, scaler: as in `Trainer`; by default those that agree over the axis `stage`.
     """
-    card = card_of(setup.strategy)
-    pipeline = card.pipeline(setup)
-    assert pipeline is not None, "its card has a pipeline"
-    sequences = local_batch(setup, card.data_ranks(setup))
+    spec = spec_of(setup.strategy)
+    pipeline = spec.pipeline(setup)
+    assert pipeline is not None, "its spec has a pipeline"
+    sequences = local_batch(setup, spec.data_ranks(setup))
     model, group = make_model(setup), mesh.get_group("stage")
     blocks_of = divide(setup, model, pipeline, sequences)
     ranges = cut(setup.shape.layers, blocks_of)

@@ -16,7 +16,7 @@ from workloads.cost_models.collective_sizes import (
 )
 from workloads.cost_models.terms import Collective
 from workloads.probes.cost_model import ALGORITHMS, BUFFERS_TOUCHED, Algorithm, CopyKind, refusal
-from workloads.spec import ELEMENT_BYTES, Backend, Card, Device, Needs, Option, OptionValue, Parity, Setup
+from workloads.spec import ELEMENT_BYTES, Backend, Device, Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 LARGEST_ALL_REDUCE_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
 FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
@@ -130,7 +130,7 @@ def _all_reduce_working_bytes(setup: Setup, rank: int) -> int:
     return vector_sizes(setup)[-1] + scratch_elements_of_all(setup) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
-ALL_REDUCE_CARD = Card(
+ALL_REDUCE_CARD = StrategySpec(
     name="all_reduce",
     entry="workloads.probes.all_reduce:probe",
     kind="probe",
@@ -265,7 +265,7 @@ def _collectives_working_bytes(setup: Setup, rank: int) -> int:
     return max(held, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
-COLLECTIVES_CARD = Card(
+COLLECTIVES_CARD = StrategySpec(
     name="collectives",
     entry="workloads.probes.collectives:probe",
     kind="probe",
@@ -334,7 +334,7 @@ def _copies_working_bytes(setup: Setup, rank: int) -> int:
     return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
 
 
-COPIES_CARD = Card(
+COPIES_CARD = StrategySpec(
     name="copies",
     entry="workloads.probes.device:probe_copies",
     kind="probe",
@@ -395,7 +395,7 @@ def _matmul_working_bytes(setup: Setup, rank: int) -> int:
     return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]
 
 
-MATMUL_CARD = Card(
+MATMUL_CARD = StrategySpec(
     name="matmul",
     entry="workloads.probes.device:probe_matmul",
     kind="probe",

@@ -18,7 +18,7 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
     TensorTraffic,
     divided,
@@ -179,7 +179,7 @@ def _notes(setup: Setup) -> list[str]:
     ]
 
 
-TENSOR_PARALLEL_CARD = Card(
+TENSOR_PARALLEL_CARD = StrategySpec(
     name="tensor_parallel",
     entry="workloads.tensor_parallel.strategy:build",
     kind="training",

@@ -33,7 +33,7 @@ from workloads.pipeline_parallel.spec import (
     stages_refusals,
 )
 from workloads.pipeline_parallel.spec import pipeline_of as pipeline_of_ranks
-from workloads.spec import ELEMENT_BYTES, Card, Needs, Option, Parity, Setup
+from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
 from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, division_refusals
 from workloads.three_d.cost_model import MeshStages
@@ -237,7 +237,7 @@ def _place(axes: Mapping[str, int], data: int, stage: int) -> str:
     return f"pipeline rank {stage} is {ranks}"
 
 
-THREE_D_CARD = Card(
+THREE_D_CARD = StrategySpec(
     name="three_d",
     entry="workloads.three_d.strategy:build",
     kind="training",

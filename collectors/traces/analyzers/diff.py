@@ -13,7 +13,7 @@ from math import floor
 from typing import Literal
 
 from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, divided
-from collectors.traces.steps import Stretch, stretches
+from collectors.traces.steps import StepInterval, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import Timeline
 
@@ -104,7 +104,7 @@ class MeanStep:
     amounts: Mapping[Item, Amount]
 
 
-def mean_step(ranks: Sequence[tuple[Timeline, Sequence[Stretch]]]) -> MeanStep:
+def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanStep:
     """Return the mean over the stretches of each timeline, which has at least one."""
     amounts: dict[Item, Amount] = {}
     for timeline, steps in ranks:
@@ -136,7 +136,7 @@ def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
     return whole
 
 
-Ranks = list[tuple[Timeline, tuple[Stretch, ...]]]
+Ranks = list[tuple[Timeline, tuple[StepInterval, ...]]]
 
 _CHANGE = (
     Column(name="before", unit="ns"),

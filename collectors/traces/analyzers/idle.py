@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, without
-from collectors.traces.steps import LONG_AGO, Launches, Stretch, is_at_work, is_of_gloo, launches, stretches
+from collectors.traces.steps import LONG_AGO, Launches, StepInterval, is_at_work, is_of_gloo, launches, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, Kind, Timeline
 
@@ -168,7 +168,7 @@ class IdleShare:
     """
 
     rank: int
-    stretch: Stretch
+    stretch: StepInterval
     idle_ns: int
     causes_ns: Mapping[Cause, int | None]
 
@@ -273,7 +273,7 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
     return Idle(shares=tuple(shares), longest=tuple(longest), notes=tuple(notes))
 
 
-def _share(rank: int, stretch: Stretch, found: IdleCauses) -> IdleShare:
+def _share(rank: int, stretch: StepInterval, found: IdleCauses) -> IdleShare:
     return IdleShare(
         rank=rank,
         stretch=stretch,
@@ -285,7 +285,7 @@ def _share(rank: int, stretch: Stretch, found: IdleCauses) -> IdleShare:
     )
 
 
-def _longest(timeline: Timeline, trace: Stretch, found: IdleCauses) -> list[Gap]:
+def _longest(timeline: Timeline, trace: StepInterval, found: IdleCauses) -> list[Gap]:
     """Return the longest gaps within the whole trace, each of which has work on both sides."""
     inside = clip(found.gaps, trace.start_ns, trace.end_ns)
     rows = np.flatnonzero(is_at_work(timeline))

@@ -21,7 +21,7 @@ from collectors.traces.cross_rank.matching import ROOTED, Matched
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, length_ns, union, without
 from collectors.traces.operators import Foreground
-from collectors.traces.steps import Stretch, steps
+from collectors.traces.steps import StepInterval, steps
 from collectors.traces.timeline import Kind, Timeline
 
 # What a rank did before it arrived at a collective.
@@ -389,7 +389,7 @@ def traced_lateness(found: Collectives) -> TracedLateness:
     )
 
 
-def _traced_ns(times: Sequence[CollectiveTime], marked: Iterable[Sequence[Stretch]]) -> int:
+def _traced_ns(times: Sequence[CollectiveTime], marked: Iterable[Sequence[StepInterval]]) -> int:
     in_steps_ns = max((sum(step.end_ns - step.start_ns for step in of_rank) for of_rank in marked), default=0)
     if in_steps_ns or not times:
         return in_steps_ns

@@ -19,7 +19,7 @@ from collectors.traces.analyzers.idle import idle_causes
 from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, intersection, union, without
 from collectors.traces.operators import Foreground, launching_operators
-from collectors.traces.steps import Stretch, is_at_work
+from collectors.traces.steps import StepInterval, is_at_work
 from collectors.traces.timeline import ABSENT, KINDS, Call, Kind, Timeline
 
 Part = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
@@ -84,7 +84,7 @@ class Amount:
 NOTHING = Amount(exposed_ns=0, work_ns=0, count=0)
 
 
-def divided(timeline: Timeline, parts: Sequence[Stretch]) -> dict[Item, Amount]:
+def divided(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amount]:
     """Return by item the amounts of all these stretches together."""
     window = union(
         np.array([part.start_ns for part in parts], dtype=np.int64),

@@ -81,7 +81,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nobody:
+class NoStraggler:
     """The verdict that there is no straggler: lateness is spread evenly, may be luck or costs next to nothing.
 
     more: how many more steps or trials (whichever it was judged by) would be needed to tell such lateness from luck;
@@ -92,36 +92,38 @@ class Nobody:
     more: int | None = None
 
 
-def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | Nobody:
+def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | NoStraggler:
     """Return the straggler in these trials of the same ranks, or why there is none.
 
     by: the independent observations. By "step" the verdict holds for the ranks as started in these trials, and says
     nothing about the same ranks started anew.
     """
     if not trials or not all(trial.ranks for trial in trials):
-        return Nobody(
+        return NoStraggler(
             why="no collective that all ranks wait in was found on two ranks or more, apart from each rank's first"
         )
     if len({tuple(one.rank for one in trial.ranks) for trial in trials}) > 1:
-        return Nobody(why="trials differ in the ranks that were found in collectives")
+        return NoStraggler(why="trials differ in the ranks that were found in collectives")
     if by == "trial":
         delays_ns = np.stack([trial.delays_ns.sum(axis=0) for trial in trials])
     else:
         delays_ns = np.concatenate([trial.delays_ns for trial in trials])
     if not delays_ns.any():
-        return Nobody(why="in every collective the last ranks come together, as far as the clocks can tell")
+        return NoStraggler(why="in every collective the last ranks come together, as far as the clocks can tell")
     by_rank_ns = delays_ns.sum(axis=0)
     place, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
     of_rank = [trial.ranks[place] for trial in trials]
     rank, delay_ns = of_rank[0].rank, int(by_rank_ns[place])
     cost_ratio = _share(delay_ns, sum(trial.traced_ns for trial in trials))
     if cost_ratio < LEAST_COST:
-        return Nobody(why=f"rank {rank}, the costliest, holds the others up for {cost_ratio:.2%} of the traced time")
+        return NoStraggler(
+            why=f"rank {rank}, the costliest, holds the others up for {cost_ratio:.2%} of the traced time"
+        )
     delay_ratio = delay_ns / int(by_rank_ns.sum())
     # Half-way from an even share to all of it.
     least_ratio = (1 + 1 / ranks) / 2
     if delay_ratio < least_ratio:
-        return Nobody(
+        return NoStraggler(
             why=f"lateness is spread: rank {rank}, the costliest, has {delay_ratio:.0%} of it, and one that stands out"
             f" among {ranks} has {least_ratio:.0%} or more"
         )
@@ -146,16 +148,16 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
 
 def _may_be_luck(
     has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, by: Literal["trial", "step"] | None
-) -> Nobody:
+) -> NoStraggler:
     """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
     luck = f"may be luck (chance up to {chance:.0%})"
     rows, needed = delays_ns.shape[0], least_rows(delays_ns.shape[1], MOST_CHANCE)
     if by is None:
-        return Nobody(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
+        return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
     if rows < needed:
-        return Nobody(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
+        return NoStraggler(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
     late = int((delays_ns[:, place] > 0).sum())
-    return Nobody(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
+    return NoStraggler(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:
@@ -252,12 +254,12 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
         alignment=found.alignment,
         ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
         straggler=said if isinstance(said, Straggler) else None,
-        why_none=_why(said) if isinstance(said, Nobody) else None,
+        why_none=_why(said) if isinstance(said, NoStraggler) else None,
         notes=(*_notes(found.times, found.alignment), *found.matching.notes, *found.alignment.notes),
     )
 
 
-def _why(nobody: Nobody) -> str:
+def _why(nobody: NoStraggler) -> str:
     if nobody.more is None:
         return nobody.why
     return f"{nobody.why}; trace {nobody.more} more whole steps, at least"

@@ -16,7 +16,7 @@ from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union
-from collectors.traces.steps import Stretch, steps, stretches
+from collectors.traces.steps import StepInterval, steps, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
 
@@ -73,7 +73,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
     return [breakdown for breakdown, step in zip(divided, marked, strict=True) if step.part == "step"]
 
 
-def divide(timeline: Timeline, parts: Sequence[Stretch]) -> list[Breakdown]:
+def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:
     """Return one for each of these stretches, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
@@ -166,7 +166,7 @@ class Share:
     """
 
     rank: int
-    stretch: Stretch
+    stretch: StepInterval
     breakdown: Breakdown
     work_ns: Mapping[Kind, int]
 
@@ -290,7 +290,7 @@ def _ratio(part_ns: int | None, whole_ns: int | None) -> float | None:
     return part_ns / whole_ns if part_ns is not None and whole_ns else None
 
 
-def _reasons(timeline: Timeline, parts: Sequence[Stretch]) -> list[str]:
+def _reasons(timeline: Timeline, parts: Sequence[StepInterval]) -> list[str]:
     """Return what is not known of this rank, and why."""
     if not parts:
         return ["nothing computes, communicates or copies in its trace"]
@@ -304,7 +304,7 @@ def _reasons(timeline: Timeline, parts: Sequence[Stretch]) -> list[str]:
     return reasons
 
 
-def _works_ns(timeline: Timeline, parts: Sequence[Stretch]) -> list[dict[Kind, int]]:
+def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[Kind, int]]:
     """Return per stretch the sum of the spans' durations in it, by kind.
 
     Of a stretch it is the work before its end less the work before its start. The work before a moment t is the sum of

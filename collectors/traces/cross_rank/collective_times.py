@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.cross_rank.matching import ROOTED, Matched
 from collectors.traces.cross_rank.process_groups import call_of, numbers_of_marks
-from collectors.traces.steps import Stretch, launch_of
+from collectors.traces.steps import StepInterval, launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
 from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.terms import Collective
@@ -134,7 +134,7 @@ def time_of(matched: Matched, timelines: Mapping[int, Timeline], offset_ns: Mapp
 def steps_of(
     times: Iterable[CollectiveTime],
     timelines: Sequence[Timeline],
-    steps: Mapping[int, Sequence[Stretch]],
+    steps: Mapping[int, Sequence[StepInterval]],
     offset_ns: Mapping[int, int],
 ) -> dict[Matched, int]:
     """Return the number of each collective's step; collectives before the first step have the number before its.
@@ -170,7 +170,7 @@ def steps_of(
 class _Marked:
     """The steps of one rank's trace. numbers: one per step."""
 
-    def __init__(self, timeline: Timeline, steps: Sequence[Stretch], numbers: NDArray[np.int64]) -> None:
+    def __init__(self, timeline: Timeline, steps: Sequence[StepInterval], numbers: NDArray[np.int64]) -> None:
         self._start_ns, self._launch = timeline.start_ns, launch_of(timeline)
         self._on_host_ns = timeline.start_ns[timeline.of_kind("step")]
         self._at_work_ns = np.array([step.start_ns for step in steps], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 Some waits a trace records: a stream's wait for an event (`stream_waits`), and calls in which the host waits for its
 device (`awaited`). Others are inferred from times: threads that wait for each other (`wakings`), and streams that wait
-for each other inside CUDA graphs (`untold_waits`).
+for each other inside CUDA graphs (`inferred_stream_waits`).
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: R
 # which the device merely had no room until another happened to end looks the same.
 
 
-def untold_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns: int) -> tuple[Rows, Rows]:
+def inferred_stream_waits(queue: DeviceQueue, source: Rows, target: Rows, least_delay_ns: int) -> tuple[Rows, Rows]:
     """Return the spans waited for and the spans that waited, pair by pair, as indices in the queue.
 
     source, target: the recorded waits, in the same form. least_delay_ns: the least time from a call to a span's start.

@@ -59,7 +59,7 @@ class Graph:
     number: Numbers
 
 
-class Draft:
+class GraphBuilder:
     """Collects moments and edges, and builds the Graph."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Draft:
 
 
 def work_of(kind: PathKind, work_ns: Times) -> Times:
-    """Return work of one kind as the (edges, kinds) table that `Draft.edges` takes."""
+    """Return work of one kind as the (edges, kinds) table that `GraphBuilder.edges` takes."""
     table = np.zeros((work_ns.size, len(PATH_KINDS)), dtype=np.int64)
     table[:, PATH_KINDS.index(kind)] = work_ns
     return table

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.cross_rank.matching import Matched
-from collectors.traces.dependency_graph.graph import Draft, Graph, Numbers, work_of
+from collectors.traces.dependency_graph.graph import Graph, GraphBuilder, Numbers, work_of
 from collectors.traces.dependency_graph.rank_graph import Marks, RankMoments, draft_rank
 from collectors.traces.intervals import Times
 from collectors.traces.steps import LONG_AGO, steps
@@ -32,7 +32,7 @@ class JoinedGraph:
 def joined_graph(timelines: Sequence[Timeline], matched: Sequence[Matched], marks: Sequence[Marks]) -> JoinedGraph:
     """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that must be in it."""
     places = {timeline.rank: place for place, timeline in enumerate(timelines)}
-    draft = Draft()
+    draft = GraphBuilder()
     # Per rank and span: whether it is a collective that the rank did not leave before the last arrival.
     awaited = [np.zeros(timeline.kind.size, dtype=np.bool_) for timeline in timelines]
     for one in matched:
@@ -58,7 +58,7 @@ def _join(
     matched: Sequence[Matched],
     ranks: Sequence[RankMoments],
     awaited: Sequence[NDArray[np.bool_]],
-    draft: Draft,
+    draft: GraphBuilder,
 ) -> None:
     """Draft the moment at which each collective begins to transfer: after every arrival, before every awaited end."""
     arrivals_ns = np.array([_last_arrival_ns(timelines, places, one) for one in matched], dtype=np.int64)

@@ -1,7 +1,7 @@
 """One rank's part of the dependency graph: its device, its host threads, and the dependencies between them.
 
 - A device's span depends on the span before it on its stream, on the call that launched it, and on what its stream
-  waited for (`stream_waits`, `untold_waits`).
+  waited for (`stream_waits`, `inferred_stream_waits`).
 - A thread depends on what it did before; in a call that waits for the device, on the device (`awaited`); and on the
   thread that it waits for (`wakings`).
 - A collective of gloo depends on the c10d operator that enqueued it.
@@ -24,14 +24,14 @@ from collectors.traces.dependency_graph.dependencies import (
     Waking,
     awaited,
     device_queue,
+    inferred_stream_waits,
     named,
     on_device,
     stream_waits,
     thread_time,
-    untold_waits,
     wakings,
 )
-from collectors.traces.dependency_graph.graph import PATH_KINDS, Draft, Numbers, PathKind, work_of
+from collectors.traces.dependency_graph.graph import PATH_KINDS, GraphBuilder, Numbers, PathKind, work_of
 from collectors.traces.intervals import Times
 from collectors.traces.steps import is_at_work
 from collectors.traces.timeline import ABSENT, KINDS, Timeline
@@ -57,7 +57,7 @@ class Threads:
 class Places:
     """The drafted moments of each thread, found by their time."""
 
-    def __init__(self, points: Mapping[int, Iterable[Times]], draft: Draft, trace: int) -> None:
+    def __init__(self, points: Mapping[int, Iterable[Times]], draft: GraphBuilder, trace: int) -> None:
         self.times_ns = {thread: np.unique(np.concatenate(list(times))) for thread, times in points.items()}
         self.numbers = {thread: draft.moments(times, trace=trace) for thread, times in self.times_ns.items()}
 
@@ -107,7 +107,9 @@ def points_of(threads: Threads, at: Sequence[tuple[Numbers, Times]], waits: Sequ
     return points
 
 
-def chain(timeline: Timeline, threads: Threads, places: Places, draft: Draft, waited: Mapping[int, Times]) -> None:
+def chain(
+    timeline: Timeline, threads: Threads, places: Places, draft: GraphBuilder, waited: Mapping[int, Times]
+) -> None:
     """Draft an edge from each moment of a thread to the next, with the work done in between.
 
     waited: by thread, stretches [start, end) in which it only waited, so that their time is no work.
@@ -178,7 +180,9 @@ class RankMoments:
     marks: Numbers
 
 
-def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, joined: NDArray[np.bool_]) -> RankMoments:
+def draft_rank(
+    timeline: Timeline, draft: GraphBuilder, *, trace: int, marks: Marks, joined: NDArray[np.bool_]
+) -> RankMoments:
     """Add the rank to the draft.
 
     joined: per span whether it is a collective whose end depends on other ranks, so that its duration is no work here.
@@ -233,7 +237,7 @@ def draft_rank(timeline: Timeline, draft: Draft, *, trace: int, marks: Marks, jo
 
 
 def _device(
-    timeline: Timeline, queue: DeviceQueue, draft: Draft, trace: int, marks: Marks, joined: NDArray[np.bool_]
+    timeline: Timeline, queue: DeviceQueue, draft: GraphBuilder, trace: int, marks: Marks, joined: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers]:
     """Draft the device's own part, and return the moments at which its spans begin and end."""
     # The first mark after each launch; spans launched after the last mark have none.
@@ -248,7 +252,7 @@ def _device(
     follows = np.flatnonzero(queue.stream[1:] == queue.stream[:-1])
     draft.edges(end[follows], begin[follows + 1], "stream order")
     told = stream_waits(timeline, queue)
-    for source, target in (told, untold_waits(queue, *told, _least_delay_ns(queue))):
+    for source, target in (told, inferred_stream_waits(queue, *told, _least_delay_ns(queue))):
         draft.edges(end[source], begin[target], "stream wait")
     return begin, end
 

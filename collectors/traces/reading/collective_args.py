@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from collectors.traces.event_names import ANNOTATION, GLOO, OTHER, RECORD, collective_of
 from collectors.traces.reading.decoders import UNDECODABLE
 from collectors.traces.reading.metadata import ranks_of
-from collectors.traces.reading.raw_events import RawEvents, Said
+from collectors.traces.reading.raw_events import CollectiveArgs, RawEvents
 from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline
 
 DTYPES = {
@@ -51,7 +51,7 @@ LARGEST_WORLD = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class CollectiveEvent:
     """What is known of a collective. row: of its event. sequence: its number in its process group, if known."""
 
     row: int
@@ -59,10 +59,12 @@ class Spoken:
     sequence: int = ABSENT
 
 
-def collectives(raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]) -> Iterator[Spoken]:
+def collectives(
+    raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]
+) -> Iterator[CollectiveEvent]:
     """Yield all events of communication. kind: for each event an index in `KINDS`. groups: ranks by process group."""
     said = dict(raw.said)
-    by_id: dict[int, Said] = {}  # By the external id that a kernel shares with the host's operator.
+    by_id: dict[int, CollectiveArgs] = {}  # By the external id that a kernel shares with the host's operator.
     for each in said.values():
         if each.external_id is not None:
             by_id[each.external_id] = _merged(each, by_id.get(each.external_id))
@@ -80,7 +82,7 @@ def collectives(raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tup
         collective = _first_known(raw.names[raw.name[at_host]], raw.names[raw.name[row]])
         shape = int(raw.shape[at_host])
         given = None if shape == ABSENT else elements_of(raw.shapes[shape])
-        yield Spoken(row=row, call=Call(collective=collective, given_elements=given))
+        yield CollectiveEvent(row=row, call=Call(collective=collective, given_elements=given))
 
 
 def elements_of(shape: str) -> int | None:
@@ -105,12 +107,14 @@ def _counts(sizes: object) -> Iterator[int]:
             yield from _counts(each)
 
 
-def _merged(one: Said, other: Said | None) -> Said:
+def _merged(one: CollectiveArgs, other: CollectiveArgs | None) -> CollectiveArgs:
     """Return the first, with its missing values taken from the other."""
     if other is None:
         return one
     fields = one.__struct_fields__
-    return Said(**{name: getattr(other, name) if getattr(one, name) is None else getattr(one, name) for name in fields})
+    return CollectiveArgs(
+        **{name: getattr(other, name) if getattr(one, name) is None else getattr(one, name) for name in fields}
+    )
 
 
 def _first_known(*names: str | None) -> str:
@@ -118,12 +122,12 @@ def _first_known(*names: str | None) -> str:
     return next((collective for collective in known if collective != OTHER), OTHER)
 
 
-def _spoken(row: int, said: Said, name: str, groups: Mapping[str, tuple[int, ...]]) -> Spoken:
+def _spoken(row: int, said: CollectiveArgs, name: str, groups: Mapping[str, tuple[int, ...]]) -> CollectiveEvent:
     group = said.group or None
     ranks = ranks_of(said.ranks) if said.ranks else ()
     if not ranks and group is not None:
         ranks = groups.get(group, ())
-    return Spoken(
+    return CollectiveEvent(
         row=row,
         call=Call(
             collective=_first_known(said.collective, name),
@@ -139,13 +143,13 @@ def _spoken(row: int, said: Said, name: str, groups: Mapping[str, tuple[int, ...
     )
 
 
-def _peer(said: Said) -> int | None:
+def _peer(said: CollectiveArgs) -> int | None:
     """Return the other rank of a message; None if both ends are given, since the rank itself is one of them."""
     told = [rank for rank in (said.source, said.destination) if rank is not None and rank >= 0]
     return told[0] if len(told) == 1 else None
 
 
-def _group_size(said: Said) -> int | None:
+def _group_size(said: CollectiveArgs) -> int | None:
     """Return the number of ranks in the process group; None if the trace gives none or an impossible one."""
     size = said.group_size
     return size if size is not None and 0 < size < LARGEST_WORLD else None
@@ -154,7 +158,7 @@ def _group_size(said: Said) -> int | None:
 class _Callers:
     """Finds the host's event that surrounds the launch of a collective and tells which one it is."""
 
-    def __init__(self, raw: RawEvents, kind: NDArray[np.int8], said: Mapping[int, Said]) -> None:
+    def __init__(self, raw: RawEvents, kind: NDArray[np.int8], said: Mapping[int, CollectiveArgs]) -> None:
         self._raw = raw
         # Launches of communication, by correlation.
         is_launch = (kind == KINDS.index("launch")) & (raw.correlation != ABSENT)

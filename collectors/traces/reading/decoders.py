@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times
-from collectors.traces.reading.raw_events import CATEGORIES, KNOWN_PHASES, NOT_KEPT, OF_2021, RawEvents, Said, said_of
+from collectors.traces.reading.raw_events import (
+    CATEGORIES,
+    KNOWN_PHASES,
+    NOT_KEPT,
+    OF_2021,
+    CollectiveArgs,
+    RawEvents,
+    said_of,
+)
 from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
 
 # Times: decimal microseconds of a trace become exact nanoseconds, unrounded by floating point.
@@ -183,7 +191,7 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MEMORY = "[memory]"
 
 
-class Args(Said, frozen=True, gc=False):
+class Args(CollectiveArgs, frozen=True, gc=False):
     """The fields that are read from the args of any event; None, or the default, where they are missing."""
 
     correlation: int = ABSENT
@@ -311,11 +319,11 @@ def _places(values: Sequence[int | str | None]) -> NDArray[np.int64]:
     return _column(values)
 
 
-def _said(events: Sequence[Event]) -> Iterator[tuple[int, Said]]:
+def _said(events: Sequence[Event]) -> Iterator[tuple[int, CollectiveArgs]]:
     args = [event.args for event in events]
     for row, each in enumerate(args):
         if each is not None and each.collective is not None:
-            yield row, Said(**{field: getattr(each, field) for field in Said.__struct_fields__})
+            yield row, CollectiveArgs(**{field: getattr(each, field) for field in CollectiveArgs.__struct_fields__})
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:

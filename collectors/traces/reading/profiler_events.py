@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from collectors.traces.event_names import RECORD
-from collectors.traces.reading.raw_events import CATEGORIES, RawEvents, Said
+from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
 from collectors.traces.reading.reader import timeline
 from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, About, Allocations, Timeline, numbered, numbered_but
 
@@ -86,14 +86,14 @@ def _is_long(sizes: object) -> bool:
     return isinstance(sizes, list) and len(sizes) > LONGEST_LIST and isinstance(sizes[0], list)
 
 
-def _said(rows: Sequence[tuple[int, Event]]) -> dict[int, Said]:
+def _said(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
     """Return what operators tell of their collectives, by row; their kernels get a copy, as kineto does it."""
-    said: dict[int, Said] = {}
-    by_operator: dict[int, Said] = {}
+    said: dict[int, CollectiveArgs] = {}
+    by_operator: dict[int, CollectiveArgs] = {}
     for row, (category, event) in enumerate(rows):
         if category in OF_HOST and event.name() == RECORD and "Collective name" in (meta := event.extra_meta()):
             words = {key: value.strip('"') for key, value in meta.items()}
-            said[row] = msgspec.convert({**words, "External id": event.correlation_id()}, Said, strict=False)
+            said[row] = msgspec.convert({**words, "External id": event.correlation_id()}, CollectiveArgs, strict=False)
             by_operator[event.correlation_id()] = said[row]
     for row, (category, event) in enumerate(rows):
         if category == KERNEL and by_operator and (its := by_operator.get(event.linked_correlation_id())):

@@ -85,7 +85,7 @@ Source: Trace Event Format, of Chrome's tracing.
 """
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the args of an event tell of its collective, with values as written; None where they tell nothing.
 
     source, destination: the ranks that a message comes from and goes to; torch gives only the other rank.
@@ -105,7 +105,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     external_id: int | None = msgspec.field(default=None, name="External id")
 
 
-said_of = msgspec.json.Decoder(Said).decode
+said_of = msgspec.json.Decoder(CollectiveArgs).decode
 """Decode the text of an event's args.
 
 Raises:
@@ -139,7 +139,7 @@ class RawEvents:
     correlation: NDArray[np.int64]
     shapes: tuple[str, ...]
     shape: NDArray[np.int32]
-    said: tuple[tuple[int, Said], ...]
+    said: tuple[tuple[int, CollectiveArgs], ...]
     allocations: Allocations
     without_address: int
     unknown: frozenset[str]
@@ -166,7 +166,7 @@ class Rows:
         # One growing buffer per column: chunks kept until they are joined would be in memory twice.
         self._columns = {name: bytearray() for name in (*PLAIN_COLUMNS, "name", "shape")}
         self._allocations: list[Allocations] = []
-        self._said: list[tuple[int, Said]] = []
+        self._said: list[tuple[int, CollectiveArgs]] = []
         self._without_address = 0
         self._unknown: set[str] = set()
         self._unread_phases: set[str] = set()

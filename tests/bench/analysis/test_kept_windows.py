@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.analysis.timelines import keep, newest_windows, window_path
+from bench.analysis.timelines import newest_windows, save_timeline, window_path
 from collectors.traces.timeline import Span, Timeline, load, timeline_of
 
 
@@ -18,22 +18,22 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def test_each_trials_window_stays_and_the_newest_is_beside_the_logs(tmp_path: Path) -> None:
-    keep(_window("first"), tmp_path, 0)
-    keep(_window("second"), tmp_path, 1)
+    save_timeline(_window("first"), tmp_path, 0)
+    save_timeline(_window("second"), tmp_path, 1)
     assert _names(window_path(tmp_path, 0, 3)) == ("first",)
     assert _names(window_path(tmp_path, 1, 3)) == ("second",)
     assert _names(tmp_path / "rank3.timeline.npz") == ("second",)
 
 
 def test_of_several_windows_of_a_trial_the_last_stays(tmp_path: Path) -> None:
-    keep(_window("first"), tmp_path, 0)
-    keep(_window("second"), tmp_path, 0)
+    save_timeline(_window("first"), tmp_path, 0)
+    save_timeline(_window("second"), tmp_path, 0)
     assert _names(window_path(tmp_path, 0, 3)) == _names(tmp_path / "rank3.timeline.npz") == ("second",)
 
 
 def test_the_newest_windows_are_of_one_trial_though_a_rank_of_it_kept_none(tmp_path: Path) -> None:
     for trial, rank in ((9, 0), (9, 3), (10, 0)):
-        keep(_window("any", rank), tmp_path, trial)
+        save_timeline(_window("any", rank), tmp_path, trial)
     (tmp_path / "trial11").mkdir()
     assert newest_windows(tmp_path) == [window_path(tmp_path, 10, 0)]
 

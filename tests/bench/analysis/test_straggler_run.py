@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.analysis.stragglers import joined_estimates
-from bench.analysis.timelines import keep, window_path
+from bench.analysis.timelines import save_timeline, window_path
 from bench.rank.instrumentation import trace
 from collectors.metrics.results import (
     RUN_COLLECTIVE_TRANSFER_SECONDS,
@@ -88,7 +88,7 @@ def _traced_rank(folder: Path, late: int | None) -> float:
             STEPS, step, warm_up=dist.barrier, device=torch.device("cpu"), backend="gloo", rank=rank, ranks=RANKS
         )
         assert window.notes == ()
-        keep(window.timeline, folder, trial)
+        save_timeline(window.timeline, folder, trial)
     return taken_s
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case, find_card
-from bench.case_args import Asked, asked_case
+from bench.case import Case, find_spec
+from bench.case_args import CaseArgs, case_of_args
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus, read_gpus
@@ -22,7 +22,7 @@ def _gpus(visible: str | None = None, nvml: RecordedNvml = FOUR) -> Gpus:
 
 def _case(gpus: Gpus, strategy: str = "ddp", **said: Any) -> Case:
     words: dict[str, Any] = {"ranks": None, "device": None, "backend": None, "options": (), **said}
-    asked = Asked(
+    asked = CaseArgs(
         shape_name="tiny",
         dimensions={"batch": 8},
         precision="fp32",
@@ -37,7 +37,7 @@ def _case(gpus: Gpus, strategy: str = "ddp", **said: Any) -> Case:
         torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
         **words,
     )
-    return asked_case(find_card(strategy), asked)
+    return case_of_args(find_spec(strategy), asked)
 
 
 def test_a_case_takes_the_gpus_that_can_be_used() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.case import check, find_card, one_rank_baseline, parse_options
+from bench.case import check, find_spec, one_rank_baseline, parse_options
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, parse_fault
 from tests.bench.made.examples import SMALL, small_case
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 
 def _refused(message: str) -> pytest.RaisesExc[Misuse]:
@@ -20,12 +20,12 @@ def _refused(message: str) -> pytest.RaisesExc[Misuse]:
 
 def test_an_unknown_strategy_is_answered_with_the_nearest() -> None:
     with _refused('strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'):
-        find_card("dpp")
+        find_spec("dpp")
 
 
 def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
     with _refused('strategy "zzz" is unknown (`observatory list` shows all)'):
-        find_card("zzz")
+        find_spec("zzz")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
 )
 def test_a_bad_option_is_refused_with_what_it_may_be(texts: list[str], message: str) -> None:
     with _refused(message):
-        parse_options(card_of("ddp"), texts)
+        parse_options(spec_of("ddp"), texts)
 
 
 def test_options_that_are_not_given_have_their_default() -> None:
-    values = parse_options(card_of("ddp"), ["bucket_mb=2"])
-    assert values == {option.name: option.default for option in card_of("ddp").options} | {"bucket_mb": 2.0}
+    values = parse_options(spec_of("ddp"), ["bucket_mb=2"])
+    assert values == {option.name: option.default for option in spec_of("ddp").options} | {"bucket_mb": 2.0}
 
 
 @pytest.mark.parametrize(

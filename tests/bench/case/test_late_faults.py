@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from bench.case import Case, check, find_card, parse_options
+from bench.case import Case, check, find_spec, parse_options
 from bench.convergence.check import Verdict, check_cases, judge, witnessed
 from bench.rank.convergence import witnessed_steps
-from bench.rank.evidence import Seen
+from bench.rank.evidence import StepEvidence
 from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
 from tests.workloads.training.training_runs import make_ready
@@ -96,7 +96,7 @@ class FaultyWorkload:
         return getattr(self.workload, name)
 
 
-def train(case: Case, fault: Fault) -> list[Seen]:
+def train(case: Case, fault: Fault) -> list[StepEvidence]:
     """What one rank saw of its check."""
     setup: Any = case  # It is a `Setup`, too.
     ready = make_ready(setup)
@@ -111,12 +111,12 @@ Check = Callable[[str, Fault], Verdict]
 @pytest.fixture(scope="module")
 def verdict_on(on_ranks: OnRanks) -> Check:
     """The verdict on a strategy with a fault; the one rank trains once for all of them."""
-    alone: dict[str, list[Seen]] = {}
+    alone: dict[str, list[StepEvidence]] = {}
 
     def run(strategy: str, fault: Fault) -> Verdict:
-        card = find_card(strategy)
-        known = {option.name for option in card.options}
-        options = parse_options(card, [text for text in OPTIONS if text.partition("=")[0] in known])
+        spec = find_spec(strategy)
+        known = {option.name for option in spec.options}
+        options = parse_options(spec, [text for text in OPTIONS if text.partition("=")[0] in known])
         one, backwards, together = check_cases(check(make_case(strategy, 2, steps=STEPS, options=options)), ())
         for case in (one, backwards):
             if case.key() not in alone:

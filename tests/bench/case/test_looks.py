@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from bench.case import Looks, check_looks
+from bench.case import InstrumentationOptions, check_instrumentation
 from bench.errors import Misuse
 from tests.bench.made.examples import make_case
 
 
-@pytest.mark.parametrize("looks", [Looks(), Looks(memory_snapshot=True), Looks(trace_every=1, memory_snapshot=True)])
-def test_looks_that_can_be_taken_are_themselves(looks: Looks) -> None:
-    assert check_looks(looks, make_case(trace_steps=1)) is looks
+@pytest.mark.parametrize(
+    "looks",
+    [
+        InstrumentationOptions(),
+        InstrumentationOptions(memory_snapshot=True),
+        InstrumentationOptions(trace_every=1, memory_snapshot=True),
+    ],
+)
+def test_looks_that_can_be_taken_are_themselves(looks: InstrumentationOptions) -> None:
+    assert check_instrumentation(looks, make_case(trace_steps=1)) is looks
 
 
 def test_windows_without_steps_between_them_are_refused_with_the_bound() -> None:
     with pytest.raises(Misuse, match="trace-every is 0; it must be 1 or more measured steps"):
-        check_looks(Looks(trace_every=0), make_case(trace_steps=1))
+        check_instrumentation(InstrumentationOptions(trace_every=0), make_case(trace_steps=1))
 
 
 def test_windows_without_steps_in_them_are_refused_with_the_next_move() -> None:
     with pytest.raises(Misuse, match="trace-steps is 0; take --trace-steps 1 or more"):
-        check_looks(Looks(trace_every=5), make_case(trace_steps=0))
+        check_instrumentation(InstrumentationOptions(trace_every=5), make_case(trace_steps=0))
 
 
 def test_memory_can_be_looked_at_without_a_window() -> None:
-    assert check_looks(Looks(memory_snapshot=True), make_case(trace_steps=0)).memory_snapshot
+    assert check_instrumentation(InstrumentationOptions(memory_snapshot=True), make_case(trace_steps=0)).memory_snapshot

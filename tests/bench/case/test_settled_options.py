@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.case import Case, find_card
-from bench.case_args import Asked, asked_case
+from bench.case import Case, find_spec
+from bench.case_args import CaseArgs, case_of_args
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 
 def ask(probe: str, *options: str, gpus: int = 0) -> Case:
-    asked = Asked(
+    asked = CaseArgs(
         shape_name="tiny",
         dimensions={},
         ranks=2,
@@ -30,7 +30,7 @@ def ask(probe: str, *options: str, gpus: int = 0) -> Case:
         gpus=read_gpus(RecordedNvml(names=("A", "B")[:gpus])),
         torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
     )
-    return asked_case(find_card(probe), asked)
+    return case_of_args(find_spec(probe), asked)
 
 
 @pytest.mark.parametrize(

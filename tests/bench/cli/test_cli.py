@@ -14,7 +14,7 @@ import pytest
 
 from bench.cli import main
 from bench.errors import InfrastructureFailed, Misuse
-from workloads.registry import CARDS
+from workloads.registry import SPECS
 
 LIGHT = [
     "--help",
@@ -115,8 +115,8 @@ def test_help_lists_each_command_with_its_own_first_line() -> None:
 
 def test_list_as_json_has_each_strategy_with_its_options(tmp_path: Path) -> None:
     listed = json.loads(_observatory("list --format json", tmp_path).stdout)
-    assert [card["name"] for card in listed] == [card.name for card in CARDS]
-    assert [len(card["options"]) for card in listed] == [len(card.options) for card in CARDS]
+    assert [spec["name"] for spec in listed] == [spec.name for spec in SPECS]
+    assert [len(spec["options"]) for spec in listed] == [len(spec.options) for spec in SPECS]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bench.cli.completion import PROGRAM, SHELLS, VARIABLE
 from bench.runs.history import History
 from bench.runs.locations import STORE_VARIABLE
 from tests.bench.made.examples import make_machine, make_summary
-from workloads.registry import CARDS, card_of
+from workloads.registry import SPECS, spec_of
 
 
 def _completed(*words: str) -> list[str]:
@@ -38,13 +38,13 @@ def store(tmp_path: Path) -> str:
 
 def test_commands_and_strategies_are_completed() -> None:
     assert _completed("") == list(main.COMMANDS)
-    assert _completed("run", "") == [card.name for card in CARDS]
+    assert _completed("run", "") == [spec.name for spec in SPECS]
     assert _completed("list", "zero") == ["zero1", "zero2", "zero_bubble"]
     assert _completed("show", "--strategy", "dd") == ["ddp"]
 
 
 def test_options_of_the_strategy_that_was_named_are_completed_and_their_values() -> None:
-    assert _completed("run", "ddp", "--option", "") == [f"{option.name}=" for option in card_of("ddp").options]
+    assert _completed("run", "ddp", "--option", "") == [f"{option.name}=" for option in spec_of("ddp").options]
     assert _completed("run", "ddp", "--option", "compress_") == ["compress_rank="]
     assert _completed("run", "ddp", "--ranks", "2", "--option", "overlap=") == ["overlap=true", "overlap=false"]
     assert _completed("run", "ddp", "--option", "compress=b") == ["compress=bf16"]

@@ -17,7 +17,7 @@ from bench.exporter.server import PORT as SERVED_PORT
 from bench.runs.history import History
 from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE
 from tests.bench.made.examples import make_machine, make_summary
-from workloads.registry import CARDS
+from workloads.registry import SPECS
 
 DRY = ["run", "--device=cpu", "--dry-run"]
 
@@ -44,7 +44,7 @@ def test_what_help_does_not_load_is_as_it_is_told() -> None:
     assert (USUAL, SEED) == (case.USUAL, case.SEED)
 
 
-@pytest.mark.parametrize("strategy", [card.name for card in CARDS])
+@pytest.mark.parametrize("strategy", [spec.name for spec in SPECS])
 def test_a_dry_run_says_what_each_rank_would_hold_and_leaves_nothing(
     strategy: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from bench.convergence.evidence import Witnessed
-from bench.rank.evidence import Seen
+from bench.convergence.evidence import ConvergenceEvidence
+from bench.rank.evidence import StepEvidence
 
 STEPS = 6
 EPOCH_STEPS = 2
@@ -32,14 +32,14 @@ def sequences(step: int, rank: int) -> list[str]:
     return [f"{2 * ORDER[step] + rank}"]
 
 
-def steps_of(rank: int | None, change: Change = unchanged) -> list[Seen]:
+def steps_of(rank: int | None, change: Change = unchanged) -> list[StepEvidence]:
     """All steps of one of two ranks; None for the one rank that they are compared with."""
     return [msgspec.structs.replace(_seen(step, rank), **change(step)) for step in range(STEPS)]
 
 
 def witnessed(
     changes: Sequence[Change] = (unchanged, unchanged), reference: Change = unchanged, **fields: Any
-) -> Witnessed:
+) -> ConvergenceEvidence:
     """All evidence. changes: of each rank. reference: of the one rank."""
     usual: dict[str, Any] = {
         "reference": steps_of(None, reference),
@@ -51,12 +51,12 @@ def witnessed(
         "epoch_steps": EPOCH_STEPS,
         "clip": CLIP,
     }
-    return Witnessed(**{**usual, **fields})
+    return ConvergenceEvidence(**{**usual, **fields})
 
 
-def _seen(step: int, rank: int | None) -> Seen:
+def _seen(step: int, rank: int | None) -> StepEvidence:
     both = [*sequences(step, 0), *sequences(step, 1)]
-    return Seen(
+    return StepEvidence(
         step=step,
         loss=4.0 - 0.1 * step,
         learning_rates=[RATE],

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case, check, find_card, parse_options
+from bench.case import Case, check, find_spec, parse_options
 from bench.cli import main
 from bench.convergence.check import Verdict, check_cases, conclude
 from bench.engines.local import LocalEngine
 from bench.errors import Misuse
-from bench.runner import Conduct, Measured, measure
+from bench.runner import Measured, TrialSettings, measure
 from tests.bench.made.examples import TINY, make_case
 from workloads.options import MISTAKES, Mistake, check_of
 
@@ -30,8 +30,8 @@ INJECTED: tuple[tuple[Mistake, ...], ...] = (
 
 
 def checked_case(strategy: str = "ddp", ranks: int = 2, *options: str, steps: int = 8, **changes: object) -> Case:
-    card = find_card(strategy)
-    case = make_case(strategy, ranks, steps=steps, options=parse_options(card, [*OPTIONS, *options]))
+    spec = find_spec(strategy)
+    case = make_case(strategy, ranks, steps=steps, options=parse_options(spec, [*OPTIONS, *options]))
     return check(replace(case, **changes))  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[
             engine=engine,
             machine=engine.machine(),
             folder=tmp_path_factory.mktemp("runs"),
-            conduct=Conduct(limit_s=120),
+            conduct=TrialSettings(limit_s=120),
             watch=lambda case, trial, steps: None,
         )
     measured.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.convergence.diagnosis import examine
-from bench.convergence.evidence import Culprit, NotExamined, RuledOut, Witnessed
+from bench.convergence.evidence import ConvergenceEvidence, Culprit, NotExamined, RuledOut
 from tests.bench.convergence.evidence import (
     EPOCH_STEPS,
     RATE,
@@ -19,11 +19,11 @@ from tests.bench.convergence.evidence import (
 )
 
 
-def named(found: Witnessed) -> list[tuple[str, int]]:
+def named(found: ConvergenceEvidence) -> list[tuple[str, int]]:
     return [(answer.cause, answer.step) for answer in examine(found) if isinstance(answer, Culprit)]
 
 
-def text_of(found: Witnessed) -> str:
+def text_of(found: ConvergenceEvidence) -> str:
     (culprit,) = (answer for answer in examine(found) if isinstance(answer, Culprit))
     return culprit.text
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.convergence.diagnosis import examine
-from bench.convergence.evidence import Culprit, NotExamined, RuledOut, Witnessed
+from bench.convergence.evidence import ConvergenceEvidence, Culprit, NotExamined, RuledOut
 from bench.convergence.updates import GRADIENT_LIMIT, ROUNDING_FACTOR, UPDATE_LIMIT
 from tests.bench.convergence.evidence import CLIP, STEPS, Change, steps_of, unchanged, witnessed
 
@@ -27,16 +27,16 @@ def update(norm: float, projection: float, step: int = 3) -> Change:
     return late(step, updates={"head.weight": (norm, projection)})
 
 
-def named(found: Witnessed) -> list[tuple[str, int]]:
+def named(found: ConvergenceEvidence) -> list[tuple[str, int]]:
     return [(answer.cause, answer.step) for answer in examine(found) if isinstance(answer, Culprit)]
 
 
-def text_of(found: Witnessed) -> str:
+def text_of(found: ConvergenceEvidence) -> str:
     (culprit,) = (answer for answer in examine(found) if isinstance(answer, Culprit))
     return culprit.text
 
 
-def not_examined(found: Witnessed) -> list[str]:
+def not_examined(found: ConvergenceEvidence) -> list[str]:
     return [answer.text for answer in examine(found) if isinstance(answer, NotExamined)]
 
 

@@ -9,7 +9,7 @@ from bench.analysis.estimate import Estimate, estimate
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from tests.bench.made.examples import make_case, make_machine, make_summary
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 SECOND_NS = 1_000_000_000
 
@@ -34,7 +34,7 @@ def busbw(collective: str, rate: float, size: int = 4096, algorithm: str = "libr
 def probe(run: str, strategy: str, *estimates: Estimate, at_s: int = 0, ranks: int = 2, **changes: Any) -> Summary:
     """A run of a probe that ended well, unless changes say otherwise; those of its case are under `case`."""
     of_case = changes.pop("case", {})
-    version = card_of(strategy).version_on(of_case.get("device", "cpu"))
+    version = spec_of(strategy).version_on(of_case.get("device", "cpu"))
     case = replace(make_case(strategy, ranks), **{"model": None, "version": version, **of_case})
     settings = {"hardware": make_machine().hardware("cpu"), "estimates": estimates, "scaling": ()} | changes
     return make_summary(run, case=case, started_ns=(1_700_000_000 + at_s) * SECOND_NS, **settings)

@@ -18,7 +18,7 @@ from bench.doctor.machine_diff import Difference
 from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
 from bench.errors import Misuse
 from bench.reports.doctor import print_page
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.runs import product
 
 PAGE = Page(
@@ -37,7 +37,7 @@ PAGE = Page(
         ),
     ),
     fields=GpuFields(
-        standings=(Standing(gpu="0", question="energy counter", answer="answers", cost_s=14e-6),),
+        standings=(FieldSupport(gpu="0", question="energy counter", answer="answers", cost_s=14e-6),),
         left_out=("GPU 1: it is lost",),
     ),
     ceilings=(

@@ -7,7 +7,7 @@ import pynvml
 from bench.doctor.collect import gpu_fields
 from bench.doctor.page import GpuFields
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.library import Nvml, NVMLError, Standing
+from collectors.nvml.library import FieldSupport, Nvml, NVMLError
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, replayed
 
 
@@ -18,7 +18,7 @@ def _fields(nvml: Nvml, clock: FakeClock) -> GpuFields:
     return gpu_fields(NvmlCollector(nvml, clock_ns=clock.ns), wait=wait)
 
 
-def _standing(fields: GpuFields, gpu: str, question: str) -> Standing:
+def _standing(fields: GpuFields, gpu: str, question: str) -> FieldSupport:
     (found,) = [one for one in fields.standings if (one.gpu, one.question) == (gpu, question)]
     return found
 
@@ -36,7 +36,7 @@ def test_what_one_gpu_does_not_answer_is_told_of_that_gpu() -> None:
     clock = FakeClock()
     refusal = {"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_NO_PERMISSION}
     fields = _fields(replayed(a_node(a_gpu(refusals=refusal), a_gpu()), clock), clock)
-    assert _standing(fields, "0", "power sensor") == Standing(
+    assert _standing(fields, "0", "power sensor") == FieldSupport(
         gpu="0", question="power sensor", answer="not permitted", reason="Insufficient Permissions"
     )
     assert _standing(fields, "1", "power sensor").answer == "answers"

@@ -16,7 +16,7 @@ from bench.doctor.page import Comparison, Entry, GpuFields, Page
 from bench.machine.gpus import Gpu, GpuLink, read_gpus
 from bench.machine.machine import Machine
 from bench.runs.history import History
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.recorded_state import RecordedState
 from tests.bench.made.examples import make_machine, make_summary
 from tests.bench.made.recorded_nvml import RecordedProcess
@@ -24,7 +24,7 @@ from tests.bench.made.recorded_nvml import RecordedProcess
 RANKS = Entry(name="ranks", value="can be started")
 NO_HISTORY = Absent(reason="store: it is not there")
 FIELDS = GpuFields(
-    standings=(Standing(gpu="0", question="GPM", answer="answers", cost_s=1e-5),), left_out=("GPU 1: it is lost",)
+    standings=(FieldSupport(gpu="0", question="GPM", answer="answers", cost_s=1e-5),), left_out=("GPU 1: it is lost",)
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.doctor.node_state import monitors
 from bench.doctor.page import Entry
-from collectors.nvml.library import Answer, NVMLError, Standing
+from collectors.nvml.library import Answer, FieldSupport, NVMLError
 
 IN_USE = str(NVMLError(pynvml.NVML_ERROR_IN_USE))
 RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
@@ -22,9 +22,10 @@ def with_dcgm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _monitored(*answers: Answer, reason: str | None = None) -> tuple[Standing, ...]:
+def _monitored(*answers: Answer, reason: str | None = None) -> tuple[FieldSupport, ...]:
     return tuple(
-        Standing(gpu=str(place), question="GPM", answer=answer, reason=reason) for place, answer in enumerate(answers)
+        FieldSupport(gpu=str(place), question="GPM", answer=answer, reason=reason)
+        for place, answer in enumerate(answers)
     )
 
 

@@ -45,7 +45,7 @@ def test_a_rank_hands_over_as_many_bytes_as_the_law_says(
     options: dict[str, bool | int | float], engine: LocalEngine, tmp_path: Path
 ) -> None:
     case = small_case(options=options, trace_steps=TRACE_STEPS)
-    (transfer,) = case.card().transfers(case)
+    (transfer,) = case.spec().transfers(case)
     counted = _traced(_run(engine, tmp_path, case)).payload_bytes
     assert counted == {(transfer.collective, transfer.axis): transfer.payload_bytes}
 
@@ -53,7 +53,7 @@ def test_a_rank_hands_over_as_many_bytes_as_the_law_says(
 def test_the_traffic_of_each_axis_is_counted_apart(engine: LocalEngine, tmp_path: Path) -> None:
     case = small_case("hsdp", ranks=4, options={"shard_ranks": 2, "clip": 0.0}, trace_steps=TRACE_STEPS)
     expected: Counter[tuple[str, str]] = Counter()
-    for transfer in case.card().transfers(case):  # gloo reduces and scatters by an all_reduce.
+    for transfer in case.spec().transfers(case):  # gloo reduces and scatters by an all_reduce.
         collective = "all_reduce" if transfer.collective == "reduce_scatter" else transfer.collective
         expected[collective, transfer.axis] += transfer.payload_bytes
     assert set(expected) == {("all_gather", "shard"), ("all_reduce", "shard"), ("all_reduce", "replicate")}

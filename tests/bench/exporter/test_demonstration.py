@@ -34,7 +34,7 @@ from collectors.metrics.gpu_health import GPU_NVLINK_LINK_BYTES, GPU_XID_TIME
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS, TOKENS
 from collectors.metrics.registry import METRICS
-from collectors.node.registry import Wanted
+from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
@@ -94,7 +94,7 @@ def test_what_a_panel_or_an_alert_asks_for_is_shown(name: str, shown: set[str]) 
 @pytest.mark.parametrize("per_nvlink", [True, False])
 def test_the_bytes_of_each_nvlink_are_shown_where_they_are_wanted(per_nvlink: bool) -> None:
     with ExitStack() as stack:
-        opened = open_recorded_collectors(Wanted(beat_s=60, per_nvlink=per_nvlink))
+        opened = open_recorded_collectors(PollingConfig(beat_s=60, per_nvlink=per_nvlink))
         for collector in opened:
             stack.enter_context(closing(collector))
         shown = [one for collector in opened for one in collector.read() if one.metric == GPU_NVLINK_LINK_BYTES.name]

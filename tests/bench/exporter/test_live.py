@@ -31,12 +31,12 @@ from collectors.sample_log import (
     Ended,
     Mark,
     Opened,
-    Performed,
     Polled,
     Reading,
     Record,
     SampleLog,
     TimedAction,
+    TimedActions,
 )
 from tests.bench.made.examples import make_machine, small_case
 
@@ -145,7 +145,7 @@ def test_timed_actions_change_no_live_series(tmp_path: Path, live: LiveRuns, not
     _write(log, _opened(run), _step("measured", 0.5, 16))
     before = live.samples()
     actions = [TimedAction("forward", 0, 0, 1, 2)]
-    _write(log, Performed(trial=0, time_ns=0, step=9, begun_ns=1, clock=None, actions=actions))
+    _write(log, TimedActions(trial=0, time_ns=0, step=9, begun_ns=1, clock=None, actions=actions))
     assert live.samples() == before
     assert notices == []
 

@@ -31,7 +31,7 @@ def test_training_needs_its_states_at_the_least() -> None:
 
 def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
     case = make_case()
-    peak = case.card().peak(case)
+    peak = case.spec().peak(case)
     assert isinstance(peak, Prediction)
     assert least_bytes(case, 0) == peak.total_bytes - peak.buffers_bytes
     check_memory(case, host_bytes=2 * least_bytes(case, 0), gpus=())
@@ -86,7 +86,7 @@ def test_ranks_on_gpus_crowd_no_core() -> None:
 
 def test_a_probe_needs_its_buffers() -> None:
     probe = make_probe("collectives")
-    assert least_bytes(probe, 0) == probe.card().working_bytes(probe, 0) > 0
+    assert least_bytes(probe, 0) == probe.spec().working_bytes(probe, 0) > 0
 
 
 def test_all_ranks_of_a_cpu_share_its_memory() -> None:
@@ -170,7 +170,7 @@ def test_a_model_is_made_whole_before_it_is_divided() -> None:
 
 def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
     case = _on_gpus("fsdp", ranks=8)
-    one = case.card().building_bytes(case, 0)
+    one = case.spec().building_bytes(case, 0)
     check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
     with pytest.raises(Misuse, match=r"made whole on each of 8 rank\(s\)"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.analysis.estimate import estimate
 from bench.analysis.scaling import scaling_efficiency
-from bench.case import Case, Purpose, find_card, parse_options
+from bench.case import Case, Purpose, find_spec, parse_options
 from bench.machine.machine import Machine
 from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_STEP_SECONDS
@@ -21,10 +21,10 @@ SMALL = replace(TINY, batch=4)
 
 def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: Any) -> Case:
     """A case of a shape that is too small to matter."""
-    card = find_card(strategy)
+    spec = find_spec(strategy)
     case = Case(
         strategy=strategy,
-        version=card.version,
+        version=spec.version,
         ranks=ranks,
         model=replace(TINY, batch=batch),
         device="cpu",
@@ -36,7 +36,7 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         warm_up=2,
         trace_steps=0,
         seed=0,
-        options=parse_options(card, ()),
+        options=parse_options(spec, ()),
     )
     return replace(case, **changes)
 

@@ -20,7 +20,7 @@ from collectors.metrics.rank import (
     STAGE_ACTIVATION_BYTES,
     STEP_SECONDS,
 )
-from collectors.sample_log import Ended, Opened, Performed, Reading, SampleLog, TimedAction
+from collectors.sample_log import Ended, Opened, Reading, SampleLog, TimedAction, TimedActions
 from collectors.traces.analyzers.summary import Breakdown
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions
 from workloads.pipeline_parallel.simulator import simulate
@@ -95,7 +95,7 @@ def _traced(rank: int, trial: int) -> list[Sample]:
     return [*breakdown.samples(), PAYLOAD_BYTES.at(1000.0 + rank, collective="all_reduce", axis="data")]
 
 
-def _performed(order: TrialOrder, pipeline: Pipeline) -> list[Performed]:
+def _performed(order: TrialOrder, pipeline: Pipeline) -> list[TimedActions]:
     """One step of each rank: forward takes 1 ms, backward 2.
 
     In a later trial both take a tenth longer, and backward begins 1 ms late.
@@ -107,7 +107,7 @@ def _performed(order: TrialOrder, pipeline: Pipeline) -> list[Performed]:
         for kind in get_args(ActionKind)
     }
     return [
-        Performed(
+        TimedActions(
             trial=order.trial,
             time_ns=0,
             step=order.case.warm_up + order.case.steps,
@@ -144,7 +144,7 @@ def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: b
         ]
         log.write(Reading(trial=trial, time_ns=0, mark="measured" if step else "warm_up", step=step, samples=samples))
     log.write(Reading(trial=trial, time_ns=0, mark="traced", step=len(steps_s) + 1, samples=_traced(rank, trial)))
-    pipeline = order.case.card().pipeline(order.case)
+    pipeline = order.case.spec().pipeline(order.case)
     if pipeline is not None:
         log.write(_performed(order, pipeline)[rank])
         activations = [LIVE_TENSOR_BYTES.at(1e6 * (rank + 1), category="activations")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.analysis.estimate import Estimate
 from bench.case import ONE_RUN, Purpose
 from bench.rank.messages import Cause
-from bench.runner import Conduct, Measured, measure
+from bench.runner import Measured, TrialSettings, measure
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
 from tests.bench.made.examples import SMALL, make_machine, small_case
@@ -33,7 +33,7 @@ def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purp
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        conduct=Conduct(limit_s=60, purpose=purpose),
+        conduct=TrialSettings(limit_s=60, purpose=purpose),
         watch=lambda case, trial, steps: None,
     )
     measured.close()

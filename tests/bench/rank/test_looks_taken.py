@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.trials import read_trials
-from bench.case import Looks
+from bench.case import InstrumentationOptions
 from bench.engines.local import LocalEngine
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder
@@ -20,7 +20,7 @@ from collectors.sample_log import Reading, read
 from tests.bench.made.examples import SMALL, small_case
 
 LOOKED_AT = small_case(steps=5, warm_up=1, trace_steps=1)
-OFTEN = Looks(trace_every=2)
+OFTEN = InstrumentationOptions(trace_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def engine() -> Iterator[LocalEngine]:
 def _run(
     engine: LocalEngine,
     folder: Path,
-    looks: Looks,
+    looks: InstrumentationOptions,
     *,
     fault: Fault | None = None,
     ceiling_flops_per_second: float | None = None,
@@ -85,7 +85,7 @@ def test_a_fault_in_a_step_of_a_window_is_committed_and_blamed(engine: LocalEngi
 def test_memory_by_category_is_logged_and_drawn_and_what_a_cpu_lacks_is_noted(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
-    assert _run(engine, tmp_path, Looks(memory_snapshot=True)).outcome == "done"
+    assert _run(engine, tmp_path, InstrumentationOptions(memory_snapshot=True)).outcome == "done"
     peaks = peaks_of(tmp_path, LOOKED_AT.ranks)
     weights_bytes = 4 * SMALL.parameters()
     for rank in range(2):
@@ -99,14 +99,14 @@ def test_memory_by_category_is_logged_and_drawn_and_what_a_cpu_lacks_is_noted(
 
 
 def test_nothing_is_looked_at_unasked(engine: LocalEngine, tmp_path: Path) -> None:
-    _run(engine, tmp_path, Looks())
+    _run(engine, tmp_path, InstrumentationOptions())
     assert peaks_of(tmp_path, LOOKED_AT.ranks) == {}
     assert list(tmp_path.glob("*.memory.*")) == []
     assert [reading.mark for reading in _readings(tmp_path)].count("traced") == 1
 
 
 def test_measured_steps_are_seen_as_a_share_of_a_known_ceiling(engine: LocalEngine, tmp_path: Path) -> None:
-    _run(engine, tmp_path, Looks(), ceiling_flops_per_second=1e15)
+    _run(engine, tmp_path, InstrumentationOptions(), ceiling_flops_per_second=1e15)
     marks = {
         reading.mark
         for reading in _readings(tmp_path)

@@ -86,7 +86,7 @@ reduce_scatter_tensor, which call the coalesced forms."""
 def test_dtensors_collectives_on_nccl_are_counted_by_the_names_of_their_laws(strategy: str) -> None:
     options = {**make_case(strategy, ranks=4).options, "sequence_parallel": True}
     case = make_case(strategy, ranks=4, device="cuda", backend="nccl", options=options)
-    transfers = [transfer for transfer in case.card().transfers(case) if transfer.collective != "send"]
+    transfers = [transfer for transfer in case.spec().transfers(case) if transfer.collective != "send"]
     record = MadeRecord()
     for transfer in transfers:
         sizes = ((int(transfer.payload_bytes) // 4,),)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from bench.rank.convergence import fingerprint_of_weights, fingerprints_of_sequences, sketch_of
-from bench.rank.evidence import EvidenceFile, Seen, read_evidence
+from bench.rank.evidence import EvidenceFile, StepEvidence, read_evidence
 from tests.workloads.training.setups import SMALL, small_setup
 from workloads.core.trainer import make_model
 
@@ -49,7 +49,10 @@ def test_a_sketch_tells_a_sum_from_a_mean_a_sign_from_another_and_an_order_from_
 
 
 def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
-    steps = [Seen(step=0, loss=4.5, gradients={"head.weight": (1.0, 0.5)}), Seen(step=1, loss=None, is_finite=False)]
+    steps = [
+        StepEvidence(step=0, loss=4.5, gradients={"head.weight": (1.0, 0.5)}),
+        StepEvidence(step=1, loss=None, is_finite=False),
+    ]
     file = EvidenceFile(tmp_path, 3)
     for seen in steps:
         file.write(seen)

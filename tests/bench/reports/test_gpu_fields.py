@@ -8,16 +8,16 @@ from rich.console import Console
 
 from bench.doctor.page import GpuFields
 from bench.reports.doctor import field_rows, print_fields
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 
 FIELDS = GpuFields(
     standings=(
-        Standing(gpu="0", question="energy counter", answer="answers", cost_s=14e-6),
-        Standing(gpu="0", question="power sensor", answer="answers", cost_s=2.34e-3),
-        Standing(gpu="0", question="GPM", answer="not supported", reason="Not Supported"),
-        Standing(gpu="1", question="energy counter", answer="answers", cost_s=0.0),
-        Standing(gpu="1", question="power sensor", answer="not permitted", reason="Insufficient Permissions"),
-        Standing(gpu="1", question="encoder", answer="not always", reason="Timeout", cost_s=3e-6),
+        FieldSupport(gpu="0", question="energy counter", answer="answers", cost_s=14e-6),
+        FieldSupport(gpu="0", question="power sensor", answer="answers", cost_s=2.34e-3),
+        FieldSupport(gpu="0", question="GPM", answer="not supported", reason="Not Supported"),
+        FieldSupport(gpu="1", question="energy counter", answer="answers", cost_s=0.0),
+        FieldSupport(gpu="1", question="power sensor", answer="not permitted", reason="Insufficient Permissions"),
+        FieldSupport(gpu="1", question="encoder", answer="not always", reason="Timeout", cost_s=3e-6),
     ),
     left_out=("GPU 1: this process may not ask for power sensor; they are left out of this run",),
 )
@@ -47,7 +47,7 @@ def test_the_words_are_explained_above_the_table() -> None:
 
 def test_eight_gpus_stand_side_by_side_on_a_pipe() -> None:
     standings = tuple(
-        Standing(gpu=str(gpu), question="uncorrected ECC errors, volatile", answer="answers", cost_s=123e-6)
+        FieldSupport(gpu=str(gpu), question="uncorrected ECC errors, volatile", answer="answers", cost_s=123e-6)
         for gpu in range(8)
     )
     lines = _printed(GpuFields(standings=standings, left_out=()))

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bench.case import parse_options
-from bench.case_args import Asked, asked_case
+from bench.case_args import CaseArgs, case_of_args
 from bench.cli import main
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus
@@ -23,8 +23,8 @@ from bench.reports.strategies import (
     print_strategy,
     tried_refusals,
 )
-from workloads.registry import CARDS, card_of
-from workloads.spec import Card
+from workloads.registry import SPECS, spec_of
+from workloads.spec import StrategySpec
 
 
 def _printed(write: Callable[[Console], None], width: int = 80) -> list[str]:
@@ -34,37 +34,37 @@ def _printed(write: Callable[[Console], None], width: int = 80) -> list[str]:
 
 
 def test_the_list_names_each_strategy_once_and_no_option() -> None:
-    lines = _printed(lambda console: print_strategies(CARDS, console))
+    lines = _printed(lambda console: print_strategies(SPECS, console))
     assert all(len(line) <= 80 for line in lines)
     starts = [line.split()[0] for line in lines if line and not line.startswith(" ")]
-    assert [start for start in starts if start in {card.name for card in CARDS}] == [card.name for card in CARDS]
+    assert [start for start in starts if start in {spec.name for spec in SPECS}] == [spec.name for spec in SPECS]
     assert not any("bucket_mb" in line for line in lines)
 
 
 def test_all_options_stand_with_who_takes_them() -> None:
-    lines = _printed(lambda console: print_options(CARDS, console), width=120)
+    lines = _printed(lambda console: print_options(SPECS, console), width=120)
     shown = {line.partition("=")[0] for line in lines}
-    assert {option.name for card in CARDS for option in card.options} <= shown
+    assert {option.name for spec in SPECS for option in spec.options} <= shown
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_a_strategy_is_told_whole_within_eighty_letters(card: Card) -> None:
-    lines = _printed(lambda console: print_strategy(card, console))
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_strategy_is_told_whole_within_eighty_letters(spec: StrategySpec) -> None:
+    lines = _printed(lambda console: print_strategy(spec, console))
     assert all(len(line) <= 80 for line in lines)
-    assert all(any(line.startswith(f"{option.name}=") for line in lines) for option in card.options)
+    assert all(any(line.startswith(f"{option.name}=") for line in lines) for option in spec.options)
     words = " ".join(" ".join(lines).split())
-    assert card.needs.text() in words
-    assert example(card) in words
-    assert all(" ".join(reason.split()) in words for reason in tried_refusals(card))
+    assert spec.needs.text() in words
+    assert example(spec) in words
+    assert all(" ".join(reason.split()) in words for reason in tried_refusals(spec))
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_the_example_of_a_strategy_is_no_misuse(card: Card) -> None:
-    words = example(card).split()
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_the_example_of_a_strategy_is_no_misuse(spec: StrategySpec) -> None:
+    words = example(spec).split()
     options = [word for before, word in pairwise(words) if before == "--option"]
-    parse_options(card, options)
-    case = default_case(card)
-    asked = Asked(
+    parse_options(spec, options)
+    case = default_case(spec)
+    asked = CaseArgs(
         shape_name="tiny",
         dimensions={},
         ranks=case.ranks,
@@ -82,22 +82,22 @@ def test_the_example_of_a_strategy_is_no_misuse(card: Card) -> None:
         gpus=Gpus(),
         torch=TorchBuild(version="2.13.0"),
     )
-    assert asked_case(card, asked).ranks == case.ranks
+    assert case_of_args(spec, asked).ranks == case.ranks
 
 
-def test_refusals_are_those_of_the_card_one_of_a_kind() -> None:
-    found = tried_refusals(card_of("ddp"))
+def test_refusals_are_those_of_the_spec_one_of_a_kind() -> None:
+    found = tried_refusals(spec_of("ddp"))
     assert any(reason.startswith("option static_graph is true with accumulate=") for reason in found)
     assert any("attention" in reason and "take --device cuda" in reason for reason in found)
     assert sum("only topk reads it" in reason for reason in found) == 1
-    assert tried_refusals(card_of("matmul")) != []
+    assert tried_refusals(spec_of("matmul")) != []
 
 
 def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["list", "ddp", "--format", "json"]) == main.FINE
-    (card,) = json.loads(capsys.readouterr().out)
-    assert card["example"] == "observatory run ddp --ranks 2 --option overlap=false"
-    assert card["refusals"] == tried_refusals(card_of("ddp"))
+    (spec,) = json.loads(capsys.readouterr().out)
+    assert spec["example"] == "observatory run ddp --ranks 2 --option overlap=false"
+    assert spec["refusals"] == tried_refusals(spec_of("ddp"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import Misuse
-from bench.reports.tables import Found, write
+from bench.reports.tables import AnalysisReport, write
 from bench.traces.inputs import side_of
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import About
@@ -33,14 +33,14 @@ NOTES = ("rank 0: no step is marked in its trace",)
 WHOLE = Table(name="whole", title="All of it", columns=(Column(name="rank"),), rows=())
 
 
-def _found(*tables: Table) -> Found:
+def _found(*tables: Table) -> AnalysisReport:
     about = About(world_size=2, left_out=("the last event",))
     side = side_of("trace", [Path("a.json")], [small_timeline(0, about=about)])
-    return Found(analysis="summary", sides=(side,), tables=tables, notes=NOTES)
+    return AnalysisReport(analysis="summary", sides=(side,), tables=tables, notes=NOTES)
 
 
 def _written(
-    found: Found, format_name: str, *, table_name: str | None = None, limit: int = 30
+    found: AnalysisReport, format_name: str, *, table_name: str | None = None, limit: int = 30
 ) -> tuple[str, list[str]]:
     text, said = io.StringIO(), list[str]()
     write(found, text, format_name, table_name=table_name, limit=limit, on_notice=said.append)
@@ -85,7 +85,7 @@ def test_what_a_terminal_would_obey_reaches_none(format_name: str) -> None:
     evil = "names seen: \x1b[31mgemm\r\x07\nnext"
     table = Table(name="one", title="One", columns=(Column(name="rank"),), rows=((0,),), notes=(evil,))
     side = side_of("trace", [Path("a.json")], [small_timeline(0, about=About(left_out=(evil,)))])
-    found = Found(analysis="summary", sides=(side,), tables=(table,), notes=(evil,))
+    found = AnalysisReport(analysis="summary", sides=(side,), tables=(table,), notes=(evil,))
     text, said = _written(found, format_name, table_name="one")
     lines = [line for line in (*text.splitlines(), *said) if "gemm" in line]
     assert [line.removeprefix("a.json: left out: ") for line in lines] == ["names seen: ?[31mgemm???next"] * 3
@@ -93,7 +93,7 @@ def test_what_a_terminal_would_obey_reaches_none(format_name: str) -> None:
 
 def test_of_two_sides_each_tells_what_is_missing_of_it() -> None:
     sides = tuple(side_of(name, [Path("a.json")], [small_timeline(0)]) for name in ("before", "after"))
-    lines = Found(analysis="diff", sides=sides, tables=(), notes=()).notices()
+    lines = AnalysisReport(analysis="diff", sides=sides, tables=(), notes=()).notices()
     assert [line.partition(" no trace")[0] for line in lines] == ["before:", "after:"]
 
 

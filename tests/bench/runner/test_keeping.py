@@ -9,7 +9,7 @@ import pytest
 
 from bench.case import Purpose
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runner import adopt, check_baseline, check_hardware, keep
+from bench.runner import check_baseline, check_hardware, persist, recover_runs
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.run_dir import begin, load, summarise
@@ -27,7 +27,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 def test_efficiency_is_read_against_the_baseline_measured_beside_the_run(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     measured = measure_fake(tmp_path, engine, SINGLE, DDP)
-    single, ddp = keep(measured.summaries, engine.machine(), history, told=None).summaries
+    single, ddp = persist(measured.summaries, engine.machine(), history, explicit_baseline=None).summaries
     assert single.scaling == ()
     (found,) = ddp.scaling
     assert (found.scaling, found.baseline_run, found.is_beside) == ("weak", single.run, True)
@@ -40,8 +40,10 @@ def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     strong = replace(SINGLE, model=SMALL)
     baselines = measure_fake(tmp_path, engine, SINGLE, strong).summaries
-    keep(baselines, engine.machine(), history, told=None)
-    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    persist(baselines, engine.machine(), history, explicit_baseline=None)
+    (ddp,) = persist(
+        measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     assert [(found.scaling, found.baseline_run, found.is_beside) for found in ddp.scaling] == [
         ("weak", baselines[0].run, False),
         ("strong", baselines[1].run, False),
@@ -50,9 +52,14 @@ def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path:
 
 def test_a_baseline_beside_the_run_has_no_other_added_from_the_history(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
-    keep(measure_fake(tmp_path, engine, replace(SINGLE, model=SMALL)).summaries, engine.machine(), history, told=None)
+    persist(
+        measure_fake(tmp_path, engine, replace(SINGLE, model=SMALL)).summaries,
+        engine.machine(),
+        history,
+        explicit_baseline=None,
+    )
     measured = measure_fake(tmp_path, engine, SINGLE, DDP).summaries
-    _, ddp = keep(measured, engine.machine(), history, told=None).summaries
+    _, ddp = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     assert [found.scaling for found in ddp.scaling] == ["weak"]
 
 
@@ -75,13 +82,15 @@ def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
     (single,) = measure_fake(tmp_path, engine, SINGLE).summaries
     history.add(replace(single, **of_baseline), make_machine())  # type: ignore[arg-type]
     measured = measure_fake(tmp_path, engine, DDP).summaries
-    (ddp,) = keep(measured, engine.machine(), history, told=None).summaries
+    (ddp,) = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     assert ddp.scaling == ()
     (note,) = [note for note in ddp.notes if "scaling efficiency is absent" in note]
     assert note.startswith(f"weak scaling efficiency is absent: the newest baseline, {single.run}, has ")
     assert why in note
-    (told,) = keep(measured, engine.machine(), history, told=history.find(single.run)).summaries
-    assert [(found.is_beside, found.baseline) for found in told.scaling] == [(False, "told")]
+    (explicit_baseline,) = persist(
+        measured, engine.machine(), history, explicit_baseline=history.find(single.run)
+    ).summaries
+    assert [(found.is_beside, found.baseline) for found in explicit_baseline.scaling] == [(False, "told")]
 
 
 @pytest.mark.parametrize(
@@ -97,37 +106,47 @@ def test_another_driver_or_code_makes_no_baseline(
 ) -> None:
     older = replace(make_machine(), **of_machine)  # type: ignore[arg-type]
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
-    keep(measure_fake(tmp_path, engine, SINGLE).summaries, older, history, told=None)
-    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    persist(measure_fake(tmp_path, engine, SINGLE).summaries, older, history, explicit_baseline=None)
+    (ddp,) = persist(
+        measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     assert ddp.scaling == ()
     assert any(why in note for note in ddp.notes)
 
 
 def test_an_older_baseline_that_fits_is_taken_before_a_newer_that_does_not(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
-    (fits,) = keep(measure_fake(tmp_path, engine, SINGLE).summaries, engine.machine(), history, told=None).summaries
+    (fits,) = persist(
+        measure_fake(tmp_path, engine, SINGLE).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     cold = replace(SINGLE, warm_up=0)
-    keep(measure_fake(tmp_path, engine, cold).summaries, engine.machine(), history, told=None)
-    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    persist(measure_fake(tmp_path, engine, cold).summaries, engine.machine(), history, explicit_baseline=None)
+    (ddp,) = persist(
+        measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     assert [found.baseline_run for found in ddp.scaling] == [fits.run]
 
 
 def test_a_baseline_of_other_hardware_is_not_taken(tmp_path: Path, history: History) -> None:
     other = replace(make_machine(), cpu="another CPU")
-    keep(
+    persist(
         measure_fake(tmp_path, FakeEngine(other, {"single": SINGLE_STEPS_S}), SINGLE).summaries,
         other,
         history,
-        told=None,
+        explicit_baseline=None,
     )
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
-    (ddp,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    (ddp,) = persist(
+        measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     assert ddp.scaling == ()
 
 
 def test_a_runs_folder_holds_its_files_each_with_its_schema_version(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
-    (summary,) = keep(measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, told=None).summaries
+    (summary,) = persist(
+        measure_fake(tmp_path, engine, DDP).summaries, engine.machine(), history, explicit_baseline=None
+    ).summaries
     folder = Path(summary.folder)
     assert sorted(path.name for path in folder.iterdir()) == [
         "case.json",
@@ -144,11 +163,11 @@ def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_
     tmp_path: Path, history: History
 ) -> None:
     (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
-    assert adopt(tmp_path / "runs", history, None).problems == ()
+    assert recover_runs(tmp_path / "runs", history, None).problems == ()
     adopted = history.find(summary.run)
     assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
     assert adopted.estimates == summary.estimates
-    assert adopt(tmp_path / "runs", history, None).problems == ()
+    assert recover_runs(tmp_path / "runs", history, None).problems == ()
 
 
 def test_what_a_run_was_for_is_kept_with_it_though_its_runner_died(tmp_path: Path, history: History) -> None:
@@ -156,14 +175,14 @@ def test_what_a_run_was_for_is_kept_with_it_though_its_runner_died(tmp_path: Pat
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     (summary,) = measure_fake(tmp_path / "runs", engine, DDP, purpose=purpose).summaries
     assert summary.purpose == purpose
-    adopt(tmp_path / "runs", history, None)
+    recover_runs(tmp_path / "runs", history, None)
     assert history.find(summary.run).purpose == purpose
 
 
 def test_a_folder_that_somebody_works_on_is_left_alone(tmp_path: Path, history: History) -> None:
     run = begin(DDP, make_machine(), tmp_path / "runs")
     try:
-        assert adopt(tmp_path / "runs", history, None).problems == ()
+        assert recover_runs(tmp_path / "runs", history, None).problems == ()
         assert history.known() == frozenset()
     finally:
         run.close()
@@ -174,7 +193,7 @@ def test_a_broken_folder_is_named_and_does_not_stop_the_others(tmp_path: Path, h
     broken = tmp_path / "runs" / "20200101-000000-broken"
     broken.mkdir()
     (broken / "case.json").write_text("{")
-    (problem,) = adopt(tmp_path / "runs", history, None).problems
+    (problem,) = recover_runs(tmp_path / "runs", history, None).problems
     assert str(broken) in problem
     assert history.known() == {summary.run}
 
@@ -185,12 +204,12 @@ def test_a_copy_of_a_runs_folder_leaves_the_history_as_it_is(
 ) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     measured = measure_fake(tmp_path / "runs", engine, DDP).summaries
-    (summary,) = keep(measured, engine.machine(), history, told=None).summaries
+    (summary,) = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     copy = tmp_path / "runs" / "a copy"
     shutil.copytree(summary.folder, copy)
     if is_partial:
         (copy / "summary.json").unlink()
-    (problem,) = adopt(tmp_path / "runs", history, None).problems
+    (problem,) = recover_runs(tmp_path / "runs", history, None).problems
     assert problem.startswith(f"{copy} is left out of the history: it is a copy of run {summary.run}")
     assert history.find(summary.run) == summary
     assert (copy / "summary.json").exists() is not is_partial
@@ -198,13 +217,15 @@ def test_a_copy_of_a_runs_folder_leaves_the_history_as_it_is(
 
 def test_nothing_is_written_where_a_summary_says_that_its_folder_is(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
-    (summary,) = keep(measure_fake(tmp_path / "runs", engine, DDP).summaries, engine.machine(), history, None).summaries
+    (summary,) = persist(
+        measure_fake(tmp_path / "runs", engine, DDP).summaries, engine.machine(), history, None
+    ).summaries
     victim = tmp_path / "victim"
     victim.mkdir()
     run_dir.save(replace(summary, folder=str(victim)))
     moved = Path(shutil.move(victim / "summary.json", Path(summary.folder) / "summary.json"))
     with History(f"sqlite:///{tmp_path / 'other.sqlite'}") as other:
-        (adopted,) = adopt(tmp_path / "runs", other, None).runs
+        (adopted,) = recover_runs(tmp_path / "runs", other, None).runs
     assert adopted.folder == str(moved.parent)
     assert list(victim.iterdir()) == []
 
@@ -212,14 +233,14 @@ def test_nothing_is_written_where_a_summary_says_that_its_folder_is(tmp_path: Pa
 def test_a_lost_history_is_rebuilt_from_a_folder_that_was_moved(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     measured = measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries
-    kept = keep(measured, engine.machine(), history, told=None).summaries
+    kept = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     shutil.move(tmp_path / "runs", tmp_path / "restored")
     with History(f"sqlite:///{tmp_path / 'new.sqlite'}") as new:
-        adopted = adopt(tmp_path / "restored", new, None)
+        adopted = recover_runs(tmp_path / "restored", new, None)
         expected = {one.run: replace(one, folder=str(tmp_path / "restored" / one.run)) for one in kept}
         assert {one.run: one for one in adopted.runs} == expected
         assert {run: new.find(run) for run in expected} == expected
-        assert adopt(tmp_path / "restored", new, None).runs == ()
+        assert recover_runs(tmp_path / "restored", new, None).runs == ()
 
 
 def test_a_known_run_whose_folder_was_moved_has_its_new_place_and_nothing_else_changed(
@@ -227,16 +248,16 @@ def test_a_known_run_whose_folder_was_moved_has_its_new_place_and_nothing_else_c
 ) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     measured = measure_fake(tmp_path / "runs", engine, DDP).summaries
-    (kept,) = keep(measured, engine.machine(), history, told=None).summaries
+    (kept,) = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     shutil.move(tmp_path / "runs", tmp_path / "moved")
     moved = tmp_path / "moved" / kept.run
     run_dir.save(replace(kept, folder=str(moved), outcome="failed"))  # What the history says of a run stays.
-    adopted = adopt(tmp_path / "moved", history, "sqlite:///another.sqlite")
+    adopted = recover_runs(tmp_path / "moved", history, "sqlite:///another.sqlite")
     assert (adopted.runs, adopted.moved) == ((), (moved,))
     assert adopted.notices() == ("1 run(s) were found at another place",)
     assert history.find(kept.run) == replace(kept, folder=str(moved))
     assert history.folders() == {kept.run: str(moved)}
-    assert adopt(tmp_path / "moved", history, None).notices() == ()
+    assert recover_runs(tmp_path / "moved", history, None).notices() == ()
 
 
 @pytest.mark.parametrize("has_another_run", [False, True])
@@ -245,18 +266,21 @@ def test_a_copy_or_another_run_of_the_name_is_no_moved_folder(
 ) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     measured = measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries
-    single, ddp = keep(measured, engine.machine(), history, told=None).summaries
+    single, ddp = persist(measured, engine.machine(), history, explicit_baseline=None).summaries
     shutil.copytree(single.folder if has_another_run else ddp.folder, tmp_path / "copies" / ddp.run)
     if has_another_run:
         shutil.rmtree(ddp.folder)
-    assert adopt(tmp_path / "copies", history, None).moved == ()
+    assert recover_runs(tmp_path / "copies", history, None).moved == ()
     assert history.find(ddp.run) == ddp
 
 
 def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
-    single, ddp = keep(
-        measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries, engine.machine(), history, told=None
+    single, ddp = persist(
+        measure_fake(tmp_path / "runs", engine, SINGLE, DDP).summaries,
+        engine.machine(),
+        history,
+        explicit_baseline=None,
     ).summaries
     shutil.copyfile(Path(single.folder) / "summary.json", Path(ddp.folder) / "summary.json")
     with pytest.raises(Misuse, match=f"summary.json is of run {single.run}, and case.json beside it of {ddp.run}"):
@@ -266,7 +290,7 @@ def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path, history: Hi
 def test_runs_meant_for_any_store_are_taken_where_a_person_asks(tmp_path: Path, history: History) -> None:
     run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
     run.close()
-    assert [one.run for one in adopt(tmp_path / "runs", history, None, of_every_store=True).runs] == [run.id]
+    assert [one.run for one in recover_runs(tmp_path / "runs", history, None, of_every_store=True).runs] == [run.id]
 
 
 def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -285,7 +309,7 @@ def test_a_run_is_kept_although_its_efficiency_cannot_be_looked_up(tmp_path: Pat
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     measured = measure_fake(tmp_path, engine, DDP)
     history = History(f"sqlite:///{tmp_path / 'history.sqlite'}")  # Never entered: it has no tables.
-    kept = keep(measured.summaries, engine.machine(), history, told=None)
+    kept = persist(measured.summaries, engine.machine(), history, explicit_baseline=None)
     history.close()
     assert kept.failures
     assert load(Path(kept.summaries[0].folder)) == kept.summaries[0]
@@ -295,9 +319,9 @@ def test_a_run_meant_for_another_store_is_left_to_it(tmp_path: Path, history: Hi
     run = begin(DDP, make_machine(), tmp_path / "runs", store="postgresql://me:secret@host/name")
     run.close()
     assert "secret" not in (run.folder / "case.json").read_text()
-    assert adopt(tmp_path / "runs", history, None).problems == ()
+    assert recover_runs(tmp_path / "runs", history, None).problems == ()
     assert history.known() == frozenset()
-    adopt(tmp_path / "runs", history, "postgresql://me:secret@host/name")
+    recover_runs(tmp_path / "runs", history, "postgresql://me:secret@host/name")
     assert history.known() == {run.id}
 
 
@@ -331,7 +355,7 @@ def test_what_one_place_refuses_the_other_keeps(tmp_path: Path, history: History
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     (summary,) = measure_fake(tmp_path, engine, DDP).summaries
     (Path(summary.folder) / "summary.part").mkdir()  # So that summary.json cannot be written.
-    kept = keep([summary], engine.machine(), history, told=None)
+    kept = persist([summary], engine.machine(), history, explicit_baseline=None)
     (failure,) = kept.failures
     assert str(failure).startswith(f"{summary.folder}/summary.json cannot be written")
     assert history.find(summary.run) == kept.summaries[0]

@@ -77,7 +77,7 @@ def test_communication_is_expected_on_the_measured_link(history: History) -> Non
     summary = trained(1e9, 1.1e9)
     expected = only(against_history(summary, history), results.RUN_COMMUNICATION_SECONDS, account="expected")
     assert expected is not None
-    (transfer,) = summary.case.card().transfers(summary.case)
+    (transfer,) = summary.case.spec().transfers(summary.case)
     messages, wire = 2 * transfer.calls, transfer.payload_bytes  # Of a ring on two ranks.
     assert expected.median == pytest.approx(messages * LATENCY_S + wire / BANDWIDTH)
 
@@ -89,7 +89,7 @@ def test_the_newest_link_counts_whichever_probe_told_it(history: History) -> Non
     judged = against_history(trained(1e9, 1.1e9), history)
     expected = only(judged, results.RUN_COMMUNICATION_SECONDS, account="expected")
     assert expected is not None
-    (transfer,) = judged.case.card().transfers(judged.case)
+    (transfer,) = judged.case.spec().transfers(judged.case)
     assert expected.median == pytest.approx(2 * transfer.calls * LATENCY_S + transfer.payload_bytes / BANDWIDTH / 10)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.cli import main
 from bench.reports.summary import all_notes, print_curve, print_curve_json, print_summaries
-from bench.runner import Kept, keep
+from bench.runner import Kept, persist
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 from tests.bench.made.examples import SMALL as SMALL_MODEL
@@ -79,13 +79,13 @@ def _kept(folder: Path, *counts: int, failing: int | None = None) -> Kept:
     broken = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}, {("ddp", 0): CAUSE})
     with History(f"sqlite:///{folder / 'history.sqlite'}") as history:
         baselines = replace(SINGLE, model=SMALL_MODEL), replace(SINGLE, warm_up=0)
-        keep(measure_fake(folder, engine, *baselines).summaries, engine.machine(), history, told=None)
+        persist(measure_fake(folder, engine, *baselines).summaries, engine.machine(), history, explicit_baseline=None)
         measured = [
             replace(summary, case=replace(summary.case, ranks=ranks))
             for ranks in counts
             for summary in measure_fake(folder, broken if ranks == failing else engine, TWO).summaries
         ]
-        return keep(measured, engine.machine(), history, told=None, is_curve=True)
+        return persist(measured, engine.machine(), history, explicit_baseline=None, is_curve=True)
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 4), (4, 2, 1)])
@@ -130,8 +130,8 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
     assert [row[0] for row in rows[place + 1 : place + 3]] == ["1", "2"]
     assert [row[-1] for row in rows[place + 1 : place + 3]] == ["done", "done"]
     assert rows[place + 2][3].replace(".", "").isdigit()
-    (told,) = [row for row in rows if row[:3] == ["strong", "scaling", "efficiency"] and "%" in row]
-    assert rows[place + 2][3] in told
+    (explicit_baseline,) = [row for row in rows if row[:3] == ["strong", "scaling", "efficiency"] and "%" in row]
+    assert rows[place + 2][3] in explicit_baseline
     assert [line.split(" begins")[0] for line in said.err.splitlines() if " begins " in line] == [
         "ddp on 1: trial 1 of 1",
         "ddp on 2: trial 1 of 1",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.timelines import keep, window_path
+from bench.analysis.timelines import save_timeline, window_path
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.history import History
 from bench.runs.run_dir import begin
@@ -115,8 +115,8 @@ def test_a_runs_folder_means_the_windows_of_its_ranks_in_their_order(run_folder:
 
 def test_windows_of_two_trials_of_a_run_are_never_taken_together(run_folder: Path) -> None:
     for rank in (0, 1):
-        keep(small_timeline(rank), run_folder, 1)
-    keep(small_timeline(0), run_folder, 2)
+        save_timeline(small_timeline(rank), run_folder, 1)
+    save_timeline(small_timeline(0), run_folder, 2)
     found = find_files([str(run_folder)], run_folder.parent, None)
     assert found.paths == (window_path(run_folder, 2, 0),)
     assert found.ranks == 2

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from collectors.background import Answerer
+from collectors.background import BackgroundTask
 
 LONG_S = 30.0
 SOON_S = 0.01
@@ -15,7 +15,7 @@ SOON_S = 0.01
 
 def test_the_latest_answer_is_kept() -> None:
     numbers = count()
-    answerer = Answerer("test", lambda: next(numbers))
+    answerer = BackgroundTask("test", lambda: next(numbers))
     assert answerer.latest is None
     for expected in (0, 1):
         answerer.ask()
@@ -31,7 +31,7 @@ def test_a_question_that_does_not_return_is_not_waited_for_longer_and_not_asked_
         begun.append(1)
         turns.acquire()
 
-    answerer = Answerer("test", hang)
+    answerer = BackgroundTask("test", hang)
     answerer.ask()
     assert not answerer.wait(SOON_S)
     answerer.ask()
@@ -49,7 +49,7 @@ def test_a_thread_that_hangs_is_left_behind() -> None:
         begun.set()
         let_go.wait()
 
-    answerer = Answerer("test", hang)
+    answerer = BackgroundTask("test", hang)
     answerer.ask()
     begun.wait()
     assert not answerer.close(SOON_S)
@@ -61,7 +61,7 @@ def test_what_the_question_raises_is_raised_where_it_is_waited_for_once() -> Non
     def fail() -> int:
         raise ValueError("no")
 
-    answerer = Answerer("test", fail)
+    answerer = BackgroundTask("test", fail)
     answerer.ask()
     with pytest.raises(ValueError, match="no"):
         answerer.wait(LONG_S)

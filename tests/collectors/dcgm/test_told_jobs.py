@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.dcgm.job_mapping import JobMapping, ToldJobs
+from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.gpu import RANK_GPU
 from collectors.prometheus.exposition import Owned
 from tests.collectors.fake_collectors import FakeHang, ended
@@ -28,7 +28,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _tell_until(jobs: ToldJobs, samples: list[Owned], is_so: Callable[[], bool]) -> None:
+def _tell_until(jobs: JobMappingWriter, samples: list[Owned], is_so: Callable[[], bool]) -> None:
     """As an agent does, at each beat."""
 
     def told() -> bool:
@@ -55,7 +55,7 @@ class FakeMapping(JobMapping):
 
 
 def test_runs_stand_in_the_files_of_their_gpus_until_they_are_shown_no_more(tmp_path: Path) -> None:
-    with closing(JobMapping(tmp_path)) as mapping, closing(ToldJobs(mapping, on_notice=pytest.fail)) as jobs:
+    with closing(JobMapping(tmp_path)) as mapping, closing(JobMappingWriter(mapping, on_notice=pytest.fail)) as jobs:
         jobs.tell(_on("3"))
         _wait_until((tmp_path / "3").exists)
         assert (tmp_path / "3").read_text() == "8f2c\n"
@@ -66,7 +66,7 @@ def test_runs_stand_in_the_files_of_their_gpus_until_they_are_shown_no_more(tmp_
 def test_a_folder_that_hangs_keeps_nobody_waiting_and_is_told_the_newest_when_it_answers() -> None:
     hang, notices = FakeHang(), list[str]()
     mapping = FakeMapping({1: hang})
-    jobs = ToldJobs(mapping, on_notice=notices.append)
+    jobs = JobMappingWriter(mapping, on_notice=notices.append)
     jobs.tell(_on("0"))
     hang.has_begun.wait()
     for gpu in ("1", "2"):
@@ -85,7 +85,7 @@ def test_what_went_wrong_is_said_and_tried_again() -> None:
 
     notices = list[str]()
     mapping = FakeMapping({1: refuse})
-    with closing(ToldJobs(mapping, on_notice=notices.append)) as jobs:
+    with closing(JobMappingWriter(mapping, on_notice=notices.append)) as jobs:
         _tell_until(jobs, _on("0"), lambda: len(mapping.shown) > 1)
     assert "job mapping: no such file; dcgm-exporter is not told of the runs" in notices
     assert "the folder is full" in notices

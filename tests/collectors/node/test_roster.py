@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from collectors.node.registry import OPENERS, GpuCollector, NodeCollector, Wanted, open_collectors, open_nvml
+from collectors.node.registry import OPENERS, GpuCollector, NodeCollector, PollingConfig, open_collectors, open_nvml
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.fake_collectors import FakeCollector
@@ -12,7 +12,7 @@ from tests.collectors.nvml.nodes import FakeClock, replayed
 
 
 def test_a_collector_that_cannot_be_opened_fails_no_other() -> None:
-    def broken(wanted: Wanted) -> NodeCollector:
+    def broken(wanted: PollingConfig) -> NodeCollector:
         raise OSError("no such device")
 
     good = FakeCollector("good")
@@ -39,9 +39,9 @@ def test_who_knows_the_processes_on_gpus_is_told_from_who_does_not() -> None:
 
 
 def test_each_collector_is_opened_for_what_is_wanted() -> None:
-    wanted, heard = Wanted(beat_s=0.1, per_nvlink=True), list[Wanted]()
+    wanted, heard = PollingConfig(beat_s=0.1, per_nvlink=True), list[PollingConfig]()
 
-    def listening(one: Wanted) -> NodeCollector:
+    def listening(one: PollingConfig) -> NodeCollector:
         heard.append(one)
         return FakeCollector()
 
@@ -52,6 +52,6 @@ def test_each_collector_is_opened_for_what_is_wanted() -> None:
 @pytest.mark.parametrize("per_nvlink", [True, False])
 def test_bytes_of_each_nvlink_are_shown_where_they_are_wanted(per_nvlink: bool) -> None:
     nvml = replayed(eight_gpus(), FakeClock())
-    with closing(open_nvml(Wanted(per_nvlink=per_nvlink), nvml)) as collector:
+    with closing(open_nvml(PollingConfig(per_nvlink=per_nvlink), nvml)) as collector:
         asked = {standing.question for standing in collector.standings()} if collector.read() else set()
     assert any(question.startswith("NVLink 0 bytes") for question in asked) == per_nvlink

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from collectors.prometheus.http_server import CannotListen, PortTaken, Server, Terms
+from collectors.prometheus.http_server import CannotListen, PortTaken, Server, ServerConfig
 from tests.collectors.knocking import FakePage, Notices, get, serving
 from tests.support.certificates import Certificate, make_authority, make_certificate
 
@@ -92,7 +92,7 @@ def test_a_shutdown_lets_a_scrape_that_runs_come_to_its_end(
     answers: list[tuple[int, http.client.HTTPMessage, str]] = []
     tls = authority.client() if is_encrypted else None
     server = Server(
-        page, "127.0.0.1", 0, terms=lambda: Terms(tls=certificate.server() if tls else None), on_notice=Notices()
+        page, "127.0.0.1", 0, terms=lambda: ServerConfig(tls=certificate.server() if tls else None), on_notice=Notices()
     )
     scrape = threading.Thread(target=lambda: answers.append(get(server.port, tls=tls, accept="text/y")))
     scrape.start()
@@ -129,7 +129,7 @@ def test_a_page_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
 def test_a_client_that_trickles_does_not_keep_the_server_from_ending(
     is_encrypted: bool, certificate: Certificate
 ) -> None:
-    terms = Terms(tls=certificate.server() if is_encrypted else None)
+    terms = ServerConfig(tls=certificate.server() if is_encrypted else None)
     server = Server(FakePage(), "127.0.0.1", 0, terms=lambda: terms, on_notice=print)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         # The beginning of a request, or of a TLS record that is 512 bytes long.
@@ -142,11 +142,11 @@ def test_a_client_that_trickles_does_not_keep_the_server_from_ending(
 def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_ending() -> None:
     is_asked, may_go_on = threading.Event(), threading.Event()
 
-    def terms() -> Terms:
+    def terms() -> ServerConfig:
         if threading.current_thread() is not threading.main_thread():
             is_asked.set()
             assert may_go_on.wait(60)
-        return Terms()
+        return ServerConfig()
 
     server = Server(FakePage(), "127.0.0.1", 0, terms=terms, on_notice=print)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -160,7 +160,7 @@ def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_endin
 
 
 def test_only_who_is_admitted_sees_anything() -> None:
-    with serving(terms=Terms(admits=lambda given: given == "Basic right")) as (server, _):
+    with serving(terms=ServerConfig(admits=lambda given: given == "Basic right")) as (server, _):
         for path in ("/metrics", "/healthz", "/"):
             for wrong in ("", "Basic wrong"):
                 status, headers, body = get(server.port, path, authorization=wrong)
@@ -170,7 +170,7 @@ def test_only_who_is_admitted_sees_anything() -> None:
 
 
 def test_headers_of_the_terms_are_in_every_answer() -> None:
-    terms = Terms(admits=bool, headers={"X-Frame-Options": "deny"})
+    terms = ServerConfig(admits=bool, headers={"X-Frame-Options": "deny"})
     with serving(terms=terms) as (server, _):
         refused, admitted = get(server.port), get(server.port, authorization="x")
     assert [(status, headers["X-Frame-Options"]) for status, headers, _ in (refused, admitted)] == [
@@ -180,11 +180,11 @@ def test_headers_of_the_terms_are_in_every_answer() -> None:
 
 
 def test_new_terms_hold_for_the_next_client() -> None:
-    terms = [Terms()]
+    terms = [ServerConfig()]
     server = Server(FakePage(), "127.0.0.1", 0, terms=lambda: terms[-1], on_notice=Notices())
     try:
         assert get(server.port)[0] == 200
-        terms.append(Terms(admits=lambda given: False))
+        terms.append(ServerConfig(admits=lambda given: False))
         assert get(server.port)[0] == 401
     finally:
         server.close()

@@ -14,11 +14,11 @@ from collectors.sample_log import (
     LogUnwritable,
     Note,
     Opened,
-    Performed,
     Reading,
     Record,
     SampleLog,
     TimedAction,
+    TimedActions,
     TimedMessage,
     read,
 )
@@ -28,7 +28,7 @@ READING = Reading(
     trial=0, time_ns=2, mark="measured", step=5, samples=[Sample("observatory_phase_seconds", 0.25, {"phase": "data"})]
 )
 ENDED = Ended(trial=0, time_ns=3, step=6, error_type="ValueError", error="no")
-PERFORMED = Performed(
+PERFORMED = TimedActions(
     trial=0, time_ns=2, step=5, begun_ns=1, clock=None, actions=[TimedAction("weight_backward", 3, 1, 10, 25)]
 )
 TOLD = msgspec.structs.replace(PERFORMED, messages=[TimedMessage("sent", "backward", 3, 1, 12)], core_waits_ns=[(1, 4)])

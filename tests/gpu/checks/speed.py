@@ -184,7 +184,7 @@ def attention(session: Session) -> Iterator[Finding]:
                     f"{name} at {shape}, apart from flash",
                     one["apart"],
                     high=3e-2,
-                    source="LIMITS of bf16, cards/card.py",
+                    source="LIMITS of bf16, specs/spec.py",
                 )
 
 

@@ -1,6 +1,6 @@
 """Programs of a check as they would answer on a healthy GPU machine, without starting any.
 
-Each command line is read by the real click command and card, so that a word that is not theirs fails here. Files of a
+Each command line is read by the real click command and spec, so that a word that is not theirs fails here. Files of a
 run are written by the product's own writers.
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.analysis.mfu import Absent
-from bench.case import Case, check, find_card, parse_options
+from bench.case import Case, check, find_spec, parse_options
 from bench.cli.main import observatory
 from bench.cli.main import run as run_command
 from bench.doctor.node_state import gpu_clocks, pcie_links
@@ -34,7 +34,7 @@ from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_BYTES, TRACED_STEP_SECONDS
 from collectors.node_log import NodeLogWriter, open_node_log
-from collectors.nvml.library import Standing
+from collectors.nvml.library import FieldSupport
 from collectors.nvml.recorder import save as save_recording
 from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.sample_log import Mark, Opened, Reading, SampleLog
@@ -242,16 +242,16 @@ def _case_of(said: Mapping[str, Any]) -> Case:
     """The case of these words on eight GPUs.
 
     Raises:
-        Misuse: the card or the case refuses them.
+        Misuse: the spec or the case refuses them.
     """
-    card = find_card(said["strategy"])
+    spec = find_spec(said["strategy"])
     dimensions = {name: said[name] for name in DIMENSIONS if said[name] is not None}
     case = check(
         Case(
-            strategy=card.name,
-            version=card.version,
-            ranks=(said["ranks"] or (card.needs.minimum_ranks,))[0],
-            model=None if card.kind == "probe" else replace(PRESETS[said["shape_name"]], **dimensions),
+            strategy=spec.name,
+            version=spec.version,
+            ranks=(said["ranks"] or (spec.needs.minimum_ranks,))[0],
+            model=None if spec.kind == "probe" else replace(PRESETS[said["shape_name"]], **dimensions),
             device=said["device"],
             backend=said["backend"] or ("nccl" if said["device"] == "cuda" else "gloo"),
             precision=said["precision"],
@@ -259,9 +259,9 @@ def _case_of(said: Mapping[str, Any]) -> Case:
             trials=said["trials"],
             steps=said["steps"],
             warm_up=said["warm_up"],
-            trace_steps=0 if card.kind == "probe" else said["trace_steps"],
+            trace_steps=0 if spec.kind == "probe" else said["trace_steps"],
             seed=said["seed"],
-            options=parse_options(card, said["options"]),
+            options=parse_options(spec, said["options"]),
         )
     )
     if case.backend == "nccl" and case.ranks > GPUS:
@@ -295,7 +295,7 @@ def _estimates(case: Case) -> list[Estimate]:
     if case.ranks > 1:
         found.append(estimate_share(results.RUN_OVERLAP_RATIO, [0.7]))
         found.append(estimate_share(results.RUN_WAITING_RATIO, [0.1]))
-    if case.card().pipeline(case) is not None:
+    if case.spec().pipeline(case) is not None:
         found.append(estimate_share(results.RUN_BUBBLE_RATIO, [0.12], account="measured"))
         found.append(estimate_share(results.RUN_BUBBLE_RATIO, [0.11], account="expected"))
     return found
@@ -421,8 +421,8 @@ def _doctor(said: Mapping[str, Any]) -> tuple[int, str, str]:
         Section(title="clocks", entries=gpu_clocks(nvml, gpus)),
     )
     standings = (
-        Standing(gpu="0", question="power sensor", answer="answers", cost_s=2e-5),
-        Standing(gpu="0", question="GPM", answer="not permitted", reason="Insufficient Permissions"),
+        FieldSupport(gpu="0", question="power sensor", answer="answers", cost_s=2e-5),
+        FieldSupport(gpu="0", question="GPM", answer="not permitted", reason="Insufficient Permissions"),
     )
     absent = Absent(reason="nothing was run")
     page = Page(

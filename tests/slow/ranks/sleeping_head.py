@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from collectors.sample_log import Performed
+from collectors.sample_log import TimedActions
 from tests.slow.ranks.priority import go_first
 from tests.slow.ranks.sleeping_stages import Bed, put_to_sleep, time_steps
 from tests.workloads.training.setups import SmallSetup, small_setup
@@ -19,7 +19,7 @@ from workloads.cost_models.shape import Shape
 from workloads.pipeline_parallel.simulator import StageTimes
 from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
 from workloads.pipeline_parallel.strategy import divide
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
 RANKS = 2
@@ -33,7 +33,7 @@ class Balanced:
     """How the option `balance` cut the model, blocks by stage, and what the rank then did."""
 
     blocks: tuple[int, ...]
-    performed: list[Performed]
+    performed: list[TimedActions]
 
 
 def setup_of(balance: str) -> SmallSetup:
@@ -43,8 +43,8 @@ def setup_of(balance: str) -> SmallSetup:
 
 
 def pipeline_of(balance: str) -> Pipeline:
-    """What the card says of it."""
-    pipeline = card_of("gpipe").pipeline(setup_of(balance))
+    """What the spec says of it."""
+    pipeline = spec_of("gpipe").pipeline(setup_of(balance))
     assert pipeline is not None
     return pipeline
 
@@ -67,8 +67,8 @@ def perform_balanced(balances: list[str]) -> list[Balanced]:
 
 def _perform(balance: str) -> Balanced:
     """As the strategy is built, but that model and head go to sleep before anybody measures them."""
-    setup, pipeline, card = setup_of(balance), pipeline_of(balance), card_of("gpipe")
-    mesh = make_mesh(card.mesh(setup), setup.device)
+    setup, pipeline, spec = setup_of(balance), pipeline_of(balance), spec_of("gpipe")
+    mesh = make_mesh(spec.mesh(setup), setup.device)
     model = make_model(setup)
     for block in model.blocks:
         put_to_sleep(block, Bed(BLOCK_S))
@@ -84,6 +84,6 @@ def _perform(balance: str) -> Balanced:
         stream=(1, SHAPE.sequence, SHAPE.width),
         group=mesh.get_group("stage"),
     )
-    ready = Ready(workload=trainer, batches=make_batches(setup, card.place_of(setup, dist.get_rank())))
+    ready = Ready(workload=trainer, batches=make_batches(setup, spec.place_of(setup, dist.get_rank())))
     ready.step()
     return Balanced(blocks=blocks, performed=time_steps(ready))

@@ -30,7 +30,7 @@ from workloads.core.data import Batches
 from workloads.core.mesh import make_mesh
 from workloads.cost_models.shape import Shape
 from workloads.data_parallel import strategy as data_parallel
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 STEPS = 5
 WARM_UP = 2  # DistributedDataParallel lays its buckets anew after the first step.
@@ -189,7 +189,7 @@ def ddp_setup(ranks: int, variant: Variant = "overlap") -> SmallSetup:
 
 def measure(order: SleepingOrder) -> Measured:
     """All that the order asks for; the process group exists."""
-    [transfer] = card_of("ddp").transfers(ddp_setup(order.ranks))
+    [transfer] = spec_of("ddp").transfers(ddp_setup(order.ranks))
     all_reduce_s = measure_all_reduce(transfer.payload_bytes)
     # One rank's share of the batch, so that one rank alone computes what each of them does.
     shape = replace(SHAPE, batch=SHAPE.batch // order.ranks)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from collectors.rank.action_clock import HostActionClock, host_clock_name
-from collectors.sample_log import Performed
+from collectors.sample_log import TimedActions
 from tests.slow.ranks.priority import go_first
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import Ready, make_ready
@@ -27,7 +27,7 @@ from workloads.cost_models.schedules import Action, Pipeline, ScheduleName
 from workloads.cost_models.shape import Shape
 from workloads.pipeline_parallel.simulator import StageTimes
 from workloads.protocols import RunsStages
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
 WARM_UP = 1
@@ -83,8 +83,8 @@ class Case:
         return small_setup(strategy, ranks=self.ranks, shape=shape, options={**options, **cut})
 
     def pipeline(self) -> Pipeline:
-        """What the card says of it."""
-        pipeline = card_of(self.setup().strategy).pipeline(self.setup())
+        """What the spec says of it."""
+        pipeline = spec_of(self.setup().strategy).pipeline(self.setup())
         assert pipeline is not None
         return pipeline
 
@@ -155,13 +155,13 @@ def put_to_sleep(module: nn.Module, bed: Bed) -> None:
     module.register_forward_hook(then_sleep)
 
 
-def perform(cases: list[Case]) -> list[list[Performed]]:
+def perform(cases: list[Case]) -> list[list[TimedActions]]:
     """The timed steps of each case, as one of its ranks."""
     go_first()
     return [_perform(case) for case in cases]
 
 
-def _perform(case: Case) -> list[Performed]:
+def _perform(case: Case) -> list[TimedActions]:
     ready, bed = make_ready(case.setup()), Bed()
     for block in [part for part in ready.workload.model.modules() if isinstance(part, Block)]:
         put_to_sleep(block, bed)
@@ -172,7 +172,7 @@ def _perform(case: Case) -> list[Performed]:
     return time_steps(ready, steps=STEPS, between_s=case.blocks_between * case.block_s if is_held_up else 0.0)
 
 
-def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[Performed]:
+def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[TimedActions]:
     """The actions of some steps after the first, as a run times them."""
     workload, clock = ready.workload, HostActionClock()
     assert isinstance(workload, RunsStages)
@@ -190,7 +190,7 @@ def time_steps(ready: Ready, *, steps: int = 5, between_s: float = 0.0) -> list[
         begun_ns = clock.begin_step()
         ready.step()
         performed.append(
-            Performed(
+            TimedActions(
                 trial=0,
                 time_ns=time.time_ns(),
                 step=step,

@@ -1,4 +1,4 @@
-"""What `ring_attention` sends in a step is what its card declares, and its weights are those of more ranks too."""
+"""What `ring_attention` sends in a step is what its spec declares, and its weights are those of more ranks too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sent_in_a_step(setup: SmallSetup) -> dict[str, int]:
     ],
     ids=str,
 )
-def test_ranks_send_the_bytes_that_the_card_declares(
+def test_ranks_send_the_bytes_that_the_spec_declares(
     options: Mapping[str, OptionValue], precision: Precision, on_ranks: OnRanks
 ) -> None:
     setup = small_setup("ring_attention", ranks=2, precision=precision, options=options)
@@ -72,7 +72,7 @@ def attended_in_a_step(setup: SmallSetup) -> int:
     ],
     ids=str,
 )
-def test_ranks_attend_the_pairs_that_the_card_declares(options: Mapping[str, OptionValue], on_ranks: OnRanks) -> None:
+def test_ranks_attend_the_pairs_that_the_spec_declares(options: Mapping[str, OptionValue], on_ranks: OnRanks) -> None:
     setup = small_setup("ring_attention", ranks=2, options=options)
     assert tuple(on_ranks(2, attended_in_a_step, setup)) == RING_ATTENTION_CARD.attention_pairs(setup)
 

@@ -1,4 +1,4 @@
-"""The card of `ring_attention`: what it refuses with what would work, and what it says of its figures."""
+"""The spec of `ring_attention`: what it refuses with what would work, and what it says of its figures."""
 
 from __future__ import annotations
 

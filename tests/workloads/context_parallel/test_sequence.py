@@ -17,7 +17,7 @@ from workloads.context_parallel.cost_model import Layout
 from workloads.context_parallel.trainer import SequenceTrainer, positions
 from workloads.core.data import Batches
 from workloads.core.mesh import make_mesh
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import LIMITS, Precision
 
 LAYOUTS: tuple[Layout, ...] = ("plain", "zigzag")
@@ -102,7 +102,7 @@ def test_the_mean_over_ranks_is_the_loss_and_gradient_of_all_positions(
 
 def test_ranks_of_a_sequence_read_the_same_batches() -> None:
     setup = small_setup("ulysses", ranks=2)
-    card = card_of("ulysses")
-    assert card.place_of(setup, 0) == card.place_of(setup, 1)
-    assert card.data_ranks(setup) == 1
-    assert card.training_ranks(setup) == 2
+    spec = spec_of("ulysses")
+    assert spec.place_of(setup, 0) == spec.place_of(setup, 1)
+    assert spec.data_ranks(setup) == 1
+    assert spec.training_ranks(setup) == 2

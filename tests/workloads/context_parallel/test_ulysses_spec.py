@@ -1,4 +1,4 @@
-"""The card of `ulysses`: which heads and sequences it refuses, and what would fit."""
+"""The spec of `ulysses`: which heads and sequences it refuses, and what would fit."""
 
 from __future__ import annotations
 

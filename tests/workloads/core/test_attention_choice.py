@@ -17,7 +17,7 @@ from workloads.core.attention_kernels import KERNELS, CpuFlash, CudaCudnn, CudaE
 from workloads.core.transformer import SAVED, Block, Checkpoint, attend, rotary_tables
 from workloads.cost_models.shape import Shape
 from workloads.options import ATTENTION, KernelName, attention_refusals
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
 WIDE = Shape(layers=1, width=256, heads=4, kv_heads=2, mlp_width=64, vocabulary=64, sequence=32, batch=8)
@@ -205,7 +205,7 @@ def test_selective_checkpointing_keeps_what_each_kernel_gives(name: KernelName) 
 )
 def test_a_kernel_that_cannot_attend_so_is_refused(setup: SmallSetup, message: str) -> None:
     assert list(attention_refusals(setup)) == [message]
-    assert message in card_of("single").all_refusals(setup)
+    assert message in spec_of("single").all_refusals(setup)
 
 
 @pytest.mark.parametrize("kernel", ATTENTION.choices)
@@ -214,7 +214,7 @@ def test_kernels_that_fit_are_not_refused(kernel: str) -> None:
 
 
 def test_the_ring_refuses_the_kernel_without_log_sum_exp() -> None:
-    (reason,) = card_of("ring_attention").all_refusals(on_gpu("math", strategy="ring_attention"))
+    (reason,) = spec_of("ring_attention").all_refusals(on_gpu("math", strategy="ring_attention"))
     assert reason.startswith("option attention is math, which gives no log-sum-exp")
 
 

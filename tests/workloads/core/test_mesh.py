@@ -1,4 +1,4 @@
-"""A mesh has the axes of the card over all ranks, and groups that wait as long as the world does."""
+"""A mesh has the axes of the spec over all ranks, and groups that wait as long as the world does."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def predict(setup: SmallSetup) -> Prediction:
     accumulate = int(setup.options["accumulate"])
     is_bucketed = setup.strategy == "ddp" and bool(setup.options["overlap"])
     is_averaged_at_once = setup.strategy == "ddp" and not is_bucketed
-    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The card allows no other word.
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other word.
     return step_peak(
         Microbatch(
             shape=setup.shape,

@@ -1,4 +1,4 @@
-"""What a card tells the laws is checked where it is said."""
+"""What a spec tells the laws is checked where it is said."""
 
 from __future__ import annotations
 

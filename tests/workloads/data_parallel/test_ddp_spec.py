@@ -1,4 +1,4 @@
-"""The card of `ddp`: which options it refuses together, and what each way of averaging hands to collectives."""
+"""The spec of `ddp`: which options it refuses together, and what each way of averaging hands to collectives."""
 
 from __future__ import annotations
 

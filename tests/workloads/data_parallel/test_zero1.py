@@ -1,4 +1,4 @@
-"""The card of `zero1` tells how unevenly whole weights are divided."""
+"""The spec of `zero1` tells how unevenly whole weights are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the card of `deepspeed` refuses."""
+"""What the spec of `deepspeed` refuses."""
 
 from __future__ import annotations
 

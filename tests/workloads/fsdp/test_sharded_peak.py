@@ -13,7 +13,7 @@ from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import NotCovered
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
 DEEP = Shape(layers=6, width=32, heads=4, kv_heads=1, mlp_width=96, vocabulary=40, sequence=48, batch=8)
@@ -25,7 +25,7 @@ HEAVY = Shape(layers=4, width=128, heads=4, kv_heads=2, mlp_width=352, vocabular
 
 
 def predict(setup: SmallSetup) -> Prediction:
-    prediction = card_of(setup.strategy).peak(setup)
+    prediction = spec_of(setup.strategy).peak(setup)
     assert isinstance(prediction, Prediction), prediction.reason
     return prediction
 
@@ -115,12 +115,12 @@ def test_what_fewer_ranks_share_after_forward_counts_as_activations() -> None:
 @pytest.mark.parametrize("option", [{"offload": True}, {"reduce_dtype": "bf16"}, {"compile": "default"}], ids=str)
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp", "hsdp"])
 def test_what_the_law_does_not_follow_is_not_covered(strategy: str, option: dict[str, OptionValue]) -> None:
-    assert isinstance(card_of(strategy).peak(small_setup(strategy, ranks=4, options=option)), NotCovered)
+    assert isinstance(spec_of(strategy).peak(small_setup(strategy, ranks=4, options=option)), NotCovered)
 
 
 def test_one_rank_alone_is_not_covered() -> None:
-    assert isinstance(card_of("fsdp").peak(replace(sharded("fsdp"), ranks=1)), NotCovered)
+    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), ranks=1)), NotCovered)
 
 
 def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(card_of("fsdp").peak(replace(sharded("fsdp"), device="cuda", backend="nccl")), NotCovered)
+    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), device="cuda", backend="nccl")), NotCovered)

@@ -24,7 +24,7 @@ from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.terms import States
 from workloads.fsdp.strategy import prefetch
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import LIMITS, OptionValue
 
 UNEVEN = Shape(layers=2, width=18, heads=3, kv_heads=1, mlp_width=26, vocabulary=29, sequence=8, batch=8)
@@ -84,21 +84,21 @@ def watch(on_ranks: OnRanks) -> Watch:
 
 @EACH_CASE
 def test_ranks_send_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    expected = recorded_bytes(card_of(setup.strategy).transfers(setup), "gloo")
+    expected = recorded_bytes(spec_of(setup.strategy).transfers(setup), "gloo")
     for seen in watch(setup):
         assert seen.step.payload_bytes == expected
 
 
 @EACH_CASE
 def test_ranks_enter_as_many_collectives_as_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    expected = sum(transfer.calls for transfer in card_of(setup.strategy).transfers(setup))
+    expected = sum(transfer.calls for transfer in spec_of(setup.strategy).transfers(setup))
     assert [seen.step.calls for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
 def test_ranks_hold_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    card = card_of(setup.strategy)
-    assert [seen.states for seen in watch(setup)] == [card.states(setup, rank) for rank in range(setup.ranks)]
+    spec = spec_of(setup.strategy)
+    assert [seen.states for seen in watch(setup)] == [spec.states(setup, rank) for rank in range(setup.ranks)]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -106,7 +106,7 @@ def test_the_rank_of_zero1_that_updates_most_has_the_peak_that_the_law_expects(
     accumulate: int, on_ranks: OnRanks
 ) -> None:
     setup = small_setup("zero1", ranks=2, shape=PRESETS["tiny"], options={"accumulate": accumulate})
-    predicted = card_of("zero1").peak(setup)
+    predicted = spec_of("zero1").peak(setup)
     assert isinstance(predicted, Prediction)
     scalars_bytes = 4 * accumulate  # The law leaves them out; these are the losses.
     assert max(live["total"] for live in on_ranks(2, peak_by_category, setup)) == predicted.total_bytes + scalars_bytes

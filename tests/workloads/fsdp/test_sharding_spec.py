@@ -1,4 +1,4 @@
-"""What the cards of divided strategies refuse, and how they lay out their ranks."""
+"""What the specs of divided strategies refuse, and how they lay out their ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import DataPlace, OptionValue, Precision
 
 
 def refusals(setup: SmallSetup) -> list[str]:
-    return card_of(setup.strategy).refusals(setup)
+    return spec_of(setup.strategy).refusals(setup)
 
 
 def on_cuda(setup: SmallSetup) -> SmallSetup:
@@ -76,40 +76,40 @@ def test_a_batch_is_shared_by_all_ranks(name: str) -> None:
 
 def test_neighbours_share_weights_and_every_rank_has_data_of_its_own() -> None:
     setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4})
-    card = card_of("hsdp")
-    assert card.mesh(setup) == {"replicate": 2, "shard": 4}
-    assert [card.place_of(setup, rank) for rank in range(8)] == [DataPlace(rank=rank, ranks=8) for rank in range(8)]
+    spec = spec_of("hsdp")
+    assert spec.mesh(setup) == {"replicate": 2, "shard": 4}
+    assert [spec.place_of(setup, rank) for rank in range(8)] == [DataPlace(rank=rank, ranks=8) for rank in range(8)]
 
 
 @pytest.mark.parametrize("name", ["zero2", "fsdp"])
 def test_traffic_is_hidden_on_nccl_and_waited_for_on_gloo(name: str) -> None:
     setup = small_setup(name, ranks=2, options={"clip": 0.0})
-    card = card_of(name)
-    assert {transfer.behind for transfer in card.transfers(setup)} == {None}
-    assert {transfer.behind for transfer in card.transfers(on_cuda(setup))} == {"forward", "backward"}
+    spec = spec_of(name)
+    assert {transfer.behind for transfer in spec.transfers(setup)} == {None}
+    assert {transfer.behind for transfer in spec.transfers(on_cuda(setup))} == {"forward", "backward"}
 
 
 @pytest.mark.parametrize(("precision", "clip", "numbers"), [("fp32", 0.0, 0), ("fp32", 1.0, 1), ("fp16", 1.0, 2)])
 def test_clipping_and_fp16_cost_a_number_each(precision: Precision, clip: float, numbers: int) -> None:
     setup = replace(small_setup("fsdp", ranks=2, options={"clip": clip}), precision=precision)
-    transfers = card_of("fsdp").transfers(setup)
+    transfers = spec_of("fsdp").transfers(setup)
     assert sum(transfer.calls for transfer in transfers if transfer.collective == "all_reduce") == numbers
 
 
 def test_fewer_ranks_gather_in_backward_what_all_that_share_a_weight_gather_in_forward() -> None:
     """Of 8 ranks four share a weight, and two of them in between."""
     setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": 2})
-    gathers = [one for one in card_of("hsdp").transfers(setup) if one.collective == "all_gather"]
+    gathers = [one for one in spec_of("hsdp").transfers(setup) if one.collective == "all_gather"]
     assert [(one.axis, one.ranks) for one in gathers] == [("shard", None), ("shard", None), ("shard", 2)]
     assert gathers[1].payload_bytes == gathers[2].payload_bytes
 
 
 def test_resharding_in_between_changes_nothing_that_is_held_between_steps() -> None:
     whole, some = (small_setup("hsdp", ranks=8, options={"shard_ranks": 4, "reshard": reshard}) for reshard in (0, 2))
-    states = card_of("hsdp").states
+    states = spec_of("hsdp").states
     assert [states(some, rank) for rank in range(8)] == [states(whole, rank) for rank in range(8)]
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "fsdp"])
 def test_one_rank_alone_sends_nothing(name: str) -> None:
-    assert card_of(name).transfers(small_setup(name)) == ()
+    assert spec_of(name).transfers(small_setup(name)) == ()

@@ -1,4 +1,4 @@
-"""What a check adds to a case's options can be read from them again, and no card takes it from a command line."""
+"""What a check adds to a case's options can be read from them again, and no spec takes it from a command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.case import parse_options
 from bench.errors import Misuse
 from tests.workloads.training.setups import small_setup
 from workloads.options import Check, check_of, is_made
-from workloads.registry import CARDS, card_of
+from workloads.registry import SPECS, spec_of
 
 CHECK = Check(
     epoch_steps=5, data_ranks=3, has_batch_norm=True, is_reversed=True, mistakes=("learning_rate", "sampler_epoch")
@@ -27,8 +27,8 @@ def test_a_case_without_such_options_is_no_check() -> None:
     assert not is_made("learning_rate", small_setup())
 
 
-def test_no_card_lists_them_so_that_no_command_line_sets_them() -> None:
-    listed = {option.name for card in CARDS for option in card.options}
+def test_no_spec_lists_them_so_that_no_command_line_sets_them() -> None:
+    listed = {option.name for spec in SPECS for option in spec.options}
     assert not listed & CHECK.options().keys()
     with pytest.raises(Misuse, match='ddp has no option "check_mistakes"'):
-        parse_options(card_of("ddp"), ["check_mistakes=learning_rate"])
+        parse_options(spec_of("ddp"), ["check_mistakes=learning_rate"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.workloads.training.setups import SMALL, ranks_of, small_setup
 from workloads.options import training_refusals
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "deepspeed", "parameter_server")
@@ -16,8 +16,8 @@ STRATEGIES = ("single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "deepspeed", "p
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_warm_up_to_the_rate_that_is_there_is_refused(strategy: str) -> None:
-    card = card_of(strategy)
-    (reason,) = card.refusals(small_setup(strategy, ranks=ranks_of(card), options={"lr_warm_up": 3}))
+    spec = spec_of(strategy)
+    (reason,) = spec.refusals(small_setup(strategy, ranks=ranks_of(spec), options={"lr_warm_up": 3}))
     assert reason == (
         "option lr_warm_up is 3 with lr_rule=base, where the rate stays as given and nothing grows: leave it out, or"
         " take lr_rule=linear or sqrt"

@@ -16,7 +16,7 @@ from workloads.cost_models.terms import NotCovered
 from workloads.options import microbatch
 from workloads.pipeline_parallel.memory import pipeline_step_peak
 from workloads.pipeline_parallel.spec import counts
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
 DEEP = Shape(layers=8, width=32, heads=4, kv_heads=1, mlp_width=96, vocabulary=40, sequence=48, batch=16)
@@ -28,7 +28,7 @@ HEAVY = Shape(layers=4, width=128, heads=4, kv_heads=2, mlp_width=352, vocabular
 
 
 def predict(setup: SmallSetup, rank: int) -> Prediction:
-    pipeline = card_of(setup.strategy).pipeline(setup)
+    pipeline = spec_of(setup.strategy).pipeline(setup)
     assert pipeline is not None
     return pipeline_step_peak(pipeline, microbatch(setup, 1), counts(setup, pipeline.stages), rank)
 
@@ -84,7 +84,7 @@ def test_the_card_tells_the_rank_that_holds_most() -> None:
     setup = staged("one_f_one_b", ranks=4, shape=DEEP, microbatches=8)
     ranks = [predict(setup, rank) for rank in range(4)]
     most = max(ranks, key=lambda peak: peak.total_bytes)
-    assert card_of("one_f_one_b").peak(setup) == most == ranks[0]
+    assert spec_of("one_f_one_b").peak(setup) == most == ranks[0]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_the_card_tells_the_rank_that_holds_most() -> None:
 def test_what_the_law_does_not_follow_is_not_covered(
     strategy: str, options: dict[str, OptionValue], words: str
 ) -> None:
-    reason = card_of(strategy).peak(small_setup(strategy, ranks=2, options=options))
+    reason = spec_of(strategy).peak(small_setup(strategy, ranks=2, options=options))
     assert isinstance(reason, NotCovered)
     assert words in reason.reason
 
 
 def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(card_of("gpipe").peak(replace(staged("gpipe"), device="cuda", backend="nccl")), NotCovered)
+    assert isinstance(spec_of("gpipe").peak(replace(staged("gpipe"), device="cuda", backend="nccl")), NotCovered)
 
 
 def test_a_parted_backward_is_refused() -> None:

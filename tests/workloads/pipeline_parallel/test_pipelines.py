@@ -1,4 +1,4 @@
-"""What ranks of a pipeline send, hold and perform in a step is what its card and the laws of schedules say."""
+"""What ranks of a pipeline send, hold and perform in a step is what its spec and the laws of schedules say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States
 from workloads.options import CAN_DEFER, FIRST_TO_DEFER, torch_release
 from workloads.pipeline_parallel.stages import OF_SEVERAL_STAGES, PipelineTrainer
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import LIMITS, OptionValue
 
 WORDY = replace(SMALL, layers=5, vocabulary=600)
@@ -79,17 +79,17 @@ def sent_and_held(setup: SmallSetup) -> tuple[dict[str, int], int, States, list[
 
 @EACH_CASE
 def test_ranks_send_hold_and_perform_what_the_laws_say(setup: SmallSetup, on_ranks: OnRanks) -> None:
-    card = card_of(setup.strategy)
-    pipeline = card.pipeline(setup)
+    spec = spec_of(setup.strategy)
+    pipeline = spec.pipeline(setup)
     assert pipeline is not None
     ranks = on_ranks(setup.ranks, sent_and_held, setup)
-    expected = {transfer.collective: transfer for transfer in card.transfers(setup)}
+    expected = {transfer.collective: transfer for transfer in spec.transfers(setup)}
     assert max(sent["send"] for sent, *_ in ranks) == expected["send"].payload_bytes
     agreed = expected.get("all_reduce")
     for rank, (sent, calls, states, performed) in enumerate(ranks):
         assert sent.get("all_reduce", 0) == (agreed.payload_bytes if agreed else 0)
         assert calls == (agreed.calls if agreed else 0)
-        assert states == card.states(setup, rank)
+        assert states == spec.states(setup, rank)
         assert tuple(performed) == actions(pipeline)[rank]
 
 
@@ -186,7 +186,7 @@ def test_live_tensors_can_be_followed_where_stages_take_turns(
 ) -> None:
     setup = small_setup(name, ranks=2, options=options)
     for rank, live in enumerate(on_ranks(2, peak_by_category, setup)):
-        states = card_of(name).states(setup, rank)
+        states = spec_of(name).states(setup, rank)
         assert (live["parameters"], live["optimizer"]) == (states.parameters_bytes, states.optimizer_bytes)
         assert live["activations"] > 0
 

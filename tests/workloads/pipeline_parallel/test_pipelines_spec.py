@@ -1,4 +1,4 @@
-"""What the cards of pipelines refuse, with the numbers that would work, and what they tell the laws."""
+"""What the specs of pipelines refuse, with the numbers that would work, and what they tell the laws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.cost_models.memory import paper_activation_bytes
 from workloads.cost_models.schedules import ScheduleName
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import NotCovered
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
 NAMES = ("pipeline_naive", "gpipe", "one_f_one_b", "interleaved", "zero_bubble")
@@ -26,7 +26,7 @@ def setup_of(
 
 
 def refusals(setup: SmallSetup) -> list[str]:
-    return card_of(setup.strategy).refusals(setup)
+    return spec_of(setup.strategy).refusals(setup)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +73,7 @@ def test_rounds_of_unequal_size_are_refused_with_microbatches_that_fit() -> None
 
 
 def test_a_pipeline_takes_two_ranks_or_more() -> None:
-    assert {card_of(name).needs.minimum_ranks for name in NAMES} == {2}
+    assert {spec_of(name).needs.minimum_ranks for name in NAMES} == {2}
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_pipeline_takes_two_ranks_or_more() -> None:
         ("zero_bubble", {"variant": "zbv"}, "zbv", 2),
     ],
 )
-def test_a_card_tells_its_pipeline(
+def test_a_spec_tells_its_pipeline(
     name: str, options: Mapping[str, OptionValue], schedule: ScheduleName, stages_per_rank: int
 ) -> None:
-    pipeline = card_of(name).pipeline(setup_of(name, options))
+    pipeline = spec_of(name).pipeline(setup_of(name, options))
     assert pipeline is not None
     assert (pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank) == (schedule, 2, stages_per_rank)
     sequences = SMALL.batch // pipeline.microbatches
@@ -99,16 +99,16 @@ def test_a_card_tells_its_pipeline(
 
 def test_all_ranks_read_the_same_sequences() -> None:
     setup = setup_of("gpipe", ranks=4)
-    card = card_of("gpipe")
-    assert card.data_ranks(setup) == 1
-    assert card.training_ranks(setup) == 4
+    spec = spec_of("gpipe")
+    assert spec.data_ranks(setup) == 1
+    assert spec.training_ranks(setup) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_of_a_measured_cut_are_not_compared(name: str) -> None:
-    card = card_of(name)
-    assert card.states_not_covered(setup_of(name, {"balance": "flops"})) is None
-    reason = card.states_not_covered(setup_of(name, {"balance": "measured"}))
+    spec = spec_of(name)
+    assert spec.states_not_covered(setup_of(name, {"balance": "flops"})) is None
+    reason = spec.states_not_covered(setup_of(name, {"balance": "measured"}))
     assert isinstance(reason, NotCovered)
     assert "only the run knows" in reason.reason
 
@@ -125,7 +125,7 @@ def test_states_of_a_measured_cut_are_not_compared(name: str) -> None:
 def test_the_paper_counts_the_layers_of_live_microbatches(
     name: str, microbatches: int, layers_of_microbatches: int
 ) -> None:
-    card = card_of(name)
-    assert card.paper_activations is not None
+    spec = spec_of(name)
+    assert spec.paper_activations is not None
     one_layer = paper_activation_bytes(replace(SMALL, layers=1), SMALL.batch // microbatches, "none")
-    assert card.paper_activations(setup_of(name, {"microbatches": microbatches})) == layers_of_microbatches * one_layer
+    assert spec.paper_activations(setup_of(name, {"microbatches": microbatches})) == layers_of_microbatches * one_layer

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from workloads.cost_models.shape import Shape
 from workloads.protocols import Elapsed, Quantity
-from workloads.spec import Backend, Card, Device, OptionValue, Precision
+from workloads.spec import Backend, Device, OptionValue, Precision, StrategySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class SmallProbe:
 
 
 def small_probe(
-    card: Card,
+    spec: StrategySpec,
     options: Mapping[str, OptionValue] | None = None,
     *,
     ranks: int = 1,
@@ -41,9 +41,9 @@ def small_probe(
     precision: Precision = "fp32",
 ) -> SmallProbe:
     """The probe with its default options, some replaced."""
-    defaults = {option.name: option.default for option in card.options}
+    defaults = {option.name: option.default for option in spec.options}
     return SmallProbe(
-        strategy=card.name,
+        strategy=spec.name,
         options={**defaults, **(options or {})},
         ranks=ranks,
         device=device,

@@ -1,4 +1,4 @@
-"""The probe `all_reduce` measures what its card says, checks every result, and counts what the law expects."""
+"""The probe `all_reduce` measures what its spec says, checks every result, and counts what the law expects."""
 
 from __future__ import annotations
 

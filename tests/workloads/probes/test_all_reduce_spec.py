@@ -1,4 +1,4 @@
-"""The card of `all_reduce`: which algorithms and sizes a case means, and what it refuses."""
+"""The spec of `all_reduce`: which algorithms and sizes a case means, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe `collectives` records what its card says, on right data, and passes no wrong result."""
+"""The probe `collectives` records what its spec says, on right data, and passes no wrong result."""
 
 from __future__ import annotations
 

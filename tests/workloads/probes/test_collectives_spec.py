@@ -1,4 +1,4 @@
-"""The card of `collectives` counts as nccl-tests does, says beforehand what will be measured, and what cannot be."""
+"""The spec of `collectives` counts as nccl-tests does, says beforehand what will be measured, and what cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cards refuse of a GPU, told without one: what its backends cannot do, and what its compiler must not."""
+"""What specs refuse of a GPU, told without one: what its backends cannot do, and what its compiler must not."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from tests.workloads.probes.small_probes import small_probe
 from tests.workloads.training.setups import ranks_of, small_setup
 from workloads.deepspeed.spec import not_installed
 from workloads.options import deferring_refusals
-from workloads.registry import CARDS, card_of
-from workloads.spec import Backend, Card, Device, OptionValue
+from workloads.registry import SPECS, spec_of
+from workloads.spec import Backend, Device, OptionValue, StrategySpec
 
-TRAINING = [card for card in CARDS if card.kind == "training" and (card.name != "deepspeed" or not not_installed())]
+TRAINING = [spec for spec in SPECS if spec.kind == "training" and (spec.name != "deepspeed" or not not_installed())]
 NO_MESSAGES = "backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"
 
 
-def by_name(card: Card) -> str:
-    return card.name
+def by_name(spec: StrategySpec) -> str:
+    return spec.name
 
 
-@pytest.mark.parametrize("card", TRAINING, ids=by_name)
-def test_gloo_is_refused_to_gpus_exactly_where_ranks_send_messages(card: Card) -> None:
-    setup = small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="gloo")
+@pytest.mark.parametrize("spec", TRAINING, ids=by_name)
+def test_gloo_is_refused_to_gpus_exactly_where_ranks_send_messages(spec: StrategySpec) -> None:
+    setup = small_setup(spec.name, ranks=ranks_of(spec), device="cuda", backend="gloo")
     # Messages of RPC go through the host's memory by another library.
-    sends = any(each.collective == "send" and each.axis != "rpc" for each in card.transfers(setup))
-    assert card.sends_messages(setup) == sends
-    assert card.all_refusals(setup) == ([NO_MESSAGES] if sends else [])
+    sends = any(each.collective == "send" and each.axis != "rpc" for each in spec.transfers(setup))
+    assert spec.sends_messages(setup) == sends
+    assert spec.all_refusals(setup) == ([NO_MESSAGES] if sends else [])
 
 
 @pytest.mark.parametrize(("name", "sends"), [("collectives", True), ("all_reduce", True), ("matmul", False)])
 def test_probes_that_send_messages_are_refused_on_gloo_too(name: str, sends: bool) -> None:
-    card = card_of(name)
-    assert card.all_refusals(small_probe(card, ranks=2, device="cuda")) == ([NO_MESSAGES] if sends else [])
+    spec = spec_of(name)
+    assert spec.all_refusals(small_probe(spec, ranks=2, device="cuda")) == ([NO_MESSAGES] if sends else [])
 
 
 def test_collectives_of_gpus_run_on_gloo_without_messages() -> None:
-    card = card_of("collectives")
-    setup = small_probe(card, ranks=2, device="cuda", options={"collectives": "all_reduce,all_gather"})
-    assert card.all_refusals(setup) == []
+    spec = spec_of("collectives")
+    setup = small_probe(spec, ranks=2, device="cuda", options={"collectives": "all_reduce,all_gather"})
+    assert spec.all_refusals(setup) == []
 
 
-@pytest.mark.parametrize("card", TRAINING, ids=by_name)
-def test_nccl_sends_messages_of_gpus(card: Card) -> None:
-    assert card.all_refusals(small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="nccl")) == []
+@pytest.mark.parametrize("spec", TRAINING, ids=by_name)
+def test_nccl_sends_messages_of_gpus(spec: StrategySpec) -> None:
+    assert spec.all_refusals(small_setup(spec.name, ranks=ranks_of(spec), device="cuda", backend="nccl")) == []
 
 
 def test_a_ring_of_one_rank_sends_nothing() -> None:
-    assert card_of("ring_attention").all_refusals(small_setup("ring_attention", device="cuda")) == []
+    assert spec_of("ring_attention").all_refusals(small_setup("ring_attention", device="cuda")) == []
 
 
 def test_what_is_wrong_on_any_device_is_told_first() -> None:
     setup = small_setup("gpipe", ranks=3, device="cuda")
-    assert card_of("gpipe").all_refusals(setup) == card_of("gpipe").refusals(setup) != []
+    assert spec_of("gpipe").all_refusals(setup) == spec_of("gpipe").refusals(setup) != []
 
 
 IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
@@ -61,8 +61,10 @@ GATHERED = "FSDP2 gathers its weights to another place each time, for which a gr
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-@pytest.mark.parametrize("card", TRAINING, ids=by_name)
-def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collectives(card: Card, mode: str) -> None:
+@pytest.mark.parametrize("spec", TRAINING, ids=by_name)
+def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collectives(
+    spec: StrategySpec, mode: str
+) -> None:
     because = {
         "zero2": GATHERED,
         "fsdp": GATHERED,
@@ -70,8 +72,8 @@ def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collective
         "tensor_parallel": IN_GRAPHS,
         "three_d": IN_GRAPHS,
         "ulysses": IN_GRAPHS,
-    }.get(card.name)
-    reasons = refusals_of_mode(card, mode, "cuda")
+    }.get(spec.name)
+    reasons = refusals_of_mode(spec, mode, "cuda")
     graphs = [reason for reason in reasons if "CUDA graph" in reason]
     assert graphs == (
         []
@@ -83,12 +85,12 @@ def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collective
     )
 
 
-@pytest.mark.parametrize("card", TRAINING, ids=by_name)
-def test_modes_without_graphs_are_as_good_as_any_other(card: Card) -> None:
-    other = refusals_of_mode(card, "default", "cuda")
-    without_graphs = refusals_of_mode(card, "max-autotune-no-cudagraphs", "cuda")
+@pytest.mark.parametrize("spec", TRAINING, ids=by_name)
+def test_modes_without_graphs_are_as_good_as_any_other(spec: StrategySpec) -> None:
+    other = refusals_of_mode(spec, "default", "cuda")
+    without_graphs = refusals_of_mode(spec, "max-autotune-no-cudagraphs", "cuda")
     assert [reason.replace("max-autotune-no-cudagraphs", "default") for reason in without_graphs] == other
-    on_cpu = refusals_of_mode(card, "reduce-overhead", "cpu")
+    on_cpu = refusals_of_mode(spec, "reduce-overhead", "cpu")
     assert [reason.replace("reduce-overhead", "default") for reason in on_cpu] == other
 
 
@@ -100,45 +102,45 @@ def test_stages_that_fsdp2_divides_are_no_graphs_either() -> None:
         device="cuda",
         backend="nccl",
     )
-    (reason,) = card_of("three_d").all_refusals(setup)
+    (reason,) = spec_of("three_d").all_refusals(setup)
     assert GATHERED in reason
 
 
 @pytest.mark.parametrize("strategy", ["tensor_parallel", "ulysses"])
 def test_one_rank_has_no_collectives_that_a_graph_could_hide(strategy: str) -> None:
     setup = small_setup(strategy, options={"compile": "reduce-overhead"}, device="cuda", backend="nccl")
-    assert card_of(strategy).all_refusals(setup) == []
+    assert spec_of(strategy).all_refusals(setup) == []
 
 
 @pytest.mark.parametrize(
     ("strategy", "axis"), [("ring_attention", "sequence"), ("gpipe", "stage"), ("three_d", "stage")]
 )
 def test_messages_go_first_where_they_are_asked_to(strategy: str, axis: str) -> None:
-    card = card_of(strategy)
-    plain = small_setup(strategy, ranks=ranks_of(card), device="cuda", backend="nccl")
+    spec = spec_of(strategy)
+    plain = small_setup(strategy, ranks=ranks_of(spec), device="cuda", backend="nccl")
     urgent = replace(plain, options={**plain.options, "high_priority_stream": True})
-    assert (card.high_priority_axes(plain), card.high_priority_axes(urgent)) == ((), (axis,))
-    assert axis in card.mesh(urgent)
-    assert card.all_refusals(urgent) == []
+    assert (spec.high_priority_axes(plain), spec.high_priority_axes(urgent)) == ((), (axis,))
+    assert axis in spec.mesh(urgent)
+    assert spec.all_refusals(urgent) == []
 
 
 def test_every_strategy_that_sends_messages_can_send_them_first() -> None:
-    for card in TRAINING:
-        setup = small_setup(card.name, ranks=ranks_of(card), device="cuda", backend="nccl")
-        has_option = any(option.name == "high_priority_stream" for option in card.options)
-        assert has_option == card.sends_messages(setup)
+    for spec in TRAINING:
+        setup = small_setup(spec.name, ranks=ranks_of(spec), device="cuda", backend="nccl")
+        has_option = any(option.name == "high_priority_stream" for option in spec.options)
+        assert has_option == spec.sends_messages(setup)
 
 
 def test_gloo_has_no_streams_to_prefer() -> None:
     setup = small_setup("gpipe", ranks=2, options={"high_priority_stream": True})
-    assert card_of("gpipe").all_refusals(setup) == [
+    assert spec_of("gpipe").all_refusals(setup) == [
         "option high_priority_stream is true on gloo, which has no streams; leave it out, or take --backend nccl"
     ]
 
 
 def test_one_rank_has_no_messages_to_prefer() -> None:
     setup = small_setup("ring_attention", options={"high_priority_stream": True}, device="cuda", backend="nccl")
-    assert card_of("ring_attention").all_refusals(setup) == [
+    assert spec_of("ring_attention").all_refusals(setup) == [
         "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
     ]
 
@@ -158,11 +160,11 @@ def test_one_rank_has_no_messages_to_prefer() -> None:
 def test_what_receives_that_begin_early_cost_on_nccl_is_told(
     strategy: str, options: dict[str, OptionValue], is_told: bool
 ) -> None:
-    card = card_of(strategy)
-    setup = small_setup(strategy, ranks=ranks_of(card), options=options, device="cuda", backend="nccl")
-    assert any("holds back the sends after it" in note for note in card.notes(setup)) == is_told
+    spec = spec_of(strategy)
+    setup = small_setup(strategy, ranks=ranks_of(spec), options=options, device="cuda", backend="nccl")
+    assert any("holds back the sends after it" in note for note in spec.notes(setup)) == is_told
     on_gloo = replace(setup, device="cpu", backend="gloo")
-    assert not any("holds back the sends after it" in note for note in card.notes(on_gloo))
+    assert not any("holds back the sends after it" in note for note in spec.notes(on_gloo))
 
 
 def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
@@ -188,10 +190,10 @@ def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
 )
 def test_receives_are_deferred_of_no_schedule_that_cannot(options: dict[str, OptionValue], because: str) -> None:
     setup = small_setup("three_d", ranks=4, options={"defer_receives": True, **options})
-    assert card_of("three_d").all_refusals(setup) == [f"option defer_receives is true with schedule {because}"]
+    assert spec_of("three_d").all_refusals(setup) == [f"option defer_receives is true with schedule {because}"]
 
 
-def refusals_of_mode(card: Card, mode: str, device: Device) -> list[str]:
+def refusals_of_mode(spec: StrategySpec, mode: str, device: Device) -> list[str]:
     backend: Backend = "nccl" if device == "cuda" else "gloo"
-    setup = small_setup(card.name, ranks=ranks_of(card), options={"compile": mode}, device=device, backend=backend)
-    return card.all_refusals(setup)
+    setup = small_setup(spec.name, ranks=ranks_of(spec), options={"compile": mode}, device=device, backend=backend)
+    return spec.all_refusals(setup)

@@ -1,4 +1,4 @@
-"""What `tensor_parallel` sends in a step is what its card declares, on two ranks and on four."""
+"""What `tensor_parallel` sends in a step is what its spec declares, on two ranks and on four."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def watched(setup: SmallSetup) -> tuple[WatchedStep, States]:
     ],
     ids=str,
 )
-def test_ranks_send_and_hold_the_bytes_that_the_card_declares(
+def test_ranks_send_and_hold_the_bytes_that_the_spec_declares(
     ranks: int, precision: Precision, options: Mapping[str, OptionValue], on_ranks: OnRanks
 ) -> None:
     setup = small_setup("tensor_parallel", ranks=ranks, shape=FOUR_HEADS, precision=precision, options=options)

@@ -1,4 +1,4 @@
-"""The card of `tensor_parallel`: what it refuses with what would work, and what it says of its figures."""
+"""The spec of `tensor_parallel`: what it refuses with what would work, and what it says of its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import NotCovered
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue
 from workloads.tensor_parallel.spec import TENSOR_PARALLEL_CARD
 
@@ -113,7 +113,7 @@ def test_a_reader_is_told_what_the_cpu_sends_in_place_of_an_exchange() -> None:
 
 
 def test_one_rank_alone_has_the_peak_of_single() -> None:
-    assert TENSOR_PARALLEL_CARD.peak(setup(ranks=1)) == card_of("single").peak(small_setup())
+    assert TENSOR_PARALLEL_CARD.peak(setup(ranks=1)) == spec_of("single").peak(small_setup())
 
 
 @pytest.mark.parametrize(("options", "words"), [({"compile": "default"}, "compiled blocks")])

@@ -176,7 +176,7 @@ def gradients_where_weights_are_divided_again(setup: SmallSetup) -> StepRecord:
 def test_fsdp_is_wrong_without_a_word_where_backward_is_parted(
     schedule: str, on_ranks: OnRanks, truth_of: Truth
 ) -> None:
-    # Should this fail, torch has mended it, and the card need no longer refuse it.
+    # Should this fail, torch has mended it, and the spec need no longer refuse it.
     options: Mapping[str, OptionValue] = {"schedule": schedule, "stages": 2, "tensor_ranks": 1, "clip": 0.0}
     setup = small_setup("three_d", ranks=4, options=options)
     truth = truth_of(setup)

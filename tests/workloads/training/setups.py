@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workloads.cost_models.shape import Shape
-from workloads.registry import card_of
-from workloads.spec import Backend, Card, Device, OptionValue, Precision
+from workloads.registry import spec_of
+from workloads.spec import Backend, Device, OptionValue, Precision, StrategySpec
 
 SMALL = Shape(layers=4, width=64, heads=4, kv_heads=2, mlp_width=128, vocabulary=64, sequence=16, batch=8)
 """Large enough for several gradient buckets of 0.1 MiB, and divisible by what strategies cut."""
@@ -38,7 +38,7 @@ def small_setup(
     backend: Backend = "gloo",
 ) -> SmallSetup:
     """The strategy with its default options, some replaced, and no worker processes unless asked for."""
-    defaults = {option.name: option.default for option in card_of(strategy).options}
+    defaults = {option.name: option.default for option in spec_of(strategy).options}
     return SmallSetup(
         strategy=strategy,
         ranks=ranks,
@@ -50,7 +50,7 @@ def small_setup(
     )
 
 
-def ranks_of(card: Card) -> int:
+def ranks_of(spec: StrategySpec) -> int:
     """Two ranks, or as near as the strategy's needs allow."""
-    ranks = max(2, card.needs.minimum_ranks)
-    return ranks if card.needs.maximum_ranks is None else min(ranks, card.needs.maximum_ranks)
+    ranks = max(2, spec.needs.minimum_ranks)
+    return ranks if spec.needs.maximum_ranks is None else min(ranks, spec.needs.maximum_ranks)

@@ -13,7 +13,7 @@ from tests.workloads.training.setups import SmallSetup
 from workloads.core.data import Batches, NoBatches, make_batches
 from workloads.core.mesh import make_mesh
 from workloads.protocols import Phase, Workload
-from workloads.registry import card_of
+from workloads.registry import spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ def no_phase(name: str) -> nullcontext[None]:
 
 def make_ready(setup: SmallSetup, phase: Phase = no_phase) -> Ready:
     """Build the setup's strategy on this rank; the process group exists."""
-    card = card_of(setup.strategy)
-    mesh = make_mesh(card.mesh(setup), setup.device)
-    workload: Workload = resolve_name(card.entry)(setup, mesh, phase)
-    return Ready(workload=workload, batches=make_batches(setup, card.place_of(setup, dist.get_rank())))
+    spec = spec_of(setup.strategy)
+    mesh = make_mesh(spec.mesh(setup), setup.device)
+    workload: Workload = resolve_name(spec.entry)(setup, mesh, phase)
+    return Ready(workload=workload, batches=make_batches(setup, spec.place_of(setup, dist.get_rank())))
 
 
 def train(setup: SmallSetup, steps: int) -> list[StepRecord]:

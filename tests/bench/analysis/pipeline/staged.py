@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.analysis.pipeline import TimedStep, join_steps
-from collectors.sample_log import Performed, TimedAction, TimedMessage
+from collectors.sample_log import TimedAction, TimedActions, TimedMessage
 from workloads.cost_models.schedules import ActionKind
 
 Row = Sequence[tuple[ActionKind, int, int, float, float]]
@@ -51,13 +51,13 @@ def performed(
     clock: str | None = "the node's",
     messages: Sequence[TimedMessage] = (),
     core_waits_ns: Sequence[tuple[int, int]] = (),
-) -> Performed:
+) -> TimedActions:
     """What one rank logged of a step; by default it waited for no core."""
     actions = [
         TimedAction(kind, stage, microbatch, round(start * 1e6), round(end * 1e6))
         for kind, stage, microbatch, start, end in row
     ]
-    return Performed(
+    return TimedActions(
         trial=trial,
         time_ns=0,
         step=step,

@@ -9,7 +9,7 @@ import pytest
 
 from bench.analysis.estimate import Estimate
 from bench.analysis.stragglers import joined_estimates
-from bench.analysis.timelines import keep, window_path
+from bench.analysis.timelines import save_timeline, window_path
 from bench.case import Case
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
@@ -34,7 +34,7 @@ ONE_CLOCK = (
 def _keep(folder: Path, *trials: Sequence[tuple[int, int]]) -> int:
     for trial, late_by_step in enumerate(trials):
         for window in made_windows(late_by_step):
-            keep(window, folder, trial)
+            save_timeline(window, folder, trial)
     return len(trials)
 
 

@@ -17,7 +17,7 @@ from tests.workloads.training.live_peaks import peak_by_category
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready
 from workloads.cost_models.peak_memory import Prediction
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
 
@@ -168,7 +168,7 @@ def test_what_compression_remembers_is_its_law_to_the_byte(on_ranks: OnRanks) ->
     ]
     for of_rank in on_ranks(2, track_each, setups):
         for setup, live in zip(setups, of_rank, strict=True):
-            law = card_of("ddp").peak(setup)
+            law = spec_of("ddp").peak(setup)
             assert isinstance(law, Prediction)
             assert live["other"] == law.other_bytes, setup
             assert live["total"] == pytest.approx(law.total_bytes, rel=0.01), setup

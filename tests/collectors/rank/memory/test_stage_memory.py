@@ -19,7 +19,7 @@ from workloads.options import microbatch
 from workloads.pipeline_parallel.memory import activations_by_stage
 from workloads.pipeline_parallel.spec import counts
 from workloads.protocols import ReceivesMessages, RunsStages
-from workloads.registry import card_of
+from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
 
@@ -140,7 +140,7 @@ def test_stages_hold_what_the_law_says(
     strategy: str, options: dict[str, OptionValue], precision: Precision, on_ranks: OnRanks
 ) -> None:
     setup = small_setup(strategy, ranks=2, precision=precision, options=options)
-    pipeline = card_of(strategy).pipeline(setup)
+    pipeline = spec_of(strategy).pipeline(setup)
     assert isinstance(pipeline, Pipeline)
     held: dict[int, float] = {}
     for of_rank in on_ranks(2, held_by_stages, setup):

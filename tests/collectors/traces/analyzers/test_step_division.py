@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amount, Item, Part, divided
 from collectors.traces.analyzers.summary import divide
 from collectors.traces.reading.reader import read_trace
-from collectors.traces.steps import Stretch
+from collectors.traces.steps import StepInterval
 from collectors.traces.timeline import Call, Kind, Span, Timeline, timeline_of
 
 WORK: tuple[Kind, ...] = ("compute", "communication", "copy")
@@ -34,8 +34,8 @@ spans_of_work = st.lists(
 windows = st.tuples(st.integers(0, 50), st.integers(1, 70)).map(lambda pair: stretch(pair[0], pair[0] + pair[1]))
 
 
-def stretch(start_ns: int, end_ns: int) -> Stretch:
-    return Stretch(part="step", name="step", start_ns=start_ns, end_ns=end_ns)
+def stretch(start_ns: int, end_ns: int) -> StepInterval:
+    return StepInterval(part="step", name="step", start_ns=start_ns, end_ns=end_ns)
 
 
 def by_part(amounts: dict[Item, Amount]) -> dict[Part, int]:
@@ -44,7 +44,7 @@ def by_part(amounts: dict[Item, Amount]) -> dict[Part, int]:
     }
 
 
-def division(timeline: Timeline, parts: list[Stretch]) -> dict[Item, tuple[int, int, int]]:
+def division(timeline: Timeline, parts: list[StepInterval]) -> dict[Item, tuple[int, int, int]]:
     """Own time, work and count."""
     return {
         item: (int(amount.exposed_ns), int(amount.work_ns), int(amount.count))
@@ -145,7 +145,9 @@ def test_idle_time_is_told_by_what_runs_next() -> None:
 
 
 @given(spans_of_work, windows, st.booleans())
-def test_the_parts_are_those_of_the_breakdown_and_add_up(spans: list[Span], window: Stretch, is_device: bool) -> None:
+def test_the_parts_are_those_of_the_breakdown_and_add_up(
+    spans: list[Span], window: StepInterval, is_device: bool
+) -> None:
     possible = [span for span in spans if is_device or span.kind != "copy"]
     timeline = timeline_of(possible, rank=0, is_device=is_device)
     (expected,) = divide(timeline, [window])
@@ -160,7 +162,7 @@ def test_the_parts_are_those_of_the_breakdown_and_add_up(spans: list[Span], wind
 
 
 @given(spans_of_work, windows)
-def test_nothing_has_more_time_of_its_own_than_it_worked(spans: list[Span], window: Stretch) -> None:
+def test_nothing_has_more_time_of_its_own_than_it_worked(spans: list[Span], window: StepInterval) -> None:
     for amount in divided(timeline_of(spans, rank=0, is_device=True), [window]).values():
         assert 0 <= amount.exposed_ns <= amount.work_ns
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.dependency_graph.graph import Draft, Graph, Numbers, replay, work_of
+from collectors.traces.dependency_graph.graph import Graph, GraphBuilder, Numbers, replay, work_of
 
 
 def _numbers(*values: int) -> Numbers:
@@ -15,7 +15,7 @@ def _numbers(*values: int) -> Numbers:
 
 def _graph() -> tuple[Graph, Numbers]:
     """Two pieces of work from one moment, of 10 and 30, and a third moment 5 after both."""
-    draft = Draft()
+    draft = GraphBuilder()
     moments = draft.moments(_numbers(0, 10, 30, 35), trace=0)
     begin, short, long, both = moments.tolist()
     draft.edges(_numbers(begin), _numbers(short), "work", work_ns=work_of("host", _numbers(10)))
@@ -41,14 +41,14 @@ def test_free_delays_leave_the_work() -> None:
 
 
 def test_an_edge_against_time_is_left_out() -> None:
-    draft = Draft()
+    draft = GraphBuilder()
     early, late = draft.moments(_numbers(0, 10), trace=0).tolist()
     draft.edges(_numbers(late, early), _numbers(early, late), "arrival")
     assert draft.graph().source.size == 1
 
 
 def test_of_moments_of_one_time_those_come_first_that_others_are_bound_to() -> None:
-    draft = Draft()
+    draft = GraphBuilder()
     moments = draft.moments(_numbers(5, 5, 5), trace=0)
     draft.edges(moments[[2, 1]], moments[[1, 0]], "stream order")
     graph = draft.graph()
@@ -57,7 +57,7 @@ def test_of_moments_of_one_time_those_come_first_that_others_are_bound_to() -> N
 
 
 def test_moments_of_one_time_that_are_bound_in_a_circle_are_put_in_some_order() -> None:
-    draft = Draft()
+    draft = GraphBuilder()
     moments = draft.moments(_numbers(5, 5), trace=0)
     draft.edges(moments, moments[::-1], "arrival")
     graph = draft.graph()
@@ -71,7 +71,7 @@ def test_moments_of_one_time_that_are_bound_in_a_circle_are_put_in_some_order() 
 def test_any_graph_replays_as_it_was_recorded_and_never_later_without_work(
     edges: list[tuple[int, int, int]], seed: int
 ) -> None:
-    draft = Draft()
+    draft = GraphBuilder()
     moments = draft.moments(np.random.default_rng(seed).integers(0, 60, 10), trace=0)
     source, target, work_ns = (_numbers(*column) for column in zip(*edges, strict=True)) if edges else [_numbers()] * 3
     draft.edges(moments[source], moments[target], "work", work_ns=work_of("compute", work_ns))

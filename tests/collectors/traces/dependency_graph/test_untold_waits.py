@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.dependency_graph.dependencies import device_queue, untold_waits
+from collectors.traces.dependency_graph.dependencies import device_queue, inferred_stream_waits
 from collectors.traces.timeline import Span
 from tests.collectors.traces.made.small_traces import device, launch, span
 
@@ -16,7 +16,7 @@ def _found(*spans: Span) -> list[tuple[str, str]]:
     queue = device_queue(timeline)
     return [
         (timeline.names[timeline.name[queue.row[source]]], timeline.names[timeline.name[queue.row[target]]])
-        for source, target in zip(*untold_waits(queue, NONE, NONE, 5_000), strict=True)
+        for source, target in zip(*inferred_stream_waits(queue, NONE, NONE, 5_000), strict=True)
     ]
 
 

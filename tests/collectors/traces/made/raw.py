@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectors.traces.reading.raw_events import CATEGORIES, RawEvents, Said
+from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
 from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
 
 
@@ -23,7 +23,7 @@ class Row:
     thread: int = 1
     correlation: int = ABSENT
     shape: str = ""
-    said: Said | None = None
+    said: CollectiveArgs | None = None
 
 
 def raw_of(

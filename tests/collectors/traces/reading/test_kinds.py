@@ -7,7 +7,7 @@ import pytest
 
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.event_kinds import devices, kinds
-from collectors.traces.reading.raw_events import Said
+from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.timeline import KINDS
 from tests.collectors.traces.made.raw import Row, raw_of
 
@@ -41,7 +41,7 @@ def test_a_send_on_the_callers_thread_makes_no_communication_thread_of_it() -> N
     [
         (Row("void gemm<float>", "kernel"), "compute"),
         (Row("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel"), "communication"),
-        (Row("any_name_at_all", "kernel", said=Said(collective="allreduce")), "communication"),
+        (Row("any_name_at_all", "kernel", said=CollectiveArgs(collective="allreduce")), "communication"),
         (Row("Memcpy HtoD", "gpu_memcpy"), "copy"),
         (Row("Memcpy PtoP (Device -> Device)", "gpu_memcpy"), "communication"),
         (Row("Memset", "gpu_memset"), "copy"),
@@ -52,7 +52,7 @@ def test_a_send_on_the_callers_thread_makes_no_communication_thread_of_it() -> N
         (Row("ProfilerStep#3", "user_annotation"), "step"),
         (Row("ProfilerStep#3", "cpu_op"), "step"),
         (Row("aten::mm", "cpu_op"), "host"),
-        (Row("record_param_comms", "cpu_op", said=Said(collective="allreduce")), "host"),
+        (Row("record_param_comms", "cpu_op", said=CollectiveArgs(collective="allreduce")), "host"),
         (Row("ncclGroupEnd", "user_annotation"), "host"),
     ],
 )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.reading.raw_events import Rows, Said
+from collectors.traces.reading.raw_events import CollectiveArgs, Rows
 from collectors.traces.timeline import Allocations
 from tests.collectors.traces.made.kineto_text import differing_raw
 from tests.collectors.traces.made.raw import Row, raw_of
 
 FIRST = [Row("a", "kernel", 1, 2), Row("b", "cpu_op", 3, 5, thread=9, shape="[[1]]")]
 SECOND = [
-    Row("b", "kernel", 7, 9, correlation=4, said=Said(collective="allreduce")),
+    Row("b", "kernel", 7, 9, correlation=4, said=CollectiveArgs(collective="allreduce")),
     Row("c", "cpu_op", 8, 9, shape="[[2]]"),
     Row("b", "cpu_op", 8, 9, shape="[[1]]"),
 ]

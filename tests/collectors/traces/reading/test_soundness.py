@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS, LATEST_NS, kinds, remarks, sound
-from collectors.traces.reading.raw_events import Said
+from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.timeline import Allocations
 from tests.collectors.traces.made.raw import Row, raw_of
 
@@ -24,7 +24,7 @@ def _remarks(
 
 
 def test_events_that_end_before_they_begin_go_and_what_others_say_stays_with_them() -> None:
-    words = Said(collective="allreduce")
+    words = CollectiveArgs(collective="allreduce")
     raw, lines = sound(raw_of([Row("a", "kernel", 10, 9), Row("b", "kernel", 10, 10, said=words)]), 5)
     assert raw.start_ns.tolist() == [15]
     assert raw.said == ((0, words),)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.event_names import STEP
-from collectors.traces.steps import CUT, NOTHING, Stretch, step_names, steps, stretches
+from collectors.traces.steps import CUT, NOTHING, StepInterval, step_names, steps, stretches
 from collectors.traces.timeline import About, Span, Timeline, timeline_of
 
 
@@ -37,7 +37,7 @@ def _device(*spans: Span) -> Timeline:
     return timeline_of(spans, rank=0, is_device=True)
 
 
-def _times(found: tuple[Stretch, ...]) -> list[tuple[str, int, int]]:
+def _times(found: tuple[StepInterval, ...]) -> list[tuple[str, int, int]]:
     return [(stretch.name, stretch.start_ns, stretch.end_ns) for stretch in found]
 
 
@@ -78,9 +78,9 @@ def test_work_from_before_the_trace_delays_the_first_step_and_is_listed_before_i
         _kernel(1, 0, 25), _step(1, 5, 15), *_launched(2, 6, 25, 40), _step(2, 15, 25), *_launched(3, 16, 40, 50)
     )
     assert stretches(timeline)[1:] == (
-        Stretch(part="partial", name="before ProfilerStep#1", start_ns=0, end_ns=25, why="no step holds it"),
-        Stretch(part="step", name="ProfilerStep#1", start_ns=25, end_ns=40),
-        Stretch(part="step", name="ProfilerStep#2", start_ns=40, end_ns=50),
+        StepInterval(part="partial", name="before ProfilerStep#1", start_ns=0, end_ns=25, why="no step holds it"),
+        StepInterval(part="step", name="ProfilerStep#1", start_ns=25, end_ns=40),
+        StepInterval(part="step", name="ProfilerStep#2", start_ns=40, end_ns=50),
     )
 
 

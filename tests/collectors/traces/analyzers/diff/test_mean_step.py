@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from collectors.traces.analyzers.diff import mean_step
 from collectors.traces.analyzers.step_division import Item
-from collectors.traces.steps import Stretch
+from collectors.traces.steps import StepInterval
 from collectors.traces.timeline import Span, Timeline, timeline_of
 
 
-def rank(number: int, *lengths_ns: int) -> tuple[Timeline, list[Stretch]]:
+def rank(number: int, *lengths_ns: int) -> tuple[Timeline, list[StepInterval]]:
     """Steps of which each is one kernel of this length, with a nanosecond before each."""
     spans, steps, now_ns = [], [], 0
     for length_ns in lengths_ns:
         end_ns = now_ns + 1 + length_ns
         spans.append(Span(name=f"gemm {length_ns % 3}", kind="compute", start_ns=now_ns + 1, end_ns=end_ns, stream=1))
-        steps.append(Stretch(part="step", name="step", start_ns=now_ns, end_ns=end_ns))
+        steps.append(StepInterval(part="step", name="step", start_ns=now_ns, end_ns=end_ns))
         now_ns = end_ns
     return timeline_of(spans, rank=number, is_device=False), steps
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectors.traces.analyzers.lateness import ACTIVITIES, Activity, Lateness, TracedLateness
-from collectors.traces.analyzers.stragglers import Nobody, Straggler, verdict
+from collectors.traces.analyzers.stragglers import NoStraggler, Straggler, verdict
 
 TRACED_NS = 1_000
 
@@ -41,7 +41,7 @@ def _trial(
 
 def test_trials_count_and_not_their_steps() -> None:
     trial = _trial([[0, 0, 40], [0, 0, 60]])
-    assert isinstance(verdict([trial] * 4), Nobody)
+    assert isinstance(verdict([trial] * 4), NoStraggler)
     found = verdict([trial] * 5)
     assert isinstance(found, Straggler)
     assert (found.rank, found.cause, found.names, found.delay_ns) == (2, "compute", ("event of compute",), 500)
@@ -51,7 +51,7 @@ def test_trials_count_and_not_their_steps() -> None:
 def test_of_one_trial_its_steps_may_be_asked() -> None:
     trials = [_trial([[0, 0, 40], [0, 0, 60]] * 3)]
     assert isinstance(verdict(trials, by="step"), Straggler)
-    assert verdict(trials) == Nobody(
+    assert verdict(trials) == NoStraggler(
         why="rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to 100%)", more=4
     )
 
@@ -99,7 +99,7 @@ def test_the_cause_is_the_largest_over_all_trials() -> None:
 
 def test_steps_without_a_late_rank_count_as_traced() -> None:
     found = verdict([_trial([[0, 90], *[[0, 0]] * 30])], by="step")
-    assert found == Nobody(
+    assert found == NoStraggler(
         why="rank 1 has 100% of the lateness, but is late in 1 of 31 steps and unevenly, which may be luck (chance"
         " up to 100%)"
     )
@@ -108,7 +108,7 @@ def test_steps_without_a_late_rank_count_as_traced() -> None:
 def test_too_few_steps_say_how_many_more_would_tell() -> None:
     # Of four ranks one must be late alone in four steps: 4 x 4^-4 is 1.6 %.
     found = verdict([_trial([[0, 0, 0, 90]])], by="step")
-    assert isinstance(found, Nobody)
+    assert isinstance(found, NoStraggler)
     assert found.why.endswith("but in so few steps that it may be luck (chance up to 100%)")
     assert found.more == 3
     assert isinstance(verdict([_trial([[0, 0, 0, 90]] * 4)], by="step"), Straggler)
@@ -116,11 +116,11 @@ def test_too_few_steps_say_how_many_more_would_tell() -> None:
 
 def test_without_marked_steps_more_of_them_are_no_advice() -> None:
     found = verdict([_trial([[0, 90]], has_steps=False)], by="step")
-    assert isinstance(found, Nobody)
+    assert isinstance(found, NoStraggler)
     assert "no trace marks the steps" in found.why
     assert found.more is None
 
 
 def test_trials_of_other_ranks_have_no_common_straggler() -> None:
     found = verdict([_trial([[0, 90]] * 9), _trial([[0, 90, 0]] * 9)])
-    assert found == Nobody(why="trials differ in the ranks that were found in collectives")
+    assert found == NoStraggler(why="trials differ in the ranks that were found in collectives")

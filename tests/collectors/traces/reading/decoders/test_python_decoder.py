@@ -7,7 +7,7 @@ import json
 import pytest
 
 from collectors.traces.reading.decoders import decode_in_python
-from collectors.traces.reading.raw_events import CATEGORIES, RawEvents, Said
+from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
 from collectors.traces.timeline import ABSENT
 from tests.collectors.traces.made.kineto_text import event, kernel
 
@@ -62,7 +62,7 @@ def test_whole_microseconds_since_1970_are_read() -> None:
 
 def test_what_is_said_of_a_collective_is_kept_by_its_row() -> None:
     raw = _decoded(kernel("gemm", "1.0", "1.0"), kernel("ncclDevKernel_AllReduce", "2.0", "1.0", args=ALLREDUCE))
-    words = Said(
+    words = CollectiveArgs(
         collective="allreduce",
         dtype="Float",
         given_elements=4,
@@ -80,8 +80,8 @@ def test_where_a_message_goes_and_comes_from_is_kept() -> None:
     sent = kernel("ncclDevKernel_SendRecv", "1.0", "1.0", args={"Collective name": "send", "Dst Rank": 3})
     received = kernel("ncclDevKernel_SendRecv", "2.0", "1.0", args={"Collective name": "recv", "Src Rank": 0})
     assert _decoded(sent, received).said == (
-        (0, Said(collective="send", destination=3)),
-        (1, Said(collective="recv", source=0)),
+        (0, CollectiveArgs(collective="send", destination=3)),
+        (1, CollectiveArgs(collective="recv", source=0)),
     )
 
 

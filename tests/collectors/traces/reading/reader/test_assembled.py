@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 
 from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS
-from collectors.traces.reading.raw_events import Said
+from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.reading.reader import timeline
 from collectors.traces.timeline import KINDS, About, Allocations, Span, timeline_of
 from tests.collectors.traces.made.kineto_text import differing
@@ -15,7 +15,12 @@ from tests.collectors.traces.made.raw import Row, raw_of
 
 ROWS = (
     Row(
-        "ncclDevKernel_AllReduce", "kernel", 30, 40, thread=20, said=Said(collective="allreduce", group="0", sequence=4)
+        "ncclDevKernel_AllReduce",
+        "kernel",
+        30,
+        40,
+        thread=20,
+        said=CollectiveArgs(collective="allreduce", group="0", sequence=4),
     ),
     Row("aten::mm", "cpu_op", 10, 20, thread=5, shape="[[2, 3]]"),
     Row("cudaLaunchKernel", "cuda_runtime", 12, 13, thread=5, correlation=6),

@@ -1,4 +1,4 @@
-"""A card refuses what it cannot mean, with words that say what it can."""
+"""A spec refuses what it cannot mean, with words that say what it can."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.workloads.training.setups import small_setup
 from workloads.options import MICROBATCHES, batch_refusals, local_batch, parts
-from workloads.registry import CARDS, card_of
-from workloads.spec import Card, Needs, Option
+from workloads.registry import SPECS, spec_of
+from workloads.spec import Needs, Option, StrategySpec
 
 BUCKET = Option(name="bucket_mb", default=25.0, minimum=0.5, help="")
 WORKERS = Option(name="workers", default=1, minimum=0, help="")
@@ -64,20 +64,20 @@ def test_needs_are_said_in_words(needs: Needs, text: str) -> None:
     assert needs.text() == text
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_each_card_is_whole(card: Card) -> None:
-    names = [option.name for option in card.options]
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_each_spec_is_whole(spec: StrategySpec) -> None:
+    names = [option.name for option in spec.options]
     assert len(names) == len(set(names))
-    assert all(option.help for option in card.options)
-    assert all(option.parse(str(option.default)) == option.default for option in card.options)
-    assert card.summary
-    assert card.version >= 1
-    assert card.parity.reason or card.parity.kind != "none"
-    assert all(set(variant) <= set(names) for variant in card.parity.variants)
+    assert all(option.help for option in spec.options)
+    assert all(option.parse(str(option.default)) == option.default for option in spec.options)
+    assert spec.summary
+    assert spec.version >= 1
+    assert spec.parity.reason or spec.parity.kind != "none"
+    assert all(set(variant) <= set(names) for variant in spec.parity.variants)
 
 
 def test_strategies_have_names_of_their_own() -> None:
-    names = [card.name for card in CARDS]
+    names = [spec.name for spec in SPECS]
     assert len(names) == len(set(names))
 
 
@@ -85,7 +85,7 @@ def test_strategies_have_names_of_their_own() -> None:
     ("strategy", "ranks", "training_ranks"), [("single", 1, 1), ("ddp", 4, 4), ("parameter_server", 4, 3)]
 )
 def test_ranks_that_train_share_the_work_of_a_batch(strategy: str, ranks: int, training_ranks: int) -> None:
-    assert card_of(strategy).training_ranks(small_setup(strategy, ranks=ranks)) == training_ranks
+    assert spec_of(strategy).training_ranks(small_setup(strategy, ranks=ranks)) == training_ranks
 
 
 def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:
@@ -100,9 +100,9 @@ def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None
 
 
 def test_an_option_that_came_later_is_no_part_of_the_key_at_its_default() -> None:
-    card = replace(card_of("single"), options=(WORKERS, LATER))
-    assert card.options_in_key({"workers": 1, "colour": "red"}) == {"workers": 1}
-    assert card.options_in_key({"workers": 1, "colour": "blue"}) == {"workers": 1, "colour": "blue"}
+    spec = replace(spec_of("single"), options=(WORKERS, LATER))
+    assert spec.options_in_key({"workers": 1, "colour": "red"}) == {"workers": 1}
+    assert spec.options_in_key({"workers": 1, "colour": "blue"}) == {"workers": 1, "colour": "blue"}
 
 
 def test_a_setup_from_before_an_option_has_its_default() -> None:
