@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -59,6 +60,12 @@ def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
         return run_on_ranks(ranks, function, *arguments, store=folder / f"store{next(numbers)}")
 
     return run
+
+
+def pytest_collection_finish() -> None:
+    """What was loaded to collect the tests stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
