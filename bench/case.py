@@ -12,6 +12,7 @@ import msgspec
 
 from bench.errors import Misuse
 from workloads.cost_models.shape import Shape
+from workloads.options import parts, parts_option
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec
 
@@ -184,6 +185,23 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
         backend="nccl" if case.device == "cuda" else "gloo",
     )
     return None if single.all_refusals(baseline) else baseline
+
+
+def baseline_case(case: Case, scaling: str) -> Case:
+    """Return the case of `single` to measure beside a case.
+
+    Raises:
+        Misuse: there is none, or the batch does not divide evenly.
+    """
+    if case.ranks == 1:
+        raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
+    baseline = one_rank_baseline(case, scaling)
+    if baseline is None:
+        raise Misuse(
+            f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
+            f" {parts_option(case).name} {parts(case)}; choose a --batch that is a multiple of both"
+        )
+    return baseline
 
 
 # Instrumentation options: extra profiler windows and memory snapshots, taken outside the measured steps.

@@ -78,14 +78,14 @@ def _no_ceiling(case: Case) -> None: ...
 class TrialSettings:
     """How trials are carried out, whatever they measure.
 
-    limit_s: for one trial. keep_traces: keep traces beside the Timelines. looks: instrumentation in steps of its own.
+    limit_s: for one trial. keep_traces: keep traces beside the Timelines. instrumentation: in steps of its own.
     store: URL of the history that will keep the runs. purpose: what the runs are for.
     ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if there is none.
     """
 
     limit_s: float
     keep_traces: bool = False
-    looks: InstrumentationOptions = NO_INSTRUMENTATION
+    instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
     store: str | None = None
     purpose: Purpose = ONE_RUN
     ceiling_of: Callable[[Case], float | None] = _no_ceiling
@@ -101,19 +101,21 @@ def measure(
     engine: Engine,
     machine: Machine,
     folder: Path,
-    conduct: TrialSettings,
+    settings: TrialSettings,
     watch: Watch,
 ) -> Measured:
     """Run all trials of all cases in turn; summaries have what was completed, whatever happens.
 
-    folder: where run folders are created. conduct: applies to every trial.
+    folder: where run folders are created. settings: applies to every trial.
 
     Raises:
         InfrastructureFailed: a run folder cannot be created.
     """
     underway = [
         _ActiveRun(
-            run_dir.begin(case, machine, folder, fault, conduct.store, conduct.purpose), fault, conduct.ceiling_of(case)
+            run_dir.begin(case, machine, folder, fault, settings.store, settings.purpose),
+            fault,
+            settings.ceiling_of(case),
         )
         for case, fault in cases
     ]
@@ -123,7 +125,7 @@ def measure(
         for trial in range(max(one.run.case.trials for one in underway)):
             for one in underway:
                 if trial < one.run.case.trials and not one.has_failed:
-                    _run_trial(one, trial, engine, conduct, watch)
+                    _run_trial(one, trial, engine, settings, watch)
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
@@ -135,7 +137,7 @@ def measure(
     return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
 
 
-def _run_trial(one: _ActiveRun, trial: int, engine: Engine, conduct: TrialSettings, watch: Watch) -> None:
+def _run_trial(one: _ActiveRun, trial: int, engine: Engine, settings: TrialSettings, watch: Watch) -> None:
     case = one.run.case
 
     def progress(message: Progress) -> None:
@@ -148,9 +150,9 @@ def _run_trial(one: _ActiveRun, trial: int, engine: Engine, conduct: TrialSettin
             trial=trial,
             case=case,
             folder=str(one.run.folder),
-            limit_s=conduct.limit_s,
-            keep_trace=conduct.keep_traces,
-            looks=conduct.looks,
+            limit_s=settings.limit_s,
+            keep_trace=settings.keep_traces,
+            looks=settings.instrumentation,
             ceiling_flops_per_second=one.ceiling_flops_per_second,
             fault=one.fault,
         ),

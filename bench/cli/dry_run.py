@@ -2,98 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from bench.case import Case
-from bench.cli.planning import Plan, Words
+from bench.cli.planning import Plan, RunOptions
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
 from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable
 from bench.reports.strategies import written
+from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import NotCovered
 
 RANKS_SHOWN = 16
-_COLUMNS = ("strategy", "ranks", "rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "at_least")
+_SIZES = ("parameters", "gradients", "optimizer", "at_least")
 
 
-def print_plan(planned: Plan, words: Words, console: Console | None = None) -> None:
+def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) -> None:
     """Print all cases in the requested format."""
-    if words.format_name == "json":
-        print_json([_document(case) for case, _ in planned.cases])
+    cases = [case for case, _ in plan.cases]
+    if options.format_name == "json":
+        print_json([_document(case) for case in cases])
         return
-    if words.format_name == "csv":
-        rows = [row for case, _ in planned.cases for row in _ranks(case)]
-        print_csv([{"strategy": row["case"], **{name: row[name] for name in _COLUMNS[1:]}} for row in rows], _COLUMNS)
+    if options.format_name == "csv":
+        rows = [{"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)]
+        print_csv(rows, ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES))
         return
     console = console or open_console()
-    for line in plan_lines(planned, words):
+    for line in plan_lines(plan, options):
         print_words(console, line)
-    for case, _ in planned.cases:
+    for case in cases:
         console.print()
-        print_words(console, f"{case.strategy} on {case.ranks}: what each rank does and holds, by its laws")
+        print_words(console, f"{case.strategy} on {case.ranks}: what each rank does and holds, predicted")
         _print_ranks(case, console)
         for line in _step_lines(case):
             print_words(console, line)
     print_words(console, "\nnothing was started, and nothing written")
 
 
-def plan_lines(planned: Plan, words: Words) -> list[str]:
+def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
     """Return what would run, in a few lines per case."""
-    lines = [line for case, _ in planned.cases for line in _case_lines(case)]
-    lines += [
-        f"fault: {fault.kind} of rank {fault.rank} in step {fault.step}, on {case.ranks}"
-        for case, fault in planned.cases
-        if fault
-    ]
-    store = "the user's own history" if words.store_url is None else redact(words.store_url)
-    return [*lines, f"kept in {Path(words.runs_folder)} and {store}; a trial may take {words.limit_s:g} s"]
+    lines = [line for case, _ in plan.cases for line in _case_lines(case)]
+    for case, fault in plan.cases:
+        if fault is not None:
+            lines.append(f"fault: {fault.kind} of rank {fault.rank} in step {fault.step}, on {case.ranks}")
+    store = "the user's own history" if options.store_url is None else redact(options.store_url)
+    return [*lines, f"kept in {options.runs_folder} and {store}; a trial may take {options.limit_s:g} s"]
 
 
-def _case_lines(case: Case) -> list[str]:
+def _case_lines(case: Case) -> Iterator[str]:
     name = f"{case.strategy} on {case.ranks}"
-    threads = f"{case.threads} thread(s) a rank"
-    lines = [f"{name}: {case.device}, {case.backend}, {case.precision}, {threads}, seed {case.seed}"]
-    if case.model is not None:
-        shape = case.model
-        lines.append(
+    yield (
+        f"{name}: {case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank, seed {case.seed}"
+    )
+    if (shape := case.model) is not None:
+        yield (
             f"{name}: {shape.parameters():,} parameters in {shape.layers} layers of width {shape.width}; a step has"
             f" {shape.batch} sequences of {shape.sequence} tokens"
         )
     what = "steps" if case.model is not None else "calls of each measurement"
     traced = f", then {case.trace_steps} under the profiler" if case.trace_steps else ""
-    lines.append(f"{name}: {case.trials} trial(s) of {case.steps} {what} after {case.warm_up} of warm-up{traced}")
-    lines.append(f"{name}: options {' '.join(f'{key}={written(value)}' for key, value in case.options.items())}")
-    return lines
+    yield f"{name}: {case.trials} trial(s) of {case.steps} {what} after {case.warm_up} of warm-up{traced}"
+    yield f"{name}: options {' '.join(f'{key}={written(value)}' for key, value in case.options.items())}"
 
 
-def _ranks(case: Case) -> list[dict[str, object]]:
-    """Return each rank's place in the mesh, the sequences of a step that it trains on, and the bytes that it holds."""
+def _ranks(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield each rank's place in the mesh, the sequences of a step that it trains on, and the bytes that it holds."""
     spec = case.spec()
     axes = spec.mesh(case)
-    rows: list[dict[str, object]] = []
     for rank in range(case.ranks):
-        place = spec.place_of(case, rank) if case.model is not None else None
-        states = spec.states(case, rank)
-        is_training = case.model is not None
-        rows.append(
-            {
-                "case": case.strategy,
-                "ranks": case.ranks,
-                "rank": rank,
-                "mesh": _position(axes, rank),
+        row: dict[str, Any] = {"rank": rank, "mesh": _position(axes, rank), "sequences": None}
+        row |= dict.fromkeys(_SIZES)
+        if case.model is not None:
+            place, states = spec.place_of(case, rank), spec.states(case, rank)
+            row |= {
                 "sequences": None if place is None else case.shape.batch // place.ranks,
-                "parameters": states.parameters_bytes if is_training else None,
-                "gradients": states.gradients_bytes if is_training else None,
-                "optimizer": states.optimizer_bytes if is_training else None,
-                "at_least": least_bytes(case, rank),
+                "parameters": states.parameters_bytes,
+                "gradients": states.gradients_bytes,
+                "optimizer": states.optimizer_bytes,
             }
-        )
-    return rows
+        yield row | {"at_least": least_bytes(case, rank)}
 
 
 def _position(axes: dict[str, int], rank: int) -> str:
@@ -110,37 +102,36 @@ def _position(axes: dict[str, int], rank: int) -> str:
 
 def _print_ranks(case: Case, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    columns = ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "needs at least")
-    for column in columns:
+    for column in ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "needs at least"):
         table.add_column(column, justify="left" if column == "mesh" else "right")
-    rows = _ranks(case)
+    rows = list(_ranks(case))
     for row in rows[:RANKS_SHOWN]:
-        sizes = [_bytes(row[name]) for name in ("parameters", "gradients", "optimizer", "at_least")]
         sequences = "-" if row["sequences"] is None else str(row["sequences"])
-        table.add_row(str(row["rank"]), str(row["mesh"]), sequences, *sizes)
+        sizes = ("-" if row[name] is None else readable(row[name], "bytes") for name in _SIZES)
+        table.add_row(str(row["rank"]), row["mesh"], sequences, *sizes)
     print_figures(console, table, keys=2)
     if len(rows) > RANKS_SHOWN:
         print_words(console, f"{len(rows) - RANKS_SHOWN} more ranks; --format json has all")
 
 
-def _bytes(size: object) -> str:
-    return readable(size, "bytes") if isinstance(size, int) else "-"
-
-
-def _step_lines(case: Case) -> Sequence[str]:
+def _step_lines(case: Case) -> Iterator[str]:
+    """Yield the predicted peak memory and the collectives of a step."""
     spec = case.spec()
     if case.model is None:
-        return [f"{spec.measurements(case)} measurements a trial"]
+        yield f"{spec.measurements(case)} measurements a trial"
+        return
     peak = spec.peak(case)
-    told = (
-        f"is absent: {peak.reason}" if isinstance(peak, NotCovered) else f"{_bytes(peak.total_bytes)} of live tensors"
+    predicted = (
+        f"is absent: {peak.reason}"
+        if isinstance(peak, NotCovered)
+        else f"{readable(peak.total_bytes, 'bytes')} of live tensors"
     )
-    lines = [f"peak of a step on the rank that holds most: {told}"]
-    lines += [
-        f"a step's {one.collective} over {one.axis}: {_bytes(one.payload_bytes)}, {one.calls} call(s)"
-        for one in spec.transfers(case)
-    ]
-    return lines
+    yield f"peak of a step on the rank that holds most: {predicted}"
+    for transfer in spec.transfers(case):
+        yield (
+            f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
+            f" {transfer.calls} call(s)"
+        )
 
 
 def _document(case: Case) -> dict[str, object]:
@@ -149,11 +140,7 @@ def _document(case: Case) -> dict[str, object]:
     return {
         "case": msgspec.to_builtins(case),
         "key": case.key(),
-        "ranks": [
-            {name: value for name, value in row.items() if name not in ("case", "ranks")} for row in _ranks(case)
-        ],
-        "peak_bytes": None if peak is None or isinstance(peak, NotCovered) else peak.total_bytes,
-        "transfers": [msgspec.to_builtins(transfer) for transfer in spec.transfers(case)]
-        if case.model is not None
-        else [],
+        "ranks": list(_ranks(case)),
+        "peak_bytes": peak.total_bytes if isinstance(peak, Prediction) else None,
+        "transfers": [] if case.model is None else [msgspec.to_builtins(one) for one in spec.transfers(case)],
     }

@@ -1,17 +1,28 @@
-"""Planning of `observatory run`: turns its parameters into cases, and checks all of them before anything starts."""
+"""Planning of `observatory run`: turns its options into checked cases before anything starts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.case import Case, InstrumentationOptions, Purpose, check_instrumentation, check_purpose, find_spec
-from bench.case_args import CaseArgs, baseline_case, case_of_args, refuse_training_words
+from bench.case import (
+    SEED,
+    USUAL,
+    Case,
+    InstrumentationOptions,
+    Purpose,
+    baseline_case,
+    check,
+    check_instrumentation,
+    check_purpose,
+    find_spec,
+    parse_options,
+)
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_words
 from bench.errors import Misuse, say
-from bench.machine.device_checks import TorchBuild, torch_build, why_no_gpu
+from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build, why_no_gpu
 from bench.machine.gpus import Gpus, read_gpus, read_memory
 from bench.machine.preflight import available_bytes, check_memory, check_processes
 from bench.rank.fault_injection import Fault, parse_fault
@@ -21,22 +32,75 @@ from bench.runs.history import find_run
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages
-from workloads.cost_models.shape import DIMENSIONS
+from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import Mistake
-from workloads.spec import Backend, Device, Precision
+from workloads.spec import Backend, Device, Precision, StrategySpec
 
-TRAINING_WORDS = (
-    "shape_name",
-    *DIMENSIONS,
-    "trace_steps",
-    "keep_traces",
-    "trace_every",
-    "memory_snapshot",
-    "with_baseline",
-    "baseline_run",
-    "is_check",
-    "mistakes",
-    "with_timeline",
+# The options of the command, as its parameters are named in `bench.cli.run`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseArgs:
+    """The case that a command line asks for; the strategy and the machine determine what is None.
+
+    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
+    """
+
+    strategy: str
+    ranks: tuple[int, ...] | None = None
+    shape_name: str = "tiny"
+    dimensions: Mapping[str, int | None] = field(default_factory=dict)
+    device: Device | None = None
+    backend: Backend | None = None
+    precision: Precision = "fp32"
+    threads: int = 1
+    trials: int = USUAL["trials"]
+    steps: int = USUAL["steps"]
+    warm_up: int = USUAL["warm_up"]
+    trace_steps: int = USUAL["trace_steps"]
+    seed: int = SEED
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a command line has its case measured, and where the results go.
+
+    given: parameters of both dataclasses that are on the command line, each with its option as spelt there.
+    """
+
+    given: Mapping[str, str]
+    with_baseline: str | None
+    baseline_run: str | None
+    is_check: bool
+    mistakes: tuple[Mistake, ...]
+    fault_text: str | None
+    limit_s: float
+    engine_name: str
+    keep_traces: bool
+    trace_every: int | None
+    memory_snapshot: bool
+    with_timeline: bool
+    port: int
+    runs_folder: Path
+    store_url: str | None
+    note: str | None
+    is_nightly: bool
+    format_name: str
+    has_details: bool
+    is_dry: bool
+    quiet: bool
+    verbose: bool
+
+    def tell(self, line: str) -> None:
+        """Print a line of progress to standard error, unless --quiet is given."""
+        if not self.quiet:
+            say(line)
+
+
+TRAINING_OPTIONS = (
+    *("shape_name", *DIMENSIONS, "trace_steps", "keep_traces", "trace_every", "memory_snapshot"),
+    *("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline"),
 )
 """Parameters of the command that a probe does not take."""
 NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline")
@@ -44,49 +108,26 @@ NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """The parameters of `observatory run`; see `bench.cli.run` for each.
+class Node:
+    """What ranks on this machine can use: cores, memory of the host, GPUs, and the torch that they would import."""
 
-    ranks: numbers of ranks; None where left out. dimensions: of the model's shape; None where left out.
-    said: parameters given on the command line, each with its option as spelt there, without the dashes.
-    """
+    cores: int
+    host_bytes: int
+    gpus: Gpus
+    torch: TorchBuild
 
-    strategy: str
-    ranks: tuple[int, ...] | None
-    shape_name: str
-    dimensions: Mapping[str, int | None]
-    trials: int
-    steps: int
-    warm_up: int
-    trace_steps: int
-    keep_traces: bool
-    trace_every: int | None
-    memory_snapshot: bool
-    precision: Precision
-    device: Device | None
-    backend: Backend | None
-    threads: int
-    seed: int
-    options: tuple[str, ...]
-    with_baseline: str | None
-    baseline_run: str | None
-    limit_s: float
-    engine_name: str
-    port: int
-    fault_text: str | None
-    is_check: bool
-    mistakes: tuple[Mistake, ...]
-    with_timeline: bool
-    is_dry: bool
-    quiet: bool
-    verbose: bool
-    note: str | None
-    is_nightly: bool
-    runs_folder: Path
-    store_url: str | None
-    format_name: str
-    has_details: bool
-    said: Mapping[str, str]
+
+def read_node() -> Node:
+    """Read this machine; a slow driver is reported on standard error."""
+    return Node(
+        gpus=read_gpus(on_late=say),
+        torch=torch_build(),
+        cores=len(os.sched_getaffinity(0)),
+        host_bytes=available_bytes(),
+    )
+
+
+# The plan: all cases, checked.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,115 +135,111 @@ class Plan:
     """What will be measured.
 
     cases: measured in turns, each with the fault to inject. is_curve: they are one command on several numbers of ranks.
-    told: the run to read efficiency against, None where none was named. crowds: warnings of more processes than cores.
-    device_reason: why this device was chosen, None where the user named it. host_bytes: memory that ranks on the CPU
-    can have.
+    explicit_baseline: the run that --baseline names.
+    device_reason: why this device was chosen, None where the user named it. crowds: warnings of more processes than
+    cores.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
     is_curve: bool
-    conduct: TrialSettings
+    settings: TrialSettings
     explicit_baseline: Summary | None
-    crowds: tuple[str, ...]
     device_reason: str | None
-    host_bytes: int
+    crowds: tuple[str, ...]
+
+    @property
+    def case(self) -> Case:
+        """The case that was asked for; on a curve, that of the last number of ranks."""
+        return self.cases[-1][0]
 
 
-def plan(words: Words) -> Plan:
-    """Return the cases that the words ask for; start nothing and write nothing.
+def plan(args: CaseArgs, options: RunOptions) -> Plan:
+    """Return the cases to measure; start nothing and write nothing.
 
     Raises:
         Misuse: something is unknown, not allowed, does not fit, or cannot be run here.
         InfrastructureFailed: a case needs GPUs, and this machine's cannot be used.
     """
-    spec = find_spec(words.strategy)
-    refuse_training_words(spec, _said(words, TRAINING_WORDS))
-    if words.quiet and words.verbose:
-        raise Misuse("--quiet and --verbose cannot be together; take one of them")
-    counts = words.ranks or (None,)
-    if len(counts) > 1 and (said := _said(words, NOT_IN_CURVES)):
-        raise Misuse(
-            f"--ranks {','.join(map(str, counts))} measures a curve, whose first number of ranks is what the others are"
-            f" read against: {', '.join(f'--{word}' for word in said)} cannot be set with it; take one number of ranks"
-        )
-    purpose = check_purpose(Purpose(origin="nightly" if words.is_nightly else "run", note=words.note))
-    if words.store_url is not None:
-        parse_url(words.store_url)
-    gpus, torch = read_gpus(on_late=say), torch_build()
-    cores, host_bytes = len(os.sched_getaffinity(0)), available_bytes()
-    cases = []
+    spec = find_spec(args.strategy)
+    counts = args.ranks or (None,)
+    is_curve = len(counts) > 1
+    _refuse_combinations(spec, args, options)
+    purpose = check_purpose(Purpose(origin="nightly" if options.is_nightly else "run", note=options.note))
+    if options.store_url is not None:
+        parse_url(options.store_url)
+
+    # One case for each number of ranks, checked against this machine.
+    node = read_node()
+    measured: list[Case] = []
     crowds: list[str] = []
     for count in counts:
         try:
-            case, said_of_it = _case(words, count, gpus, torch, host_bytes, cores)
-            cases.append(case)
-            crowds += said_of_it
+            case = case_of_args(args, count, node)
+            crowds += check_processes(case, host_bytes=node.host_bytes, cores=node.cores)
+            memory = read_memory(node.gpus.gpus) if case.device == "cuda" else ()
+            check_memory(case, host_bytes=node.host_bytes, gpus=node.gpus.gpus, memory=memory)
         except Misuse as error:
-            raise Misuse(f"--ranks {count}: {error}" if len(counts) > 1 else str(error)) from None
-    if not 1 <= words.limit_s < float("inf"):
-        raise Misuse(f"limit is {words.limit_s:g}; it must be a number of seconds, 1 or more")
-    planned = _with_faults(cases, words.fault_text)
-    case = cases[-1]
-    if words.with_timeline:
+            raise Misuse(f"--ranks {count}: {error}" if is_curve else str(error)) from None
+        measured.append(case)
+    case = measured[-1]
+
+    # What goes with the case: faults, a baseline in turn with it, or the runs of a check in its place.
+    if not 1 <= options.limit_s < float("inf"):
+        raise Misuse(f"limit is {options.limit_s:g}; it must be a number of seconds, 1 or more")
+    cases = _with_faults(measured, options.fault_text)
+    if options.with_timeline:
         require_stages(case)
-    if words.with_baseline is not None:
-        planned.insert(0, (baseline_case(case, words.with_baseline), None))
-    if words.is_check:
-        refuse_measuring_words(_said(words, NOT_IN_CHECKS))
-        planned = [(checked, None) for checked in check_cases(case, words.mistakes)]
-    elif words.mistakes:
+    if options.with_baseline is not None:
+        cases.insert(0, (baseline_case(case, options.with_baseline), None))
+    if options.is_check:
+        refuse_measuring_words(_given(options, NOT_IN_CHECKS))
+        cases = [(checked, None) for checked in check_cases(case, options.mistakes)]
+    elif options.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
-    looks = check_instrumentation(
-        InstrumentationOptions(trace_every=words.trace_every, memory_snapshot=words.memory_snapshot), case
+
+    instrumentation = InstrumentationOptions(trace_every=options.trace_every, memory_snapshot=options.memory_snapshot)
+    settings = TrialSettings(
+        limit_s=options.limit_s,
+        keep_traces=options.keep_traces,
+        instrumentation=check_instrumentation(instrumentation, case),
+        store=options.store_url,
+        purpose=purpose,
     )
-    explicit_baseline = (
-        None if words.baseline_run is None else find_run(words.baseline_run, words.store_url, is_glance=words.is_dry)
-    )
-    if explicit_baseline is not None:
+    explicit_baseline = None
+    if options.baseline_run is not None:
+        explicit_baseline = find_run(options.baseline_run, options.store_url, is_glance=options.is_dry)
         check_baseline(case, explicit_baseline)
-    check_place(words.runs_folder)
+    check_place(options.runs_folder)
     return Plan(
-        cases=tuple(planned),
-        is_curve=len(counts) > 1,
-        conduct=TrialSettings(
-            limit_s=words.limit_s, keep_traces=words.keep_traces, looks=looks, store=words.store_url, purpose=purpose
-        ),
+        cases=tuple(cases),
+        is_curve=is_curve,
+        settings=settings,
         explicit_baseline=explicit_baseline,
+        device_reason=None if args.device is not None else f"device: {case.device} ({_why_device(node)})",
         crowds=tuple(dict.fromkeys(crowds)),
-        device_reason=None if words.device is not None else f"device: {case.device} ({_found(gpus, torch)})",
-        host_bytes=host_bytes,
     )
 
 
-def _case(
-    words: Words, ranks: int | None, gpus: Gpus, torch: TorchBuild, host_bytes: int, cores: int
-) -> tuple[Case, list[str]]:
-    """Return the case on this number of ranks, and the warnings about its processes."""
-    case = case_of_args(
-        find_spec(words.strategy),
-        CaseArgs(
-            shape_name=words.shape_name,
-            dimensions=words.dimensions,
-            ranks=ranks,
-            device=words.device,
-            backend=words.backend,
-            precision=words.precision,
-            threads=words.threads,
-            trials=words.trials,
-            steps=words.steps,
-            warm_up=words.warm_up,
-            trace_steps=words.trace_steps,
-            seed=words.seed,
-            options=words.options,
-            cores=cores,
-            gpus=gpus,
-            torch=torch,
-        ),
-    )
-    crowds = check_processes(case, host_bytes=host_bytes, cores=cores)
-    memory = read_memory(gpus.gpus) if case.device == "cuda" else ()
-    check_memory(case, host_bytes=host_bytes, gpus=gpus.gpus, memory=memory)
-    return case, crowds
+def _refuse_combinations(spec: StrategySpec, args: CaseArgs, options: RunOptions) -> None:
+    """Refuse options that cannot be given together, or not with this strategy."""
+    if spec.kind == "probe" and (given := _given(options, TRAINING_OPTIONS)):
+        raise Misuse(
+            f"{spec.name} is a probe and trains no model: {', '.join(f'--{name}' for name in given)} cannot be set;"
+            f" `observatory list {spec.name}` shows what it takes"
+        )
+    if options.quiet and options.verbose:
+        raise Misuse("--quiet and --verbose cannot be together; take one of them")
+    if args.ranks is not None and len(args.ranks) > 1 and (given := _given(options, NOT_IN_CURVES)):
+        raise Misuse(
+            f"--ranks {','.join(map(str, args.ranks))} measures a curve, whose first number of ranks is what the"
+            f" others are read against: {', '.join(f'--{name}' for name in given)} cannot be set with it; take one"
+            " number of ranks"
+        )
+
+
+def _given(options: RunOptions, parameters: Sequence[str]) -> list[str]:
+    """Return those of these parameters that are on the command line, by the names of their options."""
+    return [option for parameter, option in options.given.items() if parameter in parameters]
 
 
 def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fault | None]]:
@@ -214,13 +251,83 @@ def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fa
     return [(case, fault if fault.rank < case.ranks else None) for case in cases]
 
 
-def _found(gpus: Gpus, torch: TorchBuild) -> str:
+def _why_device(node: Node) -> str:
     """Return why a run that named no device got its device."""
-    if not gpus.gpus:
-        return why_no_gpu(gpus, torch)
-    hidden = "" if gpus.hidden is None else f"; {gpus.hidden.text}"
-    return f"{len(gpus.gpus)} GPU(s) found{hidden}"
+    if not node.gpus.gpus:
+        return why_no_gpu(node.gpus, node.torch)
+    hidden = "" if node.gpus.hidden is None else f"; {node.gpus.hidden.text}"
+    return f"{len(node.gpus.gpus)} GPU(s) found{hidden}"
 
 
-def _said(words: Words, names: Sequence[str]) -> list[str]:
-    return [text for name, text in words.said.items() if name in names]
+# One case: the strategy and the machine determine what was left out.
+
+
+def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
+    """Return the case on this number of ranks; by default as many as there are GPUs, or 2 on a CPU.
+
+    Raises:
+        Misuse: an option is unknown, not allowed, or cannot be run here.
+        InfrastructureFailed: the case needs GPUs, and this machine's cannot be used.
+    """
+    spec = find_spec(args.strategy)
+    if args.threads > node.cores:
+        raise Misuse(
+            f"threads is {args.threads}, and this machine has {node.cores} core(s) that can be used; take --threads"
+            f" {node.cores} or fewer"
+        )
+    device = _device(args, node)
+    gpus = len(node.gpus.gpus)
+    if ranks is None:
+        ranks = max(spec.needs.minimum_ranks, gpus if device == "cuda" else 2)
+        ranks = min(ranks, spec.needs.maximum_ranks or ranks)
+    case = Case(
+        strategy=spec.name,
+        version=spec.version_on(device),
+        ranks=ranks,
+        model=None if spec.kind == "probe" else _shape(args),
+        device=device,
+        backend=args.backend or ("nccl" if device == "cuda" else "gloo"),
+        precision=args.precision,
+        threads=args.threads,
+        trials=args.trials,
+        steps=args.steps,
+        warm_up=args.warm_up,
+        trace_steps=0 if spec.kind == "probe" else args.trace_steps,
+        seed=args.seed,
+        options=parse_options(spec, args.options),
+    )
+    case = check(replace(case, options=spec.settled(case)))
+    if case.backend == "nccl" and case.ranks > gpus:
+        why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
+        raise Misuse(
+            f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be used{why};"
+            f" take --ranks {gpus}, or --backend gloo, which shares where no messages are sent"
+        )
+    return case
+
+
+def _shape(args: CaseArgs) -> Shape:
+    if args.shape_name not in PRESETS:
+        raise Misuse(f'shape "{args.shape_name}" is unknown; it may be {", ".join(PRESETS)}')
+    dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
+    try:
+        return replace(PRESETS[args.shape_name], **dimensions)
+    except ValueError as error:
+        raise Misuse(f"shape {args.shape_name}: {error}") from None
+
+
+def _device(args: CaseArgs, node: Node) -> Device:
+    """Return the device that was asked for; by default CUDA if there is a GPU, else the CPU.
+
+    Raises:
+        Misuse, InfrastructureFailed: the GPUs cannot be used, or not by this torch.
+    """
+    hidden = node.gpus.hidden
+    if args.device != "cpu" and hidden is not None and hidden.is_mistake:
+        raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
+    if args.device == "cuda" and not node.gpus.gpus:
+        raise refuse_no_gpu(node.gpus, node.torch)
+    device = args.device or ("cuda" if node.gpus.gpus else "cpu")
+    if device == "cuda" and node.torch.version is not None and node.torch.cuda is None:
+        raise refuse_build(node.torch.version, node.torch.hip)
+    return device

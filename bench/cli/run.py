@@ -1,8 +1,9 @@
-"""The options of `observatory run`; `bench.cli.planning` and `bench.cli.execute` do the rest, imported when it runs."""
+"""`observatory run`: its options, and the way from them over the plan and the measurement to the presented results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, get_args
 
 import click
@@ -40,11 +41,6 @@ class GroupedCommand(click.Command):
 
 ENGINE_NAMES = ("local",)
 """The keys of `ENGINES` in `bench.engines.local`, which --help does not import."""
-PORT = 9464
-"""Equals `PORT` of `bench.exporter.server`, which --help does not import."""
-USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
-SEED = 0
-"""Equals `SEED` of `bench.case`, which --help does not import: it loads every strategy's spec."""
 
 GROUPS = {
     "What runs": (
@@ -53,16 +49,9 @@ GROUPS = {
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
-    "What is watched": (*("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),),
+    "What is watched": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
     "Where it is kept, and what is said": (
-        "runs_folder",
-        "store_url",
-        "format_name",
-        "has_details",
-        "quiet",
-        "verbose",
-        "note",
-        "is_nightly",
+        *("runs_folder", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
     ),
     "Fire drills": ("fault_text", "mistakes"),
 }
@@ -81,18 +70,17 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     return counts
 
 
+def _option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
+    """Return the option of a parameter by its name, such as --warm-up of `warm_up`, whose default the help shows."""
+    return click.option(f"--{name.replace('_', '-')}", name, help=text, show_default=True, **keywords)
+
+
 def _dimensions(function: Any) -> Any:
+    """Add an option for each dimension of a shape."""
     for name in reversed(DIMENSIONS):
         text = "Sequences of one step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
-        function = click.option(f"--{name.replace('_', '-')}", name, type=int, help=text)(function)
+        function = _option(name, text, type=int)(function)
     return function
-
-
-def _usual(name: str, text: str) -> Callable[[Any], Any]:
-    """Return an option that says how often or how long a case is measured."""
-    return click.option(
-        f"--{name.replace('_', '-')}", name, type=int, default=USUAL[name], show_default=True, help=text
-    )
 
 
 @click.command(name="run", cls=GroupedCommand, groups=GROUPS)
@@ -106,25 +94,25 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 )
 @click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}.")
 @_dimensions
-@_usual("trials", "Times that fresh ranks measure it.")
-@_usual("steps", "Measured steps of a trial.")
-@_usual("warm_up", "Steps before them that are not measured.")
-@_usual("trace_steps", "Steps under the profiler, after them.")
+@_option("trials", "Times that fresh ranks measure it.", default=3)
+@_option("steps", "Measured steps of a trial.", default=20)
+@_option("warm_up", "Unmeasured steps before them.", default=5)
+@_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3)
 @click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
-@click.option("--trace-every", type=int, metavar="STEPS", help="Measured steps from one such window to the next.")
-@click.option("--memory-snapshot", is_flag=True, help="Look at the memory of one step: by category, and its blocks.")
-@click.option("--precision", type=click.Choice(get_args(Precision)), default="fp32", show_default=True)
+@click.option("--trace-every", type=int, metavar="STEPS", help="Trace again after each so many measured steps.")
+@click.option("--memory-snapshot", is_flag=True, help="Record the memory of one step: by category, and its blocks.")
+@_option("precision", "Of the arithmetic.", type=click.Choice(get_args(Precision)), default="fp32")
 @click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
 @click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
-@click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of a rank.")
-@click.option("--seed", type=int, default=SEED, show_default=True, help="Of weights and data.")
+@_option("threads", "CPU threads of a rank.", default=1)
+@_option("seed", "Of weights and data.", default=0)
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=complete_option,
-    help="One of the strategy's own; `observatory list STRATEGY` has them.",
+    help="An option of the strategy; `observatory list STRATEGY` shows all.",
 )
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
 @click.option(
@@ -133,17 +121,19 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
     type=NamedText(),
     metavar="RUN",
     shell_complete=complete_run,
-    help="Run to read the scaling efficiency against.",
+    help="Run that the scaling efficiency is relative to.",
 )
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
 @click.option("--engine", "engine_name", type=click.Choice(ENGINE_NAMES), default="local", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of this run's /metrics.")
+@_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
 @click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
 @click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
-@click.option("--inject", "fault_text", metavar="KIND@RANK:STEP", help="A fire drill: raise, kill, hang, exit, leave.")
+@click.option(
+    "--inject", "fault_text", metavar="KIND@RANK:STEP", help="Inject a fault: raise, kill, hang, exit, leave."
+)
 @click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
 @click.option(
-    "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="A fire drill of that check."
+    "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="Inject a cause for that check."
 )
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Say what would run and what each rank needs; start nothing.")
@@ -153,21 +143,39 @@ def _usual(name: str, text: str) -> Callable[[Any], Any]:
 @STORE
 @FORMAT
 @DETAILS
-def command(**words: Any) -> int:
+def command(**parameters: Any) -> int:
     """Measure one strategy on this machine.
 
     \b
     Example:
       observatory run ddp --ranks 2 --with-baseline weak
     """
-    from bench.cli.execute import run
-    from bench.cli.planning import Words
+    from bench.cli.dry_run import plan_lines, print_plan
+    from bench.cli.execute import execute, exit_code, present
+    from bench.cli.main import FINE
+    from bench.cli.planning import CaseArgs, RunOptions, plan
 
     context = click.get_current_context()
-    said = {
+    given = {
         parameter.name: parameter.opts[0].removeprefix("--")
         for parameter in context.command.params
         if parameter.name is not None and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
-    dimensions = {name: words.pop(name) for name in DIMENSIONS}
-    return run(Words(**words, dimensions=dimensions, said=said))
+    parameters["dimensions"] = {name: parameters.pop(name) for name in DIMENSIONS}
+    args = CaseArgs(**{field.name: parameters.pop(field.name) for field in fields(CaseArgs)})
+    options = RunOptions(given=given, **parameters)
+
+    planned = plan(args, options)
+    if planned.device_reason is not None and not options.is_dry:
+        options.tell(planned.device_reason)
+    for line in planned.crowds:
+        options.tell(line)
+    if options.is_dry:
+        print_plan(planned, options)
+        return FINE
+    if options.verbose:
+        for line in plan_lines(planned, options):
+            options.tell(line)
+    results = execute(planned, options)
+    present(planned, options, results)
+    return exit_code(results)

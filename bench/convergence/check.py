@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from bench.case import Case
-from bench.case_args import baseline_case
+from bench.case import Case, baseline_case
 from bench.convergence.diagnosis import examine
 from bench.convergence.evidence import ConvergenceEvidence, Culprit, NotExamined, RuledOut
 from bench.convergence.updates import clipped_steps

@@ -12,18 +12,15 @@ table of activations against the sequence. All in Markdown, as docs/laws/sequenc
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.case import Case, find_spec
-from bench.case_args import CaseArgs, case_of_args
+from bench.case import Case
+from bench.cli.planning import CaseArgs, case_of_args, read_node
 from bench.engines.local import LocalEngine
-from bench.machine.device_checks import torch_build
-from bench.machine.gpus import read_gpus
 from bench.reports.format import figure
 from bench.runner import TrialSettings, measure, persist
 from bench.runs.history import History
@@ -60,25 +57,17 @@ class Size:
 
     def case(self, strategy: str, options: Mapping[str, str], *, ranks: int, sequence: int) -> Case:
         """A case that is measured for its speed and traced."""
-        asked = CaseArgs(
+        args = CaseArgs(
+            strategy=strategy,
             shape_name=self.shape,
             dimensions={**HEADS, "batch": self.batch, "sequence": sequence},
-            ranks=ranks,
             device="cuda" if self.device == "cuda" else "cpu",
-            backend=None,
-            precision="fp32",
-            threads=1,
             trials=self.trials,
             steps=self.steps,
             warm_up=3,
-            trace_steps=3,
-            seed=0,
             options=[f"{name}={value}" for name, value in options.items()],
-            cores=len(os.sched_getaffinity(0)),
-            gpus=read_gpus(),
-            torch=torch_build(),
         )
-        return case_of_args(find_spec(strategy), asked)
+        return case_of_args(args, ranks, read_node())
 
 
 def main() -> None:
@@ -147,7 +136,7 @@ def _measure(cases: Sequence[Case]) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=Path(folder),
-            conduct=TrialSettings(limit_s=600),
+            settings=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()

@@ -10,18 +10,15 @@ with the share of one rank; it knows nothing of cores that ranks and their commu
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.probes import link_by
-from bench.case import Case, find_spec, one_rank_baseline
-from bench.case_args import CaseArgs, case_of_args
+from bench.case import Case, one_rank_baseline
+from bench.cli.planning import CaseArgs, case_of_args, read_node
 from bench.engines.local import LocalEngine
-from bench.machine.device_checks import torch_build
-from bench.machine.gpus import read_gpus
 from bench.reports.format import figure
 from bench.runner import TrialSettings, measure, persist
 from bench.runs.history import History
@@ -67,25 +64,15 @@ def main() -> None:
 
 
 def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespace) -> Case:
-    asked = CaseArgs(
+    args = CaseArgs(
+        strategy=strategy,
         shape_name=arguments.shape,
-        dimensions={},
-        ranks=arguments.ranks,
         device=arguments.device,
-        backend=None,
-        precision="fp32",
-        threads=1,
         trials=arguments.trials,
         steps=arguments.steps,
-        warm_up=5,
-        trace_steps=3,
-        seed=0,
         options=[f"{name}={value}" for name, value in options.items()],
-        cores=len(os.sched_getaffinity(0)),
-        gpus=read_gpus(),
-        torch=torch_build(),
     )
-    return case_of_args(find_spec(strategy), asked)
+    return case_of_args(args, arguments.ranks, read_node())
 
 
 def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
@@ -96,7 +83,7 @@ def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=folder,
-            conduct=TrialSettings(limit_s=600),
+            settings=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()

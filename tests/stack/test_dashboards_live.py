@@ -97,7 +97,7 @@ def _measure_before(folder: Path, store: str) -> None:
             engine=engine,
             machine=NODE,
             folder=folder,
-            conduct=TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
+            settings=TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
             watch=lambda case, trial, steps: None,
         )
         persist(measured.summaries, NODE, history, explicit_baseline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 
 from bench import case
 from bench.cli import main
-from bench.cli.run import ENGINE_NAMES, GROUPS, PORT, SEED, USUAL, command
+from bench.cli.planning import CaseArgs
+from bench.cli.run import ENGINE_NAMES, GROUPS, command
 from bench.engines.local import ENGINES
 from bench.exporter.server import PORT as SERVED_PORT
 from bench.runs.history import History
@@ -40,8 +42,11 @@ def test_each_option_stands_in_one_group_of_the_help() -> None:
 
 def test_what_help_does_not_load_is_as_it_is_told() -> None:
     assert list(ENGINES) == list(ENGINE_NAMES)
-    assert PORT == SERVED_PORT
-    assert (USUAL, SEED) == (case.USUAL, case.SEED)
+    defaults = {parameter.name: parameter.default for parameter in command.params}
+    assert defaults["port"] == SERVED_PORT
+    own = {field.name: field.default for field in fields(CaseArgs) if field.name in case.USUAL}
+    assert own == {name: defaults[name] for name in own} == case.USUAL
+    assert defaults["seed"] == case.SEED
 
 
 @pytest.mark.parametrize("strategy", [spec.name for spec in SPECS])

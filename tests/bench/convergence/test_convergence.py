@@ -47,7 +47,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[
             engine=engine,
             machine=engine.machine(),
             folder=tmp_path_factory.mktemp("runs"),
-            conduct=TrialSettings(limit_s=120),
+            settings=TrialSettings(limit_s=120),
             watch=lambda case, trial, steps: None,
         )
     measured.close()

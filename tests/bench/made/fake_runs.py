@@ -33,7 +33,7 @@ def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purp
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        conduct=TrialSettings(limit_s=60, purpose=purpose),
+        settings=TrialSettings(limit_s=60, purpose=purpose),
         watch=lambda case, trial, steps: None,
     )
     measured.close()

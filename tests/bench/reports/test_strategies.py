@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from bench.case import parse_options
-from bench.case_args import CaseArgs, case_of_args
 from bench.cli import main
+from bench.cli.planning import CaseArgs, Node, case_of_args
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus
 from bench.reports.strategies import (
@@ -64,25 +64,9 @@ def test_the_example_of_a_strategy_is_no_misuse(spec: StrategySpec) -> None:
     options = [word for before, word in pairwise(words) if before == "--option"]
     parse_options(spec, options)
     case = default_case(spec)
-    asked = CaseArgs(
-        shape_name="tiny",
-        dimensions={},
-        ranks=case.ranks,
-        device="cpu",
-        backend=None,
-        precision="fp32",
-        threads=1,
-        trials=1,
-        steps=1,
-        warm_up=0,
-        trace_steps=0,
-        seed=0,
-        options=options,
-        cores=2,
-        gpus=Gpus(),
-        torch=TorchBuild(version="2.13.0"),
-    )
-    assert case_of_args(spec, asked).ranks == case.ranks
+    node = Node(cores=2, host_bytes=1 << 40, gpus=Gpus(), torch=TorchBuild(version="2.13.0"))
+    args = CaseArgs(strategy=spec.name, device="cpu", options=options)
+    assert case_of_args(args, case.ranks, node).ranks == case.ranks
 
 
 def test_refusals_are_those_of_the_spec_one_of_a_kind() -> None:

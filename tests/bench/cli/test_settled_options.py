@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from bench.case import Case, find_spec
-from bench.case_args import CaseArgs, case_of_args
+from bench.case import Case
+from bench.cli.planning import CaseArgs, Node, case_of_args
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 
 def ask(probe: str, *options: str, gpus: int = 0) -> Case:
-    asked = CaseArgs(
-        shape_name="tiny",
-        dimensions={},
-        ranks=2,
-        device=None,
-        backend=None,
-        precision="fp32",
-        threads=1,
-        trials=5,
-        steps=20,
-        warm_up=5,
-        trace_steps=3,
-        seed=0,
-        options=options,
+    node = Node(
         cores=2,
+        host_bytes=1 << 40,
         gpus=read_gpus(RecordedNvml(names=("A", "B")[:gpus])),
         torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
     )
-    return case_of_args(find_spec(probe), asked)
+    return case_of_args(CaseArgs(strategy=probe, options=options), 2, node)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case, find_spec
-from bench.case_args import CaseArgs, case_of_args
+from bench.case import Case
+from bench.cli.planning import CaseArgs, Node, case_of_args
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus, read_gpus
@@ -20,24 +20,9 @@ def _gpus(visible: str | None = None, nvml: RecordedNvml = FOUR) -> Gpus:
     return read_gpus(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def _case(gpus: Gpus, strategy: str = "ddp", **said: Any) -> Case:
-    words: dict[str, Any] = {"ranks": None, "device": None, "backend": None, "options": (), **said}
-    asked = CaseArgs(
-        shape_name="tiny",
-        dimensions={"batch": 8},
-        precision="fp32",
-        threads=1,
-        trials=1,
-        steps=1,
-        warm_up=0,
-        trace_steps=0,
-        seed=0,
-        cores=2,
-        gpus=gpus,
-        torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
-        **words,
-    )
-    return case_of_args(find_spec(strategy), asked)
+def _case(gpus: Gpus, strategy: str = "ddp", *, ranks: int | None = None, **said: Any) -> Case:
+    node = Node(cores=2, host_bytes=1 << 40, gpus=gpus, torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"))
+    return case_of_args(CaseArgs(strategy=strategy, dimensions={"batch": 8}, **said), ranks, node)
 
 
 def test_a_case_takes_the_gpus_that_can_be_used() -> None:
