@@ -18,7 +18,7 @@ from bench.engines.local import Engine
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Cause, Outcome, Progress, TrialOrder
+from bench.rank.messages import Cause, Outcome, TrialOrder
 from bench.runs import run_dir
 from bench.runs.active_runs import ended_folders
 from bench.runs.hardware_baselines import against_history
@@ -40,18 +40,6 @@ class _ActiveRun:
     cause: Cause | None = None
     trials_done: int = 0
 
-    @property
-    def has_failed(self) -> bool:
-        return self.cause is not None
-
-    def take(self, outcome: Outcome, cause: Cause | None) -> None:
-        if outcome != "done":
-            self.outcome, self.cause = outcome, cause
-            return
-        self.trials_done += 1
-        if self.trials_done == self.run.case.trials:
-            self.outcome = "done"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -71,9 +59,6 @@ class Measured:
             run.close()
 
 
-def _no_ceiling(case: Case) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
     """How trials are carried out, whatever they measure.
@@ -88,7 +73,7 @@ class TrialSettings:
     instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
     store: str | None = None
     purpose: Purpose = ONE_RUN
-    ceiling_of: Callable[[Case], float | None] = _no_ceiling
+    ceiling_of: Callable[[Case], float | None] = lambda case: None
 
 
 Watch = Callable[[Case, int, int], None]
@@ -111,7 +96,7 @@ def measure(
     Raises:
         InfrastructureFailed: a run folder cannot be created.
     """
-    underway = [
+    active = [
         _ActiveRun(
             run_dir.begin(case, machine, folder, fault, settings.store, settings.purpose),
             fault,
@@ -122,27 +107,30 @@ def measure(
     failure: InfrastructureFailed | None = None
     is_interrupted = False
     try:
-        for trial in range(max(one.run.case.trials for one in underway)):
-            for one in underway:
-                if trial < one.run.case.trials and not one.has_failed:
+        for trial in range(max(one.run.case.trials for one in active)):
+            for one in active:
+                if trial < one.run.case.trials and one.cause is None:
                     _run_trial(one, trial, engine, settings, watch)
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
         failure = error
     if is_interrupted or failure is not None:
-        _mark_unfinished(underway, failure)
+        for one in active:
+            if one.outcome == "done" or one.cause is not None:
+                continue
+            if failure is None:
+                one.cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
+            else:
+                one.outcome = "failed"
+                one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))
     engine.stop()  # Afterwards no rank writes to a log any more.
-    summaries = tuple(run_dir.summarise(one.run.folder, one.outcome, one.cause) for one in underway)
-    return Measured(summaries=summaries, runs=tuple(one.run for one in underway), is_interrupted=is_interrupted)
+    summaries = tuple(run_dir.summarise(one.run.folder, one.outcome, one.cause) for one in active)
+    return Measured(summaries=summaries, runs=tuple(one.run for one in active), is_interrupted=is_interrupted)
 
 
 def _run_trial(one: _ActiveRun, trial: int, engine: Engine, settings: TrialSettings, watch: Watch) -> None:
     case = one.run.case
-
-    def progress(message: Progress) -> None:
-        watch(case, message.trial, message.steps)
-
     watch(case, trial, 0)
     ended = engine.run(
         TrialOrder(
@@ -156,20 +144,14 @@ def _run_trial(one: _ActiveRun, trial: int, engine: Engine, settings: TrialSetti
             ceiling_flops_per_second=one.ceiling_flops_per_second,
             fault=one.fault,
         ),
-        progress,
+        lambda progress: watch(case, progress.trial, progress.steps),
     )
-    one.take(ended.outcome, ended.cause)
-
-
-def _mark_unfinished(underway: Sequence[_ActiveRun], failure: InfrastructureFailed | None) -> None:
-    for one in underway:
-        if one.outcome == "done" or one.has_failed:
-            continue
-        if failure is None:
-            one.cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
-        else:
-            one.outcome = "failed"
-            one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))
+    if ended.outcome != "done":
+        one.outcome, one.cause = ended.outcome, ended.cause
+        return
+    one.trials_done += 1
+    if one.trials_done == case.trials:
+        one.outcome = "done"
 
 
 BASELINES_SEEN = 20
@@ -194,8 +176,8 @@ def persist(
 ) -> Kept:
     """Add scaling efficiency and comparisons with the history to each summary, and write all, even if one place fails.
 
-    told: the baseline that a person named. Without it: one measured beside the run, else the newest one in the history
-    that was measured like the run.
+    explicit_baseline: the one that a person named. Without it: one measured beside the run, else the newest one in the
+    history that was measured like the run.
     is_curve: the summaries are of one command with several numbers of ranks. The first one is the baseline of the
     others, and no other is searched.
     """

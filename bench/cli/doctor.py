@@ -57,9 +57,10 @@ def command(
 
 
 def _print_page(store_url: str | None, format_name: str) -> None:
+    import pynvml
+
     from bench.analysis.mfu import Absent
     from bench.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
-    from bench.doctor.node_state import installed_nvml
     from bench.engines.local import LocalEngine
     from bench.machine import machine
     from bench.reports.doctor import print_page
@@ -80,5 +81,5 @@ def _print_page(store_url: str | None, format_name: str) -> None:
             history = stack.enter_context(History(store_url, writable=False))
         except InfrastructureFailed as error:
             history = Absent(reason=str(error))
-        page = gather(read, ranks, history, nvml=installed_nvml(), fields=fields)
+        page = gather(read, ranks, history, nvml=pynvml, fields=fields)
     print_page(page, format_name)

@@ -11,11 +11,12 @@ from pathlib import Path
 from bench.analysis.mfu import Absent
 from bench.doctor import node_state
 from bench.doctor.machine_diff import differences
-from bench.doctor.node_state import StateNvml, free_memory, gpu_clocks, hidden_gpus, monitors, pcie_links
+from bench.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
 from bench.engines.local import Engine
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.device_checks import too_old
+from bench.machine.gpus import Nvml, read_gpus
 from bench.machine.machine import Machine
 from bench.machine.preflight import available_bytes
 from bench.runs.history import History
@@ -44,7 +45,7 @@ def gather(
     ranks: Entry,
     history: History | Absent,
     *,
-    nvml: StateNvml,
+    nvml: Nvml,
     fields: GpuFields,
     root: Path = Path("/"),
 ) -> Page:
@@ -53,6 +54,9 @@ def gather(
     ranks: whether ranks can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
     root: where /proc and /sys are.
     """
+    environment = [Entry(name=name, value=value) for name, value in machine.environment.items()] or [
+        Entry(name="environment", value="nothing is set that can change a measurement")
+    ]
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
         Section(title="devices", entries=(*_devices(machine, nvml, root), ranks)),
@@ -62,10 +66,19 @@ def gather(
         ),
         Section(title="clocks", entries=(*node_state.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
         Section(title="links", entries=(*node_state.interfaces(root), *node_state.infiniband_ports(root))),
-        Section(title="settings", entries=(*node_state.kernel_settings(root), *_environment(machine))),
+        Section(title="settings", entries=(*node_state.kernel_settings(root), *environment)),
         Section(title="monitors", entries=monitors(fields.standings, root)),
     )
-    ceilings, comparison = _told(history, machine)
+    ceilings: tuple[Ceiling, ...] | Absent
+    comparison: Comparison | Absent
+    try:
+        ceilings, comparison = (
+            (history, history)
+            if isinstance(history, Absent)
+            else (measured_ceilings(history, machine), _compare(history, machine))
+        )
+    except (InfrastructureFailed, Misuse) as error:
+        ceilings = comparison = Absent(reason=str(error))
     return Page(hostname=machine.hostname, sections=sections, fields=fields, ceilings=ceilings, comparison=comparison)
 
 
@@ -79,27 +92,25 @@ def _versions(machine: Machine) -> Iterator[Entry]:
         yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does without its GPUs")
     yield _known(machine, "nccl_version", "NCCL")
     yield _known(machine, "driver_version", "driver")
-    yield _driver_cuda(machine)
+    old = too_old(machine)
+    if old is None:
+        yield _known(machine, "cuda_driver_version", "CUDA of driver")
+    else:
+        yield Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
     yield _known(machine, "python_version", "Python")
     yield Entry(name="kernel", value=f"{machine.system} {machine.kernel} {machine.architecture}")
 
 
-def _driver_cuda(machine: Machine) -> Entry:
-    """Return the newest CUDA that the driver runs, and whether it is too old for torch's."""
-    old = too_old(machine)
-    if old is not None:
-        return Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
-    return _known(machine, "cuda_driver_version", "CUDA of driver")
-
-
-def _devices(machine: Machine, nvml: StateNvml, root: Path) -> Iterator[Entry]:
+def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
     yield _known(machine, "cpu", "CPU")
     yield _known(machine, "usable_cores", "usable cores")
     yield _known(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
     if "no answer" not in machine.absent.get("gpus", ""):  # Do not wait again for a driver that hangs.
-        yield from hidden_gpus(nvml, machine.environment)
+        hidden = read_gpus(nvml, machine.environment, on_late=say).hidden
+        if hidden is not None:
+            yield Entry(name="GPUs that CUDA shows", value=hidden.text)
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
     for gpu in machine.gpus:
@@ -127,24 +138,6 @@ def _gpu_links(machine: Machine) -> Iterator[Entry]:
     for kind, names in sorted(pairs.items()):
         is_all = len(names) == len(list(combinations(machine.gpus, 2)))
         yield Entry(name=f"GPUs by {kind}", value="all pairs" if is_all and len(names) > 1 else ", ".join(names))
-
-
-def _environment(machine: Machine) -> Iterator[Entry]:
-    if not machine.environment:
-        yield Entry(name="environment", value="nothing is set that can change a measurement")
-    for name, value in machine.environment.items():
-        yield Entry(name=name, value=value)
-
-
-def _told(history: History | Absent, machine: Machine) -> tuple[tuple[Ceiling, ...] | Absent, Comparison | Absent]:
-    """Return ceilings and comparison from the history, or why they are absent."""
-    if isinstance(history, Absent):
-        return history, history
-    try:
-        return measured_ceilings(history, machine), _compare(history, machine)
-    except (InfrastructureFailed, Misuse) as error:
-        unreadable = Absent(reason=str(error))
-        return unreadable, unreadable
 
 
 def _compare(history: History, machine: Machine) -> Comparison | Absent:

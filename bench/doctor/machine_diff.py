@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
@@ -26,56 +25,57 @@ def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
     Two unknown values differ if their reasons do. GPUs are identified by UUID, so a GPU that was replaced by one of the
     same kind shows. Links are compared if both GPUs are in both readings.
     """
-    return (*_plain(before, now), *_gpus(before, now), *_links(before, now), *_environment(before, now))
-
-
-def _gibibytes(value: int) -> str:
-    # Rounded, since the kernel's own share of memory varies by some MiB from boot to boot.
-    return f"{value / 2**30:.1f} GiB"
-
-
-def _state(is_dirty: bool) -> str:
-    return "with changes" if is_dirty else "without changes"
+    return (*_fields(before, now), *_gpus(before, now), *_links(before, now), *_environment(before, now))
 
 
 _LATER = frozenset({"torch_hip_version", "cuda_driver_version"})
 """Fields that older records of machines lack: None without a reason is no difference."""
-_PLAIN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("hostname", "hostname", str),
-    ("system", "system", str),
-    ("kernel", "kernel", str),
-    ("architecture", "architecture", str),
-    ("python_version", "Python", str),
-    ("own_version", "parallel-observatory", str),
-    ("commit", "commit", str),
-    ("is_dirty", "source tree", _state),
-    ("torch_version", "torch", str),
-    ("torch_cuda_version", "CUDA of torch", str),
-    ("torch_hip_version", "ROCm of torch", str),
-    ("nccl_version", "NCCL", str),
-    ("driver_version", "driver", str),
-    ("cuda_driver_version", "CUDA of driver", str),
-    ("cpu", "CPU", str),
-    ("usable_cores", "usable cores", str),
-    ("physical_cores", "physical cores", str),
-    ("memory_bytes", "memory", _gibibytes),
-)
+_NAMES = {
+    "hostname": "hostname",
+    "system": "system",
+    "kernel": "kernel",
+    "architecture": "architecture",
+    "python_version": "Python",
+    "own_version": "parallel-observatory",
+    "commit": "commit",
+    "is_dirty": "source tree",
+    "torch_version": "torch",
+    "torch_cuda_version": "CUDA of torch",
+    "torch_hip_version": "ROCm of torch",
+    "nccl_version": "NCCL",
+    "driver_version": "driver",
+    "cuda_driver_version": "CUDA of driver",
+    "cpu": "CPU",
+    "usable_cores": "usable cores",
+    "physical_cores": "physical cores",
+    "memory_bytes": "memory",
+}
+"""The fields of a machine that are compared one by one, each with its name for people."""
 
 
-def _plain(before: Machine, now: Machine) -> Iterator[Difference]:
-    for field, name, words in _PLAIN:
-        if field in _LATER and not all(_was_asked(machine, field) for machine in (before, now)):
-            continue
-        yield from _changed(name, *(_words(machine, field, words) for machine in (before, now)))
+def _fields(before: Machine, now: Machine) -> Iterator[Difference]:
+    for field, name in _NAMES.items():
+        was_asked = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
+        if field not in _LATER or all(was_asked):
+            yield from _changed(name, _words(before, field), _words(now, field))
 
 
-def _was_asked(machine: Machine, field: str) -> bool:
-    return getattr(machine, field) is not None or field in machine.absent
-
-
-def _words(machine: Machine, field: str, words: Callable[[Any], str]) -> str:
+def _words(machine: Machine, field: str) -> str:
     value = getattr(machine, field)
-    return _unknown(machine, field) if value is None else words(value)
+    if value is None:
+        return _unknown(machine, field)
+    match field:
+        case "is_dirty":
+            return "with changes" if value else "without changes"
+        case "memory_bytes":
+            return _gibibytes(value)
+        case _:
+            return str(value)
+
+
+def _gibibytes(size_bytes: int) -> str:
+    # Rounded, since the kernel's own share of memory varies by some MiB from boot to boot.
+    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def _unknown(machine: Machine, field: str) -> str:
@@ -117,7 +117,8 @@ def _one_gpu(machine: Machine, gpu: Gpu | None) -> str:
 def _links(before: Machine, now: Machine) -> Iterator[Difference]:
     if "links" in before.absent or "links" in now.absent:
         if before.gpus and now.gpus:  # Otherwise the absent GPUs are a difference already.
-            yield from _changed("links of GPUs", *(_links_absent(machine) for machine in (before, now)))
+            words = (_unknown(machine, "links") if "links" in machine.absent else "known" for machine in (before, now))
+            yield from _changed("links of GPUs", *words)
         return
     old, new = (_kinds(machine) for machine in (before, now))
     # One line for all pairs of GPUs whose link changed in the same way.
@@ -130,10 +131,6 @@ def _links(before: Machine, now: Machine) -> Iterator[Difference]:
         names = sorted(sorted(indices[uuid] for uuid in pair) for pair in changed)
         listed = ", ".join(f"{first}-{second}" for first, second in names)
         yield Difference(field=f"link of GPUs {listed}", before=kinds[0], now=kinds[1])
-
-
-def _links_absent(machine: Machine) -> str:
-    return _unknown(machine, "links") if "links" in machine.absent else "known"
 
 
 def _kinds(machine: Machine) -> dict[frozenset[str], str]:

@@ -6,13 +6,13 @@ Sources are /proc, /sys and NVML. Starts no CUDA.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from bench.doctor.page import Entry
-from bench.errors import say
-from bench.machine.gpus import Gpu, Nvml, read_gpus, read_memory
+from bench.machine.gpus import Gpu, Nvml, read_memory
 from bench.machine.preflight import told_holders
 from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
 from collectors.nvml.library import FieldSupport
@@ -20,34 +20,7 @@ from collectors.nvml.library import FieldSupport
 # GPUs by NVML: clocks, PCIe links and free memory.
 
 
-class StateNvml(Nvml, Protocol):
-    """What is used of the module `pynvml` beyond `bench.machine.gpus.Nvml`."""
-
-    NVML_CLOCK_SM: int
-    NVML_CLOCK_MEM: int
-
-    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int) -> int: ...  # noqa: N802  # NVML's own names.
-    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any) -> int: ...  # noqa: N802
-
-
-def installed_nvml() -> StateNvml:
-    """Return the module `pynvml`."""
-    import pynvml  # Only here: not needed where another module is handed in.
-
-    return cast(StateNvml, pynvml)
-
-
-def hidden_gpus(nvml: StateNvml, environment: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Return why CUDA shows fewer GPUs than the node has; empty if it shows all."""
-    found = read_gpus(nvml, environment, on_late=say)
-    return () if found.hidden is None else (Entry(name="GPUs that CUDA shows", value=found.hidden.text),)
-
-
-def free_memory(nvml: StateNvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
+def free_memory(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
     """Yield the free memory of each GPU, and the processes that hold the rest."""
     for now in read_memory(gpus, nvml):
         name = f"GPU {now.index}, memory free now"
@@ -59,41 +32,39 @@ def free_memory(nvml: StateNvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
             yield Entry(name=f"GPU {now.index}, processes", value=told_holders(now.holders))
 
 
-def gpu_clocks(nvml: StateNvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
+def gpu_clocks(nvml: Nvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
     """Return each GPU's clocks of multiprocessors and memory, now and at most; those of an idle GPU are low."""
-    return _ask(nvml, gpus, _clocks)
+    return _ask_each(nvml, gpus, _clocks)
 
 
-def pcie_links(nvml: StateNvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
+def pcie_links(nvml: Nvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
     """Return generation and width of each GPU's PCIe link, now and at most; an idle GPU's generation may be low."""
-    return _ask(nvml, gpus, _pcie)
+    return _ask_each(nvml, gpus, _pcie)
 
 
-def _ask(
-    nvml: StateNvml, gpus: Sequence[Gpu], ask: Callable[[StateNvml, Gpu, Any], Iterator[Entry]]
-) -> tuple[Entry, ...]:
+def _ask_each(nvml: Nvml, gpus: Sequence[Gpu], ask: Callable[[Nvml, Gpu, Any], Iterator[Entry]]) -> tuple[Entry, ...]:
+    """Return what `ask` finds for each GPU, given NVML, the GPU and its handle."""
     if not gpus:
         return ()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         return (Entry(name="GPUs", reason=f"NVML: {error}"),)
+    entries: list[Entry] = []
     try:
-        return tuple(entry for gpu in gpus for entry in _ask_one(nvml, gpu, ask))
+        for gpu in gpus:
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+            except nvml.NVMLError as error:
+                entries.append(Entry(name=f"GPU {gpu.index}", reason=f"NVML: {error}"))
+            else:
+                entries += ask(nvml, gpu, handle)
     finally:
         nvml.nvmlShutdown()
+    return tuple(entries)
 
 
-def _ask_one(nvml: StateNvml, gpu: Gpu, ask: Callable[[StateNvml, Gpu, Any], Iterator[Entry]]) -> Iterator[Entry]:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    except nvml.NVMLError as error:
-        yield Entry(name=f"GPU {gpu.index}", reason=f"NVML: {error}")
-        return
-    yield from ask(nvml, gpu, handle)
-
-
-def _clocks(nvml: StateNvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
+def _clocks(nvml: Nvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
     for name, clock in (("SM", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
         for when, read in (("now", nvml.nvmlDeviceGetClockInfo), ("at most", nvml.nvmlDeviceGetMaxClockInfo)):
             title = f"GPU {gpu.index}, {name} clock {when}"
@@ -103,7 +74,7 @@ def _clocks(nvml: StateNvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
                 yield Entry(name=title, reason=f"NVML: {error}")
 
 
-def _pcie(nvml: StateNvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
+def _pcie(nvml: Nvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
     title = f"GPU {gpu.index}, PCIe"
     try:
         generation, width = (
@@ -118,155 +89,129 @@ def _pcie(nvml: StateNvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
 
 # Performance monitors: whether a DCGM or another client holds them, and what to do about it.
 
-_NAME = "performance monitors"
 _RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
 
 
-def monitors(standings: Sequence[FieldSupport], root: Path = Path("/")) -> tuple[Entry, ...]:
+def monitors(fields: Sequence[FieldSupport], root: Path = Path("/")) -> tuple[Entry, ...]:
     """Return whether a DCGM runs, and what that means for measurements here.
 
     Source: dcgmi-profile's page (pausing releases the resources to profilers); DCGM's page of profiling (GPUs before
     Hopper have monitors for one owner at a time, from Hopper on GPM is shared).
     """
     signs = signs_of_dcgm(root)
-    return (Entry(name="DCGM", value="; ".join(signs) or "none is seen"), *_monitors(signs, standings))
-
-
-def _monitors(signs: Sequence[str], standings: Sequence[FieldSupport]) -> Iterator[Entry]:
-    held = gpus_with_held_monitors(standings)
-    others = {answer: gpus for answer, gpus in gpus_by_monitors(standings).items() if set(gpus) - set(held)}
+    dcgm = Entry(name="DCGM", value="; ".join(signs) or "none is seen")
+    held = gpus_with_held_monitors(fields)
+    others = {answer: gpus for answer, gpus in gpus_by_monitors(fields).items() if set(gpus) - set(held)}
     if held:
-        yield Entry(name=_NAME, value=f"{_named(held)}: held by {_holder(signs)}; activity of SMs is a gap meanwhile")
+        holder = (
+            "another client, perhaps this DCGM;"
+            if signs
+            else "a client that is not seen here, such as a DCGM in another container or a profiler; where it is DCGM,"
+        )
+        text = f"{_named(held)}: held by {holder} {_RELEASE}; activity of SMs is a gap meanwhile"
     elif signs and "not supported" in others:
-        yield Entry(
-            name=_NAME,
-            value=f"{_named(others['not supported'])}: no GPM, so DCGM holds them alone while it watches fields 1001"
-            f" and up, and profilers' counters are refused; {_RELEASE}",
+        text = (
+            f"{_named(others['not supported'])}: no GPM, so DCGM holds them alone while it watches fields 1001 and up,"
+            f" and profilers' counters are refused; {_RELEASE}"
         )
     elif "answers" in others:
-        yield Entry(name=_NAME, value=f"{_named(others['answers'])}: GPM answers, and nobody holds them alone")
-
-
-def _holder(signs: Sequence[str]) -> str:
-    if signs:
-        return f"another client, perhaps this DCGM; {_RELEASE}"
-    return (
-        "a client that is not seen here, such as a DCGM in another container or a profiler; where it is DCGM,"
-        f" {_RELEASE}"
-    )
+        text = f"{_named(others['answers'])}: GPM answers, and nobody holds them alone"
+    else:
+        return (dcgm,)
+    return dcgm, Entry(name="performance monitors", value=text)
 
 
 def _named(gpus: Sequence[str]) -> str:
     return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(gpus)}"
 
 
-def numa_nodes(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return the CPUs and the memory of each NUMA node."""
+# The host by /proc and /sys: NUMA nodes, clocks, network and kernel settings. root: where /proc and /sys are.
+
+
+def numa_nodes(root: Path = Path("/")) -> Iterator[Entry]:
+    """Yield the CPUs and the memory of each NUMA node."""
     folders = _numbered(root / "sys/devices/system/node", "node")
     if not folders:
-        return (Entry(name="NUMA", reason="/sys/devices/system/node tells of no node"),)
-    return tuple(entry for folder in folders for entry in _numa_node(root, folder))
+        yield Entry(name="NUMA", reason="/sys/devices/system/node tells of no node")
+    for folder in folders:
+        name = f"NUMA node {folder.name.removeprefix('node')}"
+        cpus = _line(root, folder / "cpulist", f"{name}, CPUs")
+        yield cpus if cpus.value != "" else Entry(name=cpus.name, value="none")
+        yield _kibibytes(root, folder / "meminfo", "MemTotal", f"{name}, memory")
 
 
-def _numa_node(root: Path, folder: Path) -> Iterator[Entry]:
-    name = f"NUMA node {folder.name.removeprefix('node')}"
-    cpus = _line(root, folder / "cpulist", f"{name}, CPUs")
-    yield cpus if cpus.value != "" else Entry(name=cpus.name, value="none")
-    yield _kibibytes(root, folder / "meminfo", "MemTotal", f"{name}, memory")
-
-
-def cpu_clocks(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return the governor, the slowest and fastest clock of all CPUs now, and the highest possible."""
+def cpu_clocks(root: Path = Path("/")) -> Iterator[Entry]:
+    """Yield the governor, the slowest and fastest clock of all CPUs now, and the highest possible."""
     folders = [cpu / "cpufreq" for cpu in _numbered(root / "sys/devices/system/cpu", "cpu")]
-    governors = sorted(set(_texts(folders, "scaling_governor")))
-    now = _hertz(folders, "scaling_cur_freq") or _cpuinfo_hertz(root)
-    most = _hertz(folders, "cpuinfo_max_freq")
-    reason = "/sys/devices/system/cpu has no cpufreq: the host or its firmware sets the clocks"
-    return (
-        _unless_none("CPU governor", ", ".join(governors) or None, reason),
-        _unless_none("CPU clock now, slowest", min(now, default=None), reason),
-        _unless_none("CPU clock now, fastest", max(now, default=None), reason),
-        _unless_none("CPU clock at most", max(most, default=None), reason),
+    governors = ", ".join(sorted(set(_texts(folders, "scaling_governor"))))
+    now, most = (
+        [int(text) * 1000 for text in _texts(folders, name) if text.isdecimal()]
+        for name in ("scaling_cur_freq", "cpuinfo_max_freq")
     )
+    if not now:  # Where the kernel does not set the clocks, /proc/cpuinfo has what it reads from the CPU.
+        text = "\n".join(_texts([root / "proc"], "cpuinfo"))
+        now = [round(float(mhz) * 1e6) for mhz in re.findall(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)$", text, re.M)]
+    reason = "/sys/devices/system/cpu has no cpufreq: the host or its firmware sets the clocks"
+    if governors:
+        yield Entry(name="CPU governor", value=governors)
+    else:
+        yield Entry(name="CPU governor", reason=reason)
+    slowest, fastest, highest = min(now, default=None), max(now, default=None), max(most, default=None)
+    for name, hertz in (("now, slowest", slowest), ("now, fastest", fastest), ("at most", highest)):
+        if hertz is None:
+            yield Entry(name=f"CPU clock {name}", reason=reason)
+        else:
+            yield Entry(name=f"CPU clock {name}", value=hertz, unit="hertz")
 
 
-def _unless_none(name: str, value: str | int | None, reason: str) -> Entry:
-    if value is None:
-        return Entry(name=name, reason=reason)
-    return Entry(name=name, value=value, unit="hertz" if isinstance(value, int) else None)
+def interfaces(root: Path = Path("/")) -> Iterator[Entry]:
+    """Yield the speed of each network interface that is up."""
+    folders = sorted((root / "sys/class/net").glob("*"))
+    up = [folder for folder in folders if _texts([folder], "operstate") == ["up"]]
+    if not up:
+        yield Entry(name="network", value="no interface is up")
+    for folder in up:
+        megabits = "".join(_texts([folder], "speed"))  # Unreadable, or -1, if the driver has no speed.
+        if megabits.isdecimal():
+            yield Entry(name=folder.name, value=int(megabits) * 1_000_000, unit="bits_per_second")
+        else:
+            yield Entry(name=folder.name, reason="it is up, and its driver names no speed")
 
 
-def _texts(folders: list[Path], name: str) -> list[str]:
+def infiniband_ports(root: Path = Path("/")) -> Iterator[Entry]:
+    """Yield state, rate and link layer of each InfiniBand port, RoCE included, in the kernel's words."""
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    if not ports:
+        yield Entry(name="InfiniBand", value="no port")
+    for port in ports:
+        name = f"{port.parents[1].name}, port {port.name}"
+        texts = [text for file in ("state", "rate", "link_layer") for text in _texts([port], file)]
+        # The kernel writes a number before the state: "4: ACTIVE".
+        value = ", ".join(re.sub(r"^\d+: ", "", text) for text in texts)
+        yield Entry(name=name, value=value) if texts else Entry(name=name, reason="its files cannot be read")
+
+
+def kernel_settings(root: Path = Path("/")) -> Iterator[Entry]:
+    """Yield the kernel settings that can change a measurement."""
+    pages = _line(root, root / "sys/kernel/mm/transparent_hugepage/enabled", "transparent huge pages")
+    chosen = re.search(r"\[(\w+)\]", str(pages.value))  # As in "always [madvise] never".
+    yield pages if chosen is None else Entry(name=pages.name, value=chosen[1])
+    yield _kibibytes(root, root / "proc/meminfo", "SwapTotal", "swap")
+    yield _kibibytes(root, root / "proc/meminfo", "SwapFree", "swap, free")
+    yield _line(root, root / "proc/sys/vm/swappiness", "swappiness")
+    balancing = _line(root, root / "proc/sys/kernel/numa_balancing", "NUMA balancing")
+    if balancing.value is not None:
+        balancing = Entry(name=balancing.name, value="off" if balancing.value == "0" else "on")
+    yield balancing
+
+
+def _texts(folders: Sequence[Path], name: str) -> list[str]:
     """Return the texts of the files of this name, skipping those that cannot be read."""
     found = []
     for folder in folders:
-        try:
+        with suppress(OSError):  # A CPU that is offline has no such file.
             found.append((folder / name).read_text().strip())
-        except OSError:  # A CPU that is offline has no such file.
-            continue
     return found
-
-
-def _hertz(folders: list[Path], name: str) -> list[int]:
-    return [int(text) * 1000 for text in _texts(folders, name) if text.isdecimal()]
-
-
-def _cpuinfo_hertz(root: Path) -> list[int]:
-    """Return the clocks in /proc/cpuinfo, for machines whose kernel does not set them and reads them from the CPU."""
-    text = "\n".join(_texts([root / "proc"], "cpuinfo"))
-    return [round(float(megahertz) * 1e6) for megahertz in re.findall(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)$", text, re.M)]
-
-
-def interfaces(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return the speed of each network interface that is up."""
-    found = [
-        _interface(folder)
-        for folder in sorted((root / "sys/class/net").glob("*"))
-        if _texts([folder], "operstate") == ["up"]
-    ]
-    return tuple(found) or (Entry(name="network", value="no interface is up"),)
-
-
-def _interface(folder: Path) -> Entry:
-    speeds = _texts([folder], "speed")  # Unreadable, or -1, if the driver has no speed.
-    if not (speeds and speeds[0].isdecimal()):
-        return Entry(name=folder.name, reason="it is up, and its driver names no speed")
-    return Entry(name=folder.name, value=int(speeds[0]) * 1_000_000, unit="bits_per_second")
-
-
-def infiniband_ports(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return state, rate and link layer of each InfiniBand port, RoCE included, in the kernel's words."""
-    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    if not ports:
-        return (Entry(name="InfiniBand", value="no port"),)
-    return tuple(_port(port) for port in ports)
-
-
-def _port(port: Path) -> Entry:
-    name = f"{port.parents[1].name}, port {port.name}"
-    words = [text for part in ("state", "rate", "link_layer") for text in _texts([port], part)]
-    if not words:
-        return Entry(name=name, reason="its files cannot be read")
-    return Entry(name=name, value=", ".join(re.sub(r"^\d+: ", "", word) for word in words))
-
-
-def kernel_settings(root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return the kernel settings that can change a measurement."""
-    pages = _line(root, root / "sys/kernel/mm/transparent_hugepage/enabled", "transparent huge pages")
-    if isinstance(pages.value, str) and (chosen := re.search(r"\[(\w+)\]", pages.value)):
-        pages = Entry(name=pages.name, value=chosen[1])
-    return (
-        pages,
-        _kibibytes(root, root / "proc/meminfo", "SwapTotal", "swap"),
-        _kibibytes(root, root / "proc/meminfo", "SwapFree", "swap, free"),
-        _line(root, root / "proc/sys/vm/swappiness", "swappiness"),
-        _numa_balancing(root),
-    )
-
-
-def _numa_balancing(root: Path) -> Entry:
-    entry = _line(root, root / "proc/sys/kernel/numa_balancing", "NUMA balancing")
-    return entry if entry.value is None else Entry(name=entry.name, value="off" if entry.value == "0" else "on")
 
 
 def _line(root: Path, path: Path, name: str) -> Entry:
@@ -278,10 +223,10 @@ def _line(root: Path, path: Path, name: str) -> Entry:
 
 def _kibibytes(root: Path, path: Path, field: str, name: str) -> Entry:
     """Return the bytes in a line such as `MemTotal: 1024 kB` (meaning KiB) of a file like /proc/meminfo."""
-    whole = _line(root, path, name)
-    if not isinstance(whole.value, str):
-        return whole
-    found = re.search(rf"\b{field}:\s+(\d+) kB", whole.value)
+    text = _line(root, path, name)
+    if text.value is None:
+        return text
+    found = re.search(rf"\b{field}:\s+(\d+) kB", str(text.value))
     if found is None:
         return Entry(name=name, reason=f"/{path.relative_to(root)} has no {field}")
     return Entry(name=name, value=int(found[1]) * 1024, unit="bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from collectors.nvml.library import Nvml
 from collectors.nvml.recorder import record, save
 
 SECONDS = 60.0
-_DRAFT = ".draft"
 
 
 def record_to(
@@ -35,41 +35,29 @@ def record_to(
         Misuse: the file cannot be written.
         InfrastructureFailed: there is no GPU to record, or the disk is full.
     """
-    draft = path.with_name(f"{path.name}{_DRAFT}")
+    draft = path.with_name(f"{path.name}.draft")
     try:
         draft.touch()
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; give a file in a folder that you may write") from None
     try:
-        _require_gpus(nvml)
+        with closing(NvmlCollector(nvml)) as collector:
+            if not collector.read():
+                raise InfrastructureFailed(f"nothing to record: {'; '.join(collector.absent)}")
         on_notice(f"recording NVML for {seconds:g} s")
-        recording = record(nvml, seconds=seconds, note=_note(seconds), per_link=per_link, clock_s=clock_s, wait=wait)
-        _save(lambda: save(recording, draft), path)
-        size_bytes = draft.stat().st_size
-        _save(lambda: draft.replace(path), path)
+        note = f"{seconds:g} s of a real machine, by `observatory doctor --record` {version('parallel-observatory')}"
+        recording = record(nvml, seconds=seconds, note=note, per_link=per_link, clock_s=clock_s, wait=wait)
+        try:
+            save(recording, draft)
+            size_bytes = draft.stat().st_size
+            draft.replace(path)
+        except OSError as error:
+            raise InfrastructureFailed(
+                f"{path}: {error.strerror}; the recording is lost, record again elsewhere"
+            ) from None
     finally:
         draft.unlink(missing_ok=True)
     gpus = "1 GPU" if len(recording.gpus) == 1 else f"{len(recording.gpus)} GPUs"
     on_notice(
         f"{path}: {gpus}, {size_bytes:,} B; UUIDs and serial numbers are left out, numbers of processes are in it"
     )
-
-
-def _require_gpus(nvml: Nvml | None) -> None:
-    collector = NvmlCollector(nvml)
-    try:
-        if not collector.read():
-            raise InfrastructureFailed(f"nothing to record: {'; '.join(collector.absent)}")
-    finally:
-        collector.close()
-
-
-def _note(seconds: float) -> str:
-    return f"{seconds:g} s of a real machine, by `observatory doctor --record` {version('parallel-observatory')}"
-
-
-def _save(write: Callable[[], object], path: Path) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise InfrastructureFailed(f"{path}: {error.strerror}; the recording is lost, record again elsewhere") from None

@@ -129,13 +129,11 @@ def check_torch(case: Case, machine: Machine) -> None:
         Misuse: torch is built for ROCm.
         InfrastructureFailed: torch is built without CUDA, or for a newer CUDA than the driver runs.
     """
-    if case.device != "cuda":
-        return
-    if machine.torch_cuda_version is None:
-        raise refuse_build(machine.torch_version, machine.torch_hip_version)
-    old = too_old(machine)
-    if old is not None:
-        raise InfrastructureFailed(f"{old}, or {_CPU}")
+    if case.device == "cuda":
+        if machine.torch_cuda_version is None:
+            raise refuse_build(machine.torch_version, machine.torch_hip_version)
+        if (old := too_old(machine)) is not None:
+            raise InfrastructureFailed(f"{old}, or {_CPU}")
 
 
 def too_old(machine: Machine) -> str | None:

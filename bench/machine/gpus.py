@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pynvml
 
@@ -31,34 +31,8 @@ host bridges in one NUMA node. system: the link between sockets.
 """
 
 
-class Nvml(Protocol):
-    """What is used of the module `pynvml`, so that a recording can take its place."""
-
-    NVMLError: type[Exception]
-    NVML_P2P_CAPS_INDEX_NVLINK: int
-    NVML_P2P_STATUS_OK: int
-
-    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's own names.
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
-    def nvmlSystemGetCudaDriverVersion(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetIndex(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetGpuInstanceId(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetComputeInstanceId(self, handle: Any) -> int: ...  # noqa: N802
-    def nvmlDeviceGetP2PStatus(self, first: Any, second: Any, index: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTopologyCommonAncestor(self, first: Any, second: Any) -> int: ...  # noqa: N802
+Nvml: TypeAlias = Any
+"""The module `pynvml`, which has no types, or a recording that takes its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,22 +104,15 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """A GPU as CUDA shows it. index: NVML's index of the whole GPU. is_slice: whether it is a MIG instance."""
+    """A GPU as CUDA shows it. index: NVML's index of the whole GPU. is_instance: of MIG."""
 
     index: int
     handle: Any
-    is_slice: bool = False
+    is_instance: bool = False
 
 
-# Keys are NVML's levels of a common PCIe ancestor, nvmlGpuTopologyLevel_t.
-_LEVELS: dict[int, LinkKind] = {
-    0: "internal",
-    10: "single",
-    20: "multiple",
-    30: "hostbridge",
-    40: "node",
-    50: "system",
-}
+_LEVELS: dict[int, LinkKind] = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
+"""Link kinds by NVML's level of the common PCIe ancestor, nvmlGpuTopologyLevel_t."""
 
 
 def read_gpus(
@@ -164,27 +131,26 @@ def read_gpus(
 
     within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
     """
-    asked = nvml or cast(Nvml, pynvml)
-    answerer = BackgroundTask("nvml-gpus", lambda: _read_gpus(asked, environment))
-    answerer.ask()
-    if not answerer.wait(min(late_s, within_s)):
-        on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
-    found = _answer(answerer, within_s - min(late_s, within_s))
+    found = _answer_within(within_s, lambda: _read_gpus(nvml or pynvml, environment), late_s, on_late)
     return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
 
 
-def _within(within_s: float, question: Callable[[], Answer]) -> Answer | None:
+def _answer_within(
+    within_s: float,
+    question: Callable[[], Answer],
+    late_s: float = LATE_S,
+    on_late: Callable[[str], None] = lambda text: None,
+) -> Answer | None:
     """Return the answer; None if the driver hangs, and then the asking thread is left behind."""
-    answerer = BackgroundTask("nvml-memory", question)
-    answerer.ask()
-    return _answer(answerer, within_s)
-
-
-def _answer(answerer: BackgroundTask[Answer], within_s: float) -> Answer | None:
-    if not answerer.wait(within_s):
-        return None
-    answerer.close(within_s)
-    return answerer.latest
+    task = BackgroundTask("nvml", question)
+    task.ask()
+    first_s = min(late_s, within_s)
+    if not task.wait(first_s):
+        on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
+        if not task.wait(within_s - first_s):
+            return None
+    task.close(within_s)
+    return task.latest
 
 
 def _unknown(reason: str, failure: int | None) -> Gpus:
@@ -210,13 +176,13 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
             number = nvml.nvmlSystemGetCudaDriverVersion()  # 12040 means 12.4.
             cuda_version = f"{number // 1000}.{number % 1000 // 10}"
         with _noting(nvml, absent, "gpus"):
-            places = range(nvml.nvmlDeviceGetCount())
-            every = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in places]
+            indices = range(nvml.nvmlDeviceGetCount())
+            every = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices]
             named, hidden = _named(nvml, every, environment.get("CUDA_VISIBLE_DEVICES"))
-            shown, split = _as_cuda_shows(nvml, named)
+            shown, by_mig = _as_cuda_shows(nvml, named)
             # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose.
-            hidden = hidden if hidden is not None and (hidden.is_mistake or split is None) else split
-            gpus = tuple(_read_gpu(nvml, one.index, one.handle, absent) for one in shown)
+            hidden = hidden if hidden is not None and (hidden.is_mistake or by_mig is None) else by_mig
+            gpus = tuple(_read_gpu(nvml, one, absent) for one in shown)
             with _noting(nvml, absent, "links"):
                 links = tuple(
                     GpuLink(first=one.index, second=other.index, kind=_link(nvml, one.handle, other.handle))
@@ -239,9 +205,8 @@ def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: floa
     """Return the free memory of each of these GPUs at this moment, in their order."""
     if not gpus:
         return ()
-    asked = nvml or cast(Nvml, pynvml)
     late = f"NVML: no answer within {within_s:g} s"
-    found = _within(within_s, lambda: _read_memory(gpus, asked))
+    found = _answer_within(within_s, lambda: _read_memory(gpus, nvml or pynvml))
     return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
 
 
@@ -285,32 +250,29 @@ def _named(nvml: Nvml, every: list[_Shown], variable: str | None) -> tuple[list[
     """
     if variable is None:
         return every, None
-    said = f'CUDA_VISIBLE_DEVICES is "{variable}"'
+    setting = f'CUDA_VISIBLE_DEVICES is "{variable}"'
     named: list[_Shown] = []
     uuids: list[str] = []
     entries = [entry.strip() for entry in variable.split(",")]
-    for place, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         found = _find(nvml, every, entry)
         if isinstance(found, str):
-            is_end = _ends_the_list(entry) or (entry == "" and place == len(entries) - 1)
+            # -1, or what Slurm writes for a job without GPUs, tells CUDA to show no more; so does an empty last entry.
+            is_end = entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
+            is_end = is_end or (entry == "" and position == len(entries) - 1)
             if every and not is_end:
                 kept = f"so CUDA shows {'none' if not named else f'{len(named)}'} of {len(every)} GPU(s)"
-                return named, Hidden(text=f'{said}, and "{entry}" {found}, {kept}', is_mistake=True)
+                return named, Hidden(text=f'{setting}, and "{entry}" {found}, {kept}', is_mistake=True)
             break
         named.append(found)
         uuids.append(nvml.nvmlDeviceGetUUID(found.handle))
     twice = next((uuid for uuid, count in Counter(uuids).items() if count > 1), None)
     if twice is not None:
         index = named[uuids.index(twice)].index
-        return [], Hidden(text=f"{said} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
+        return [], Hidden(text=f"{setting} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
     if len(named) == len(every):
         return named, None
-    return named, Hidden(text=f"{said} and {f'shows {len(named)} of' if named else 'hides all'} {len(every)} GPU(s)")
-
-
-def _ends_the_list(entry: str) -> bool:
-    """Return whether the entry tells CUDA to show no more: -1, or what Slurm writes for a job without GPUs."""
-    return entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
+    return named, Hidden(text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {len(every)} GPU(s)")
 
 
 def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
@@ -319,7 +281,7 @@ def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(entry)
             parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-            return _Shown(index=nvml.nvmlDeviceGetIndex(parent), handle=handle, is_slice=True)
+            return _Shown(index=nvml.nvmlDeviceGetIndex(parent), handle=handle, is_instance=True)
         except nvml.NVMLError:
             return "is no slice of a GPU here (`nvidia-smi -L` names them)"
     if entry.startswith("GPU-"):
@@ -340,50 +302,51 @@ def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidde
 
     Source: NVIDIA's MIG user guide, CUDA device enumeration.
     """
-    whole: list[_Shown] = []
-    slices: list[_Shown] = []
+    unsplit: list[_Shown] = []
+    instances: list[_Shown] = []
     empty: list[int] = []
     for one in named:
-        found = [one] if one.is_slice else _slices(nvml, one)
+        found = [one] if one.is_instance else _mig_instances(nvml, one)
         if found is None:
-            whole.append(one)
+            unsplit.append(one)
         elif found:
-            slices += found
+            instances += found
         else:
             empty.append(one.index)
-    bare = f"GPU {', '.join(map(str, empty))} has MIG on and no slice, so CUDA does not show it" if empty else None
-    if not slices:
-        return whole, None if bare is None else Hidden(text=bare)
-    first = slices[0]
-    if len(named) == len(slices) == 1 and first is named[0]:
+    if not instances:
+        if not empty:
+            return unsplit, None
+        bare = ", ".join(map(str, empty))
+        return unsplit, Hidden(text=f"GPU {bare} has MIG on and no slice, so CUDA does not show it")
+    first = instances[0]
+    if len(named) == len(instances) == 1 and first is named[0]:
         return [first], None
     uuid = nvml.nvmlDeviceGetUUID(first.handle)
     return [first], Hidden(
         text=f"MIG splits GPU {first.index}, and CUDA shows a process one slice and no GPU beside it: here {uuid}, the"
-        f" first of {len(slices)}; CUDA_VISIBLE_DEVICES may name another (`nvidia-smi -L`), and NCCL joins no slices"
+        f" first of {len(instances)}; CUDA_VISIBLE_DEVICES may name another (`nvidia-smi -L`), and NCCL joins no slices"
     )
 
 
-def _slices(nvml: Nvml, whole: _Shown) -> list[_Shown] | None:
+def _mig_instances(nvml: Nvml, gpu: _Shown) -> list[_Shown] | None:
     """Return the MIG instances of a GPU; None if MIG is off or not supported."""
-    asked = cast(library.Nvml, nvml)
     try:
-        if not nvml.nvmlDeviceGetMigMode(whole.handle)[0]:
+        if not nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
             return None
-        found = find_instances(asked, whole.handle)
+        found = find_instances(nvml, gpu.handle)
     except nvml.NVMLError:
         return None
-    return [_Shown(index=whole.index, handle=one.handle, is_slice=True) for one in found]
+    return [_Shown(index=gpu.index, handle=one.handle, is_instance=True) for one in found]
 
 
-def _read_gpu(nvml: Nvml, index: int, handle: Any, absent: dict[str, str]) -> Gpu:
+def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
     memory_bytes: int | None = None
-    with _noting(nvml, absent, f"gpus[{index}].memory_bytes"):  # Unknown if memory is shared with the CPU.
-        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    with _noting(nvml, absent, f"gpus[{gpu.index}].memory_bytes"):  # Unknown if memory is shared with the CPU.
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
     return Gpu(
-        index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        uuid=nvml.nvmlDeviceGetUUID(handle),
+        index=gpu.index,
+        name=nvml.nvmlDeviceGetName(gpu.handle),
+        uuid=nvml.nvmlDeviceGetUUID(gpu.handle),
         memory_bytes=memory_bytes,
     )
 

@@ -114,26 +114,28 @@ def read(
     root: where /proc and /sys are. source: the source tree that this program runs from.
     """
     absent: dict[str, str] = {}
-    torch = torch or _torch(absent)
+    torch_fields = _torch_fields(torch, absent)
     gpus = read_gpus(nvml, environment)
     absent |= gpus.absent
     if "cuda_version" in absent:
         absent["cuda_driver_version"] = absent.pop("cuda_version")
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     commit, is_dirty = _source_state(source, absent)
+    own_version: str | None = None
+    try:
+        own_version = metadata.version("parallel-observatory")
+    except metadata.PackageNotFoundError:
+        absent["own_version"] = "parallel-observatory is not installed; it runs from its source tree"
     return Machine(
         hostname=platform.node(),
         system=platform.system(),
         kernel=platform.release(),
         architecture=platform.machine(),
         python_version=platform.python_version(),
-        own_version=_own_version(absent),
+        own_version=own_version,
         commit=commit,
         is_dirty=is_dirty,
-        torch_version=None if torch is None else str(torch.__version__),
-        torch_cuda_version=None if torch is None else _cuda_version(torch, absent),
-        torch_hip_version=None if torch is None else _hip_version(torch, absent),
-        nccl_version=None if torch is None else _nccl_version(torch, absent),
+        **torch_fields,
         driver_version=gpus.driver_version,
         cuda_driver_version=gpus.cuda_version,
         gpus=gpus.gpus,
@@ -147,47 +149,31 @@ def read(
     )
 
 
-def _torch(absent: dict[str, str]) -> Any:
-    """Return the module torch; None if it is not installed, or a library that it needs is missing."""
-    # By name: otherwise import-linter would count every importer of this module as importing torch.
-    try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError, ValueError) as error:
-        reason = f"torch cannot be imported: {' '.join(str(error).split())}"
-        names = ("torch_version", "torch_cuda_version", "torch_hip_version", "nccl_version")
-        absent |= dict.fromkeys(names, reason)
-        return None
-
-
-def _cuda_version(torch: Any, absent: dict[str, str]) -> str | None:
-    if torch.version.cuda is None:
-        hip = getattr(torch.version, "hip", None)
+def _torch_fields(torch: Any, absent: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of a machine that torch tells; all None if it, or a library that it needs, is not installed."""
+    fields: dict[str, Any] = dict.fromkeys(("torch_version", "torch_cuda_version", "torch_hip_version", "nccl_version"))
+    if torch is None:
+        # By name: otherwise import-linter would count every importer of this module as importing torch.
+        try:
+            torch = importlib.import_module("torch")
+        except (ImportError, OSError, ValueError) as error:
+            absent |= dict.fromkeys(fields, f"torch cannot be imported: {' '.join(str(error).split())}")
+            return fields
+    cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
+    fields["torch_version"] = str(torch.__version__)
+    if cuda is not None:
+        fields["torch_cuda_version"] = str(cuda)
+    else:
         absent["torch_cuda_version"] = f"torch is built for ROCm {hip}" if hip else "torch is built without CUDA"
-        return None
-    return str(torch.version.cuda)
-
-
-def _hip_version(torch: Any, absent: dict[str, str]) -> str | None:
-    hip = getattr(torch.version, "hip", None)
-    if hip is None:
+    if hip is not None:
+        fields["torch_hip_version"] = str(hip)
+    else:
         absent["torch_hip_version"] = "torch is built without ROCm"
-        return None
-    return str(hip)
-
-
-def _nccl_version(torch: Any, absent: dict[str, str]) -> str | None:
-    if not hasattr(torch._C, "_nccl_version"):
+    if hasattr(torch._C, "_nccl_version"):
+        fields["nccl_version"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    else:
         absent["nccl_version"] = "torch is built without NCCL"
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def _own_version(absent: dict[str, str]) -> str | None:
-    try:
-        return metadata.version("parallel-observatory")
-    except metadata.PackageNotFoundError:
-        absent["own_version"] = "parallel-observatory is not installed; it runs from its source tree"
-        return None
+    return fields
 
 
 def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
@@ -198,8 +184,8 @@ def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, boo
         commit = _git(source, "rev-parse", "HEAD")
         return commit, bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
-        absent["commit"] = absent["is_dirty"] = " ".join((said or str(error)).split())
+        stderr = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        absent["commit"] = absent["is_dirty"] = " ".join((stderr or str(error)).split())
         return None, None
 
 

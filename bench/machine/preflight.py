@@ -24,15 +24,15 @@ from workloads.options import parts
 class _Files:
     """File names of one version of control groups. cache: the line of memory.stat that counts inactive file pages."""
 
-    place: str
+    folder: str
     limit: str
     usage: str
     cache: str
 
 
-_SECOND = _Files(place="sys/fs/cgroup", limit="memory.max", usage="memory.current", cache="inactive_file")
+_SECOND = _Files(folder="sys/fs/cgroup", limit="memory.max", usage="memory.current", cache="inactive_file")
 _FIRST = _Files(
-    place="sys/fs/cgroup/memory",
+    folder="sys/fs/cgroup/memory",
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
     cache="total_inactive_file",
@@ -45,50 +45,38 @@ def left_in_groups(root: Path = Path("/")) -> list[int]:
     Inactive pages of files count as free, since the kernel can reclaim them. Groups without a limit, or that cannot be
     read, are left out. root: where /proc and /sys are.
     """
-    return [
-        left
-        for files, name in _groups(root)
-        for folder in _upwards(root / files.place, name)
-        if (left := _left(folder, files)) is not None
-    ]
-
-
-def _groups(root: Path) -> Iterator[tuple[_Files, str]]:
-    """Yield the process's group in each version of control groups; the root group if /proc does not tell."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        lines = ["0::/", "0:memory:/"]
+        lines = ["0::/", "0:memory:/"]  # Take the root group where /proc does not tell.
+    left: list[int] = []
     for line in lines:
+        # "0::/job" is a group of version 2, "4:memory:/job" one of version 1.
         _, controllers, name = line.split(":", 2)
         if controllers == "":
-            yield _SECOND, name
+            files = _SECOND
         elif "memory" in controllers.split(","):
-            yield _FIRST, name
+            files = _FIRST
+        else:
+            continue
+        top = root / files.folder
+        group = top / name.lstrip("/")
+        for folder in (group, *group.parents):
+            left += _left(folder, files)
+            if folder == top:
+                break
+    return left
 
 
-def _upwards(place: Path, name: str) -> Iterator[Path]:
-    folder = place / name.lstrip("/")
-    yield folder
-    while folder != place:
-        folder = folder.parent
-        yield folder
-
-
-def _left(folder: Path, files: _Files) -> int | None:
-    try:
+def _left(folder: Path, files: _Files) -> Iterator[int]:
+    """Yield the bytes that one group still allows; nothing if there is no such group, or it has no limit ("max")."""
+    with suppress(OSError, ValueError):
         limit, usage = int((folder / files.limit).read_text()), int((folder / files.usage).read_text())
-    except (OSError, ValueError):  # There is no such group, or it has no limit ("max").
-        return None
-    return max(0, limit - usage + _cache(folder, files))
-
-
-def _cache(folder: Path, files: _Files) -> int:
-    try:
-        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return int(counts.get(files.cache, 0))
-    except (OSError, ValueError):
-        return 0
+        cache = 0
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            cache = int(counts.get(files.cache, 0))
+        yield max(0, limit - usage + cache)
 
 
 PROCESS_BYTES = 16_000_000
@@ -254,14 +242,14 @@ def told_holders(holders: Sequence[Holder], name_of: Callable[[int], str | None]
     if not holders:
         return "others hold the rest, and NVML names none of them (another container's, or just ended ones)"
     ordered = sorted(holders, key=lambda one: one.memory_bytes or 0, reverse=True)
-    named = [_holder(one, name_of(one.pid)) for one in ordered[:HOLDERS_NAMED]]
-    more = [f"{len(ordered) - HOLDERS_NAMED} more"] if len(ordered) > HOLDERS_NAMED else []
-    return ", ".join([*named, *more])
-
-
-def _holder(holder: Holder, name: str | None) -> str:
-    who = f"process {holder.pid}" + ("" if name is None else f" ({name})")
-    return f"{who} holds {'some' if holder.memory_bytes is None else _gigabytes(holder.memory_bytes)}"
+    words = []
+    for holder in ordered[:HOLDERS_NAMED]:
+        name = name_of(holder.pid)
+        size = "some" if holder.memory_bytes is None else _gigabytes(holder.memory_bytes)
+        words.append(f"process {holder.pid}{'' if name is None else f' ({name})'} holds {size}")
+    if len(ordered) > HOLDERS_NAMED:
+        words.append(f"{len(ordered) - HOLDERS_NAMED} more")
+    return ", ".join(words)
 
 
 def _gigabytes(size_bytes: int) -> str:
