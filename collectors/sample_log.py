@@ -20,9 +20,10 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATED_BYTES
 from workloads.cost_models.schedules import ActionKind, MessageEnd
 
-SCHEMA_VERSION = 2
-"""Version 2: a node's log holds changes between whole lines."""
-Mark = Literal["warm_up", "measured", "memory", "traced", "probed", "told"]
+SCHEMA_VERSION = 3
+"""Version 2: a node's log holds changes between whole lines. Version 3: the marks `probe` and `nccl_log` were `probed`
+and `told`."""
+Mark = Literal["warm_up", "measured", "memory", "traced", "probe", "nccl_log"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
@@ -45,8 +46,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_defaults=True):
     """Samples taken together. step counts from 0 with the first warm-up; only readings marked `measured` are speed.
 
-    probed: of a probe; step then counts its measurements. told: like probed, but taken while NCCL logged its choices,
-    which slows the calls.
+    probe: of a probe; step then counts its measurements. nccl_log: of a probe too, but taken while NCCL logged its
+    choices, which slows the calls.
     begun_ns: time from which on a probe's device did nothing but what was measured; None where nobody asks.
     """
 
@@ -298,7 +299,7 @@ class Follower:
         if not line:
             return None
         try:
-            record: Record = self._decoder.decode(line)
+            record: Record = self._decoder.decode(_with_new_mark(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._refuse_newer(line)
             self.left_out.append(f"{self._path.name}: line {number} cannot be read and is left out ({error})")
@@ -322,6 +323,16 @@ class Follower:
 
 class _Versioned(msgspec.Struct):
     schema_version: int
+
+
+_NEW_MARKS = {b"probed": b"probe", b"told": b"nccl_log"}
+_OLD_MARK = re.compile(rb'\{"type":"reading","trial":\d+,"time_ns":\d+,"mark":"(probed|told)"')
+
+
+def _with_new_mark(line: bytes) -> bytes:
+    """Return the line with the mark that a reading of schema version 2 or older has since version 3."""
+    old = _OLD_MARK.match(line)
+    return line if old is None else line[: old.start(1)] + _NEW_MARKS[old[1]] + line[old.end(1) :]
 
 
 _REPLACED = re.compile(rb'\{"type":"(reading|polled|changed)",(?:"trial":\d+,)?"time_ns":\d+,(?:"mark":"([a-z_]+)",)?')

@@ -220,14 +220,14 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
     Raises:
         NewerSchema: a newer version wrote the logs.
     """
-    logs = read_rank_logs(folder, ranks, mark="probed")
-    told = read_rank_logs(folder, ranks, mark="told").trials.values()
+    logs = read_rank_logs(folder, ranks, mark="probe")
+    told = read_rank_logs(folder, ranks, mark="nccl_log").trials.values()
     beats = GpuBeats(folder)
     return ProbeLogs(
         trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
         notes=logs.notes,
         choices=tuple(
-            labels for parts in told for labels in by_labels(parts, "told", probes_metrics.COLLECTIVE_CHOICE, max)
+            labels for parts in told for labels in by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
         ),
     )
 
@@ -251,7 +251,7 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
 
 def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
     return ProbeTrial(
-        values={metric.name: by_labels(parts, "probed", metric, join) for metric, join in JOINS.items()},
+        values={metric.name: by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
         reached=dict(_reached(parts, beats)),
     )
 
@@ -260,7 +260,7 @@ def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labe
     """Yield the node's last reading of the GPU while the slowest rank computed each shape, where there is one."""
     slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
-        for reading in part.of("probed"):
+        for reading in part.of("probe"):
             for sample in samples_of([reading], probes_metrics.MATMUL_SECONDS):
                 labels = tuple(sample.labels[name] for name in probes_metrics.MATMUL_SECONDS.labels)
                 if labels not in slowest or sample.value > slowest[labels][0]:

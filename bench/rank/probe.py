@@ -45,7 +45,7 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
     choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
     # NCCL's log, a line for each call, disturbs: the first trial is spent on it, and its times are left out.
     is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
-    mark: Mark = "told" if is_told else "probed"
+    mark: Mark = "nccl_log" if is_told else "probe"
     if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
         nccl_log.ask(choices)  # Before NCCL starts: it reads its settings once.
     with joined(order, log) as device:
@@ -118,4 +118,4 @@ def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Positio
     except nccl_log.NotTold as error:
         log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=f"NCCL's choices are absent: {error}"))
         return
-    log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark="told", step=position.step, samples=samples))
+    log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark="nccl_log", step=position.step, samples=samples))

@@ -276,7 +276,7 @@ DAMAGES = {
     ),
     "log newer": Damage(
         _without_summary(_newer(f"{DDP}/rank1.jsonl"), DDP), ("show", f"{{runs}}/{DDP}"), 2,
-        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, this program reads up to 2;"
+        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, this program reads up to 3;"
         " use the version that wrote it",
     ),
     "window cut": Damage(

@@ -50,7 +50,7 @@ def write_rank(folder: Path, rank: int, elapsed_s: float, *, uuid: str | None, b
         Reading(
             trial=0,
             time_ns=round(ended_s * SECOND_NS),
-            mark="probed",
+            mark="probe",
             step=0,
             begun_ns=round(begun_s * SECOND_NS),
             samples=[probes_metrics.MATMUL_SECONDS.at(elapsed_s, **SHAPE)],

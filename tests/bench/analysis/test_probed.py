@@ -25,7 +25,7 @@ def write_trials(folder: Path, trials: Sequence[Sequence[Sequence[Sample]]]) -> 
         for rank, samples in enumerate(ranks):
             log = SampleLog(folder / f"rank{rank}.jsonl")
             for step, sample in enumerate(samples):
-                log.write(Reading(trial=trial, time_ns=0, mark="probed", step=step, samples=[sample]))
+                log.write(Reading(trial=trial, time_ns=0, mark="probe", step=step, samples=[sample]))
             log.write(Ended(trial=trial, time_ns=1, step=len(samples)))
             log.close()
 
@@ -236,12 +236,12 @@ def choose(folder: Path, size: int) -> None:
                     1, collective="all_reduce", size=str(size), chosen="RING", protocol="LL"
                 ),
             ]
-        log.write(Reading(trial=0, time_ns=0, mark="told", step=0, samples=samples))
+        log.write(Reading(trial=0, time_ns=0, mark="nccl_log", step=0, samples=samples))
         log.write(Ended(trial=0, time_ns=1, step=1))
         log.close()
     for rank in range(2):
         log = SampleLog(folder / f"rank{rank}.jsonl")
-        log.write(Reading(trial=1, time_ns=0, mark="probed", step=0, samples=[collective(0.5)]))
+        log.write(Reading(trial=1, time_ns=0, mark="probe", step=0, samples=[collective(0.5)]))
         log.write(Ended(trial=1, time_ns=1, step=1))
         log.close()
 

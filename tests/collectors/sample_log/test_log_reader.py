@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from collectors.metrics.metric import Sample
@@ -140,3 +141,20 @@ def test_a_log_of_a_newer_version_is_refused_with_both_versions(tmp_path: Path) 
     _write(tmp_path / "log", [newer])
     with pytest.raises(NewerSchema, match=rf"version {SCHEMA_VERSION + 1}.*up to {SCHEMA_VERSION}"):
         read(tmp_path / "log")
+
+
+@pytest.mark.parametrize(("old", "new"), [("probed", "probe"), ("told", "nccl_log")])
+def test_readings_of_schema_version_2_are_read_like_those_of_today(old: str, new: Mark, tmp_path: Path) -> None:
+    for name, version, mark in (("old", 2, old), ("new", SCHEMA_VERSION, new)):
+        (tmp_path / name).write_text(
+            '{"type":"opened","run":"r","trial":0,"rank":1,"time_ns":1,"pid":2,"host":"here","gpu_uuid":null,'
+            f'"schema_version":{version}}}\n'
+            f'{{"type":"reading","trial":0,"time_ns":2,"mark":"{mark}","step":5,"begun_ns":1,'
+            '"samples":[["observatory_collective_seconds",0.5,{"collective":"told"}]]}\n'
+        )
+    opened, reading = read(tmp_path / "old").records
+    assert isinstance(reading, Reading)
+    assert (reading.mark, reading.samples[0].labels) == (new, {"collective": "told"})
+    assert [msgspec.structs.replace(opened, schema_version=SCHEMA_VERSION), reading] == read(tmp_path / "new").records
+    for name in ("old", "new"):
+        assert Follower(tmp_path / name).newest() == read(tmp_path / name).records

@@ -14,7 +14,7 @@ def write_rank(folder: Path, rank: int, values: dict[int, float], *, broken: fro
     log = SampleLog(folder / f"rank{rank}.jsonl")
     for trial, value in values.items():
         sample = COPY_SECONDS.at(value, kind="memory_copy", size="8")
-        log.write(Reading(trial=trial, time_ns=0, mark="probed", step=0, samples=[sample]))
+        log.write(Reading(trial=trial, time_ns=0, mark="probe", step=0, samples=[sample]))
         error = "out of luck" if trial in broken else None
         log.write(Ended(trial=trial, time_ns=1, step=1, error_type=error and "RuntimeError", error=error))
     log.close()
@@ -23,7 +23,7 @@ def write_rank(folder: Path, rank: int, values: dict[int, float], *, broken: fro
 def test_a_trial_counts_when_every_rank_ended_well(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, {0: 1.0, 1: 1.0, 2: 1.0})
     write_rank(tmp_path, 1, {0: 2.0, 1: 2.0}, broken=frozenset({1}))
-    assert list(read_rank_logs(tmp_path, 2, mark="probed").trials) == [0]
+    assert list(read_rank_logs(tmp_path, 2, mark="probe").trials) == [0]
 
 
 def test_a_trial_without_readings_of_the_mark_does_not_count(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_trial_without_readings_of_the_mark_does_not_count(tmp_path: Path) -> 
 
 def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, {0: 1.0})
-    logs = read_rank_logs(tmp_path, 2, mark="probed")
+    logs = read_rank_logs(tmp_path, 2, mark="probe")
     assert logs.notes == ("rank1.jsonl is missing",)
     assert not logs.trials
 
@@ -44,11 +44,11 @@ def test_what_several_ranks_note_is_said_once(tmp_path: Path) -> None:
         log = SampleLog(tmp_path / f"rank{rank}.jsonl")
         log.write(Note(trial=0, time_ns=0, text="nothing to see"))
         log.close()
-    assert read_rank_logs(tmp_path, 2, mark="probed").notes == ("nothing to see",)
+    assert read_rank_logs(tmp_path, 2, mark="probe").notes == ("nothing to see",)
 
 
 def test_values_are_joined_over_the_ranks_that_have_them(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, {0: 1.0})
     write_rank(tmp_path, 1, {0: 4.0})
-    (parts,) = read_rank_logs(tmp_path, 2, mark="probed").trials.values()
-    assert by_labels(parts, "probed", COPY_SECONDS, sum) == {("memory_copy", "8"): 5.0}
+    (parts,) = read_rank_logs(tmp_path, 2, mark="probe").trials.values()
+    assert by_labels(parts, "probe", COPY_SECONDS, sum) == {("memory_copy", "8"): 5.0}
