@@ -6,30 +6,27 @@ Nothing here is timed: fingerprints cost more than small steps do.
 from __future__ import annotations
 
 import math
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
 from hashlib import blake2b
 from pathlib import Path
-from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bench.case import Case
-from bench.rank.distributed import Position, joined
+from bench.rank.distributed import TrialLog, joined
 from bench.rank.evidence import EvidenceFile, Sketch, StepEvidence
 from bench.rank.messages import RankOrder
+from bench.rank.train import built
 from collectors.metrics.rank import LOSS
-from collectors.sample_log import Note, Reading, SampleLog
 from workloads.core.batch_norm import BatchNorm
-from workloads.core.data import Batches, NoBatches, make_batches, to_device
-from workloads.core.mesh import make_mesh
+from workloads.core.data import Batches, NoBatches, to_device
 from workloads.core.trainer import plain_name, whole_of
 from workloads.options import check_of
-from workloads.protocols import KnowsNorm, KnowsNotes, Workload
+from workloads.protocols import KnowsNorm, Workload
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
@@ -38,61 +35,56 @@ PROJECTED = 2**17
 """How many elements of a tensor a sketch projects, from its beginning."""
 
 
-def witness(order: RankOrder, log: SampleLog, position: Position) -> None:
+def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
     """Train all steps of the order's case as one rank; write the evidence and the log.
 
     Raises:
         LogUnwritable: the log cannot be written.
         Exception: whatever the workload raises.
     """
-    case = order.case
-    with joined(order, log) as device:
-        spec = case.spec()
-        mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
-        workload: Workload = resolve_name(spec.entry)(case, mesh, _unmarked)
-        for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
-            log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
-        batches = make_batches(case, spec.place_of(case, order.rank))
-        with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
-            for seen in witnessed_steps(case, workload, batches, device):
-                file.write(seen)
-                samples = [] if seen.loss is None else [LOSS.at(seen.loss)]
-                # Marked as warm-up, so that nothing of it is read as speed.
-                log.write(
-                    Reading(trial=order.trial, time_ns=time.time_ns(), mark="warm_up", step=seen.step, samples=samples)
-                )
-                position.step += 1
+    with (
+        joined(order, log) as device,
+        built(order, log, lambda name: nullcontext()) as (_, workload, batches),
+        closing(EvidenceFile(Path(order.folder), order.rank)) as file,
+    ):
+        for evidence in steps_with_evidence(order.case, workload, batches, device):
+            file.write(evidence)
+            # Marked as warm-up, so that nothing of it is read as speed.
+            log.reading("warm_up", [] if evidence.loss is None else [LOSS.at(evidence.loss)])
+            log.step += 1
 
 
-def witnessed_steps(
+def steps_with_evidence(
     case: Case, workload: Workload, batches: Batches | NoBatches, device: torch.device
 ) -> Iterator[StepEvidence]:
     """Train all steps of a convergence check's case; yield what each step used and computed as soon as it is done."""
     parameters, check = case.shape.parameters(), check_of(case)
-    assert check is not None, "a witness is of a check"
+    assert check is not None, "evidence is of a check"
     for step in range(case.steps):
-        weights = fingerprint_of_weights(workload.model, parameters)
-        held = _held_weights(workload.model)
-        before = {name: weight.detach().clone() for name, weight in held.items()}
+        # This rank's part of each weight, by the weight's name in `single`. Empty weights are skipped: an engine that
+        # shards by itself leaves them behind, and a server holds nameless ones.
+        weights = {plain_name(name): weight for name, weight in workload.model.named_parameters() if weight.numel()}
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
+        fingerprint = fingerprint_of_weights(workload.model, parameters)
         tokens_bs = next(batches).flip(0) if check.is_reversed else next(batches)
         loss = workload.step(to_device(tokens_bs, device))
-        value = None if loss is None else loss.item()
+        loss_nats = None if loss is None else loss.item()
         norm = workload.gradient_norm() if isinstance(workload, KnowsNorm) else None
         yield StepEvidence(
             step=step,
-            loss=value if value is not None and math.isfinite(value) else None,
-            is_finite=value is None or math.isfinite(value),
+            loss=loss_nats if loss_nats is not None and math.isfinite(loss_nats) else None,
+            is_finite=loss_nats is None or math.isfinite(loss_nats),
             learning_rates=[group["lr"] for group in workload.optimizer.param_groups if "lr" in group],
             sequences=fingerprints_of_sequences(tokens_bs),
             statistics=_statistics(workload.model),
-            weights=weights,
+            weights=fingerprint,
             initial={} if step else _sketches((name, whole_of(weight)) for name, weight in before.items()),
             gradients=_sketches(workload.full_gradients().items()),
             gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
             # A generator, one whole weight at a time: no rank need hold the whole of a sharded model.
             updates=_sketches(
                 (name, whole_of(weight.detach() - before[name]))
-                for name, weight in held.items()
+                for name, weight in weights.items()
                 if weight.shape == before[name].shape
             ),
         )
@@ -123,12 +115,6 @@ def _statistics(model: nn.Module) -> list[float]:
     return []
 
 
-def _held_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return this rank's part of each weight, by the weight's name in `single`."""
-    # Skip empty weights: an engine that shards by itself leaves them behind, and a server holds nameless ones.
-    return {plain_name(name): weight for name, weight in model.named_parameters() if weight.numel()}
-
-
 def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
     """Return the finite sketches. Iterating may gather tensors from all ranks, so all ranks must call it."""
     sketches = {name: sketch_of(name, tensor) for name, tensor in tensors}
@@ -140,8 +126,3 @@ def sketch_of(name: str, tensor: Tensor) -> Sketch:
     part = tensor.detach().flatten()[:PROJECTED].cpu()
     direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
     return tensor.norm().item(), torch.dot(part, direction).item()
-
-
-def _unmarked(name: str) -> nullcontext[None]:
-    """Mark no phase, since none is timed."""
-    return nullcontext()

@@ -1,4 +1,4 @@
-"""How a rank joins and leaves its trial: device, process group, shutdown of communicators, and CUDA's start errors."""
+"""How a rank joins and leaves its trial: log, device, process group, shutdown of communicators, CUDA's start errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,7 +17,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from bench.rank.messages import RankOrder
-from collectors.sample_log import Note, SampleLog
+from collectors.metrics.metric import Sample
+from collectors.sample_log import Mark, Note, Reading, Record, SampleLog
 
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 """NVIDIA's containers set it. torch reads it once, when its context is made; settings made later take precedence."""
@@ -60,12 +60,43 @@ class NoDevice(RuntimeError):
     """The rank cannot use the GPU that it was given."""
 
 
+class TrialLog:
+    """A rank's log in one trial: adds trial and time to records, and numbers the readings from 0.
+
+    step: the step that the rank is in (of a probe: the measurement), so that a failure can be located.
+    """
+
+    def __init__(self, log: SampleLog, trial: int) -> None:
+        self.step = 0
+        self.readings = 0
+        self.write: Callable[[Record], None] = log.write
+        self._trial = trial
+
+    def note(self, text: str) -> None:
+        """Log what is absent or was skipped, and why."""
+        self.write(Note(trial=self._trial, time_ns=time.time_ns(), text=text))
+
+    def reading(self, mark: Mark, samples: list[Sample], *, begun_ns: int | None = None) -> None:
+        """Log samples that were taken together; see `Reading`."""
+        self.write(
+            Reading(
+                trial=self._trial,
+                time_ns=time.time_ns(),
+                mark=mark,
+                step=self.readings,
+                begun_ns=begun_ns,
+                samples=samples,
+            )
+        )
+        self.readings += 1
+
+
 @contextmanager
 def joined(
     order: RankOrder,
-    log: SampleLog,
+    log: TrialLog,
     *,
-    before_meeting: Callable[[torch.device], object] = lambda device: None,
+    before_meeting: Callable[[torch.device], object] | None = None,
     cuda: Cuda = torch.cuda,
     groups: Groups = dist,
     destroy_s: float = DESTROY_S,
@@ -80,12 +111,35 @@ def joined(
     """
     device = take_device(order, cuda)
     if device.type == "cuda" and (reason := switch_tf32_off()) is not None:
-        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=reason))
-    before_meeting(device)
-    join(order, device, groups)
+        log.note(reason)
+    if before_meeting is not None:
+        before_meeting(device)
+
+    # Meet the other ranks in the supervisor's store.
+    patience = timedelta(seconds=order.store_timeout_s)
+    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
+    groups.init_process_group(
+        order.case.backend,
+        store=PrefixStore(order.prefix, store),
+        rank=order.rank,
+        world_size=order.case.ranks,
+        timeout=timedelta(seconds=order.collective_timeout_s),
+        device_id=device if order.case.backend == "nccl" else None,
+    )
     yield device
-    if device.type == "cuda":
-        part(order, device, cuda, groups, destroy_s)
+    if device.type == "cpu":
+        return
+
+    # Wait until all ranks' devices are done, then destroy the communicators: if a rank left earlier, its peers' devices
+    # might still wait for data from it. A peer may even lack the last bytes of a message that the sender's device has
+    # finished; only destroying the communicator ensures that they arrive.
+    # Source: the warning of torch's ProcessGroupNCCL on a missing destroy_process_group; pytorch issue 122358.
+    cuda.synchronize(device)
+    wait_for_all(device, cuda, groups)
+    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, order, cuda):
+        print(
+            f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
+        )
 
 
 def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
@@ -140,21 +194,7 @@ def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
     return None
 
 
-def join(order: RankOrder, device: torch.device, groups: Groups = dist) -> None:
-    """Create the process group, meeting the other ranks in the supervisor's store."""
-    patience = timedelta(seconds=order.store_timeout_s)
-    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
-    groups.init_process_group(
-        order.case.backend,
-        store=PrefixStore(order.prefix, store),
-        rank=order.rank,
-        world_size=order.case.ranks,
-        timeout=timedelta(seconds=order.collective_timeout_s),
-        device_id=device if order.case.backend == "nccl" else None,
-    )
-
-
-def all_say(yes: bool, device: torch.device) -> bool:  # A positional bool: what is said is the call.
+def all_agree(yes: bool, device: torch.device) -> bool:
     """Return whether every rank says yes."""
     answer = torch.tensor(int(yes), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MIN)
@@ -166,21 +206,6 @@ def wait_for_all(device: torch.device, cuda: Cuda = torch.cuda, groups: Groups =
     groups.barrier()
     if device.type == "cuda":
         cuda.synchronize(device)
-
-
-def part(order: RankOrder, device: torch.device, cuda: Cuda, groups: Groups, destroy_s: float) -> None:
-    """Wait until all ranks' devices are done, then destroy the communicators.
-
-    If a rank left earlier, its peers' devices might still wait for data from it. A peer may even lack the last bytes of
-    a message that the sender's device has finished; only destroying the communicator ensures that they arrive.
-    Source: the warning of torch's ProcessGroupNCCL on a missing destroy_process_group; pytorch issue 122358.
-    """
-    cuda.synchronize(device)
-    wait_for_all(device, cuda, groups)
-    if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, order, cuda):
-        print(
-            f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
-        )
 
 
 def give_up(
@@ -223,7 +248,7 @@ def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: 
 
 # Errors of CUDA's start in a rank, translated into a cause and the next move.
 
-_MEANINGS: tuple[tuple[str, str], ...] = (
+_CAUSES: tuple[tuple[str, str], ...] = (
     (r"Torch not compiled with CUDA enabled", "torch is built without CUDA: install a CUDA build"),
     (
         r"driver on your system is too old|driver version is insufficient",
@@ -277,25 +302,18 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "its driver does not start (error {number}, {words}): look at `nvidia-smi` and `dmesg`",
     ),
 )
-"""Pairs of an error pattern of torch or CUDA, and its meaning; the first that matches counts.
+"""Pairs of an error pattern of torch or CUDA, and its cause with the next move; the first that matches counts.
 
 Source: torch's c10/cuda/CUDAFunctions.cpp and CUDAException.cpp; cudaGetErrorString.
 """
 
 
-def named(error: BaseException) -> BaseException:
+def with_cause(error: BaseException) -> BaseException:
     """Return the error, or a NoDevice in its place if CUDA could not be started or another process holds the GPU."""
     if isinstance(error, NoDevice) or not isinstance(error, RuntimeError | AssertionError):
         return error
-    said = str(error)
-    for pattern, meaning in _MEANINGS:
-        if found := re.search(pattern, said):
-            return NoDevice(f"{meaning.format(**found.groupdict())} (it said: {said.splitlines()[0].split('. ')[0]})")
+    message = str(error)
+    for pattern, cause in _CAUSES:
+        if found := re.search(pattern, message):
+            return NoDevice(f"{cause.format(**found.groupdict())} (it said: {message.splitlines()[0].split('. ')[0]})")
     return error
-
-
-@dataclass(slots=True)
-class Position:
-    """The step that a rank is in (of a probe: the measurement), so that a failure can be located."""
-
-    step: int = 0

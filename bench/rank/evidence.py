@@ -48,9 +48,9 @@ class EvidenceFile:
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = path_of(folder, rank).open("ab", buffering=0)
 
-    def write(self, seen: StepEvidence) -> None:
+    def write(self, evidence: StepEvidence) -> None:
         """Append one step as one line."""
-        self._file.write(msgspec.json.encode(seen) + b"\n")
+        self._file.write(msgspec.json.encode(evidence) + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -42,8 +42,10 @@ def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
     return Fault(kind=kind, rank=int(rank), step=int(step))  # type: ignore[arg-type]  # The pattern allows no other.
 
 
-def commit(fault: Fault) -> None:
-    """Commit the fault now, in this process."""
+def commit_at(fault: Fault | None, *, rank: int, step: int) -> None:
+    """Commit the fault in this process, if it is due in this rank at this step."""
+    if fault is None or (fault.rank, fault.step) != (rank, step):
+        return
     match fault.kind:
         case "raise":
             raise RuntimeError("a fault was asked for")

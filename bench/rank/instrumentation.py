@@ -1,4 +1,4 @@
-"""Instrumentation of a rank: phase marks, memory measured in extra steps, and the profiler window.
+"""Instrumentation of a rank: phase marks, profiler windows, and actions and memory measured in extra steps.
 
 Instrumented steps are slower than others and no part of speed.
 """
@@ -7,37 +7,48 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from bench.case import Case, InstrumentationOptions
+from bench.analysis.timelines import save_timeline
+from bench.case import Case
+from bench.rank.distributed import TrialLog, wait_for_all
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Sample
+from collectors.metrics.rank import ATTENTION_PAIRS, PAYLOAD_BYTES
 from collectors.rank import flight_recorder
-from collectors.rank.flight_recorder import Entered
-from collectors.rank.memory import CannotTrack, StageMemory, StepMemory, live_tensor_bytes, state_bytes
-from collectors.rank.memory_snapshot import CannotSave, CudaRecorder, States, mark_phase, record_curve, save_history
+from collectors.rank.action_clock import host_clock_name, make_action_clock
+from collectors.rank.flight_recorder import OTHER_AXIS, Entered, axes_of_groups
+from collectors.rank.memory import (
+    CannotTrack,
+    StageMemory,
+    StateTensors,
+    StepMemory,
+    live_tensor_bytes,
+    state_bytes,
+    states_of,
+)
+from collectors.rank.memory_snapshot import CannotSave, CudaRecorder, mark_phase, record_curve, save_history
 from collectors.rank.profiler import Window
 from collectors.rank.step_clock import StepClock
+from collectors.sample_log import TimedActions
+from collectors.traces.analyzers.summary import breakdowns, why_no_communication
 from collectors.traces.event_names import STEP
 from collectors.traces.reading import collective_args, nccl_calls
 from collectors.traces.steps import steps as marked_steps
 from collectors.traces.timeline import Timeline
 from workloads.options import GRAPH_MODES
-from workloads.protocols import HoldsTensors, ReceivesMessages, RunsStages, Workload
+from workloads.protocols import CountsPairs, CountsPayload, HoldsTensors, ReceivesMessages, RunsStages, Workload
 
 Mark = Callable[[str], AbstractContextManager[object]]
 """Returns a context that marks a phase of the given name."""
-
-
-def _unmarked(name: str) -> AbstractContextManager[object]:
-    return nullcontext()
 
 
 class PhaseMarks:
@@ -51,7 +62,7 @@ class PhaseMarks:
         self.memory = memory
         self._now_ns = now_ns
         self._asking_ns = 0
-        self._also: Mark = _unmarked
+        self._also: Mark = nullcontext
 
     def start(self) -> None:
         """Begin the first step for clock and memory, or the next one after a pause."""
@@ -75,7 +86,7 @@ class PhaseMarks:
         try:
             yield
         finally:
-            self._also = _unmarked
+            self._also = nullcontext
 
     def take_asking_ns(self) -> int:
         """Return the host's nanoseconds spent on reading memory since the last call."""
@@ -83,118 +94,193 @@ class PhaseMarks:
         return asking_ns
 
 
-class MemoryInstrumentation:
-    """Measures one rank's memory in extra steps. Every rank of a run makes the same measurements, in the same steps.
+@dataclass(slots=True, kw_only=True)
+class Instrumentation:
+    """Measures one rank in steps of their own. Every rank of a run makes the same measurements, in the same steps.
 
-    marks: of the workload's phases. run_step: runs a step like the measured ones. note: takes what is absent, and why.
+    marks: of the workload's phases. train_step: runs a step like the measured ones.
     """
 
-    def __init__(
-        self,
-        order: RankOrder,
-        device: torch.device,
-        workload: Workload,
-        marks: PhaseMarks,
-        *,
-        run_step: Callable[[], object],
-        note: Callable[[str], None],
-    ) -> None:
-        self._order = order
-        self._device = device
-        self._workload = workload
-        self._marks = marks
-        self._run_step = run_step
-        self._note = note
+    order: RankOrder
+    log: TrialLog
+    device: torch.device
+    mesh: DeviceMesh
+    marks: PhaseMarks
+    workload: Workload
+    train_step: Callable[[], object]
+    _stages: StageMemory | None = None
 
-    def samples(self, looks: InstrumentationOptions) -> list[Sample]:
-        """Return live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
-        live = self._live_tensors() if self._device.type == "cpu" else self._allocations_of_stages()
-        by_category = self._by_category() if looks.memory_snapshot else []
-        if looks.memory_snapshot:
+    def _run_step(self) -> None:
+        self.train_step()
+        self.log.step += 1
+
+    # Profiler windows.
+
+    def trace(self) -> None:
+        """Run a profiler window; log its figures and what the rank handed to collectives in it."""
+        order, case, workload = self.order, self.order.case, self.workload
+        folder = Path(order.folder)
+        workload_bytes = Counter[str]()
+
+        def warm_up() -> None:
+            self._run_step()
+            wait_for_all(self.device)
+
+        def run_step() -> None:
+            self._run_step()
+            if isinstance(workload, CountsPayload):
+                workload_bytes.update(workload.payload_bytes())
+
+        traced = trace(
+            case.trace_steps,
+            run_step,
+            warm_up=warm_up,
+            device=self.device,
+            backend=case.backend,
+            rank=order.rank,
+            ranks=case.ranks,
+            folder=folder,
+        )
+        if traced.has_figures:
+            save_timeline(traced.timeline, folder, order.trial)
+        if order.keep_trace:
+            traced.window.export(folder / f"rank{order.rank}.trace.json.gz")
+        for text in traced.notes:
+            self.log.note(f"rank {order.rank}: {text}")
+        if traced.has_figures and (reason := why_no_communication(traced.timeline)) is not None:
+            self.log.note(f"communication is absent: {reason}")
+        counts = self._payloads(traced, workload_bytes)
+        if isinstance(workload, CountsPairs):
+            counts.append(ATTENTION_PAIRS.at(workload.attention_pairs()))
+        figures = [breakdown.samples() for breakdown in breakdowns(traced.timeline)] if traced.has_figures else []
+        # What was counted is logged even if no step was traced completely.
+        for samples in figures or [[]]:
+            self.log.reading("traced", samples + counts)
+
+    def _payloads(self, traced: TracedWindow, workload_bytes: Mapping[str, int]) -> list[Sample]:
+        """Return the mean payload of a step, by collective and mesh axis.
+
+        workload_bytes: what the workload counted itself, by collective; the spec names their axes.
+        """
+        case = self.order.case
+        axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.spec().transfers(case)}
+        payload_bytes = Counter({(name, axes.get(name, OTHER_AXIS)): total for name, total in workload_bytes.items()})
+        # The Flight Recorder has the rest, by process group.
+        axes = axes_of_groups(self.mesh)
+        try:
+            for entered in entered_in(traced, case):
+                payload_bytes[entered.name, axes.get(entered.group, OTHER_AXIS)] += entered.payload_bytes
+        except flight_recorder.Forgotten as error:
+            self.log.note(f"counted traffic is absent: {error}")
+        return [
+            PAYLOAD_BYTES.at(total / case.trace_steps, collective=name, axis=axis)
+            for (name, axis), total in payload_bytes.items()
+            if total
+        ]
+
+    # Actions of pipeline stages.
+
+    def time_actions(self) -> None:
+        """Log what each action of a pipeline's stages took, in steps that all ranks begin together."""
+        if not isinstance(self.workload, RunsStages):
+            return
+        clock, clock_name = make_action_clock(self.device), host_clock_name()
+        self.workload.mark_actions(clock.mark, clock.tell_message)
+        for _ in range(self.order.case.trace_steps):
+            wait_for_all(self.device)
+            begun_ns = clock.begin_step()
+            self.train_step()
+            self.log.write(
+                TimedActions(
+                    trial=self.order.trial,
+                    time_ns=time.time_ns(),
+                    step=self.log.step,
+                    begun_ns=begun_ns,
+                    clock=clock_name,
+                    actions=clock.end_step(),
+                    messages=clock.messages(),
+                    core_waits_ns=clock.core_waits_ns(),
+                )
+            )
+            self.log.step += 1
+        self.workload.mark_actions(None)
+
+    # Memory.
+
+    def measure_memory(self) -> None:
+        """Log live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
+        samples = self._live_tensors() if self.device.type == "cpu" else self._allocations_of_stages()
+        if self.order.looks.memory_snapshot:
+            samples += self._by_category()
             self._save_history()
-        return [*live, *by_category, *state_bytes(self._workload.model, self._workload.optimizer, self._states())]
+        samples += state_bytes(self._states())
+        self.log.reading("memory", samples)
 
     def _live_tensors(self) -> list[Sample]:
-        if self._order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
-            self._note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
+        if self.order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
+            self.log.note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
             return []
-        stages = _Stages(self._workload)
+        live = []
         try:
             live = live_tensor_bytes(
                 self._run_step,
-                self._workload.model,
-                self._workload.optimizer,
-                held=self._workload.held_tensors() if isinstance(self._workload, HoldsTensors) else {},
-                buffers=self._workload.receive_buffers() if isinstance(self._workload, ReceivesMessages) else (),
-                on_tracking=stages.follow,
+                self.workload.model,
+                self.workload.optimizer,
+                held=self.workload.held_tensors() if isinstance(self.workload, HoldsTensors) else {},
+                buffers=self.workload.receive_buffers() if isinstance(self.workload, ReceivesMessages) else (),
+                on_tracking=self._follow_stages,
             )
         except CannotTrack as error:
-            self._note(f"live tensor bytes are absent: {error}")
-            live = []
-        return [*live, *stages.leave()]
+            self.log.note(f"live tensor bytes are absent: {error}")
+        return live + self._samples_of_stages()
 
     def _allocations_of_stages(self) -> list[Sample]:
         """Return what stages hold by CUDA's allocator, which counts as the host queues work: no wait for the device."""
-        if not isinstance(self._workload, RunsStages):
+        if not isinstance(self.workload, RunsStages):
             return []
-        stages = _Stages(self._workload)
-        stages.follow(partial(torch.cuda.memory_allocated, self._device))
+        self._follow_stages(partial(torch.cuda.memory_allocated, self.device))
         self._run_step()
-        return stages.leave()
+        return self._samples_of_stages()
+
+    def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
+        """Begin to follow what each pipeline stage holds, if there are any. held_bytes: returns the bytes held now."""
+        if isinstance(self.workload, RunsStages):
+            self._stages = StageMemory(held_bytes)
+            self.workload.mark_actions(self._stages.mark)
+
+    def _samples_of_stages(self) -> list[Sample]:
+        """Stop following the stages; return what each held at most."""
+        if self._stages is None or not isinstance(self.workload, RunsStages):
+            return []
+        self.workload.mark_actions(None)
+        return self._stages.samples()
 
     def _by_category(self) -> list[Sample]:
-        with self._marks.marked_also(mark_phase):
-            curve = record_curve(self._run_step, self._device, self._states)
+        with self.marks.marked_also(mark_phase):
+            curve = record_curve(self._run_step, self.device, self._states)
         try:
             curve.save(self._file("memory.json.gz"))
         except CannotSave as error:
-            self._note(f"the drawing of memory by category is absent: {error}")
+            self.log.note(f"the drawing of memory by category is absent: {error}")
         return curve.samples()
 
     def _save_history(self) -> None:
-        if self._device.type != "cuda":
-            self._note("the history of memory blocks is absent: on a CPU no allocator keeps one")
+        if self.device.type != "cuda":
+            self.log.note("the history of memory blocks is absent: on a CPU no allocator keeps one")
             return
         try:
             save_history(self._run_step, self._file("memory.pickle"), CudaRecorder())
         except CannotSave as error:
-            self._note(f"the history of memory blocks is absent: {error}")
+            self.log.note(f"the history of memory blocks is absent: {error}")
 
-    def _states(self) -> States:
+    def _states(self) -> StateTensors:
         """Return the tensors of parameters, gradients and optimizer as they are now."""
-        if isinstance(self._workload, HoldsTensors):
-            return self._workload.held_tensors()
-        weights = list(self._workload.model.parameters())
-        states = self._workload.optimizer.state.values()
-        return {
-            "parameters": weights,
-            "gradients": [weight.grad for weight in weights if weight.grad is not None],
-            "optimizer": [value for state in states for value in state.values() if isinstance(value, Tensor)],
-        }
+        if isinstance(self.workload, HoldsTensors):
+            return self.workload.held_tensors()
+        return states_of(self.workload.model, self.workload.optimizer)
 
     def _file(self, ending: str) -> Path:
-        return Path(self._order.folder) / f"rank{self._order.rank}.{ending}"
-
-
-class _Stages:
-    """Follows the memory of a workload's pipeline stages, if it has any, through one step."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._memory: StageMemory | None = None
-
-    def follow(self, held_bytes: Callable[[], int]) -> None:
-        """Begin to follow what each stage holds. held_bytes: returns the bytes held now."""
-        if isinstance(self._workload, RunsStages):
-            self._memory = StageMemory(held_bytes)
-            self._workload.mark_actions(self._memory.mark)
-
-    def leave(self) -> list[Sample]:
-        """Stop following; return what each stage held at most."""
-        if self._memory is None or not isinstance(self._workload, RunsStages):
-            return []
-        self._workload.mark_actions(None)
-        return self._memory.samples()
+        return Path(self.order.folder) / f"rank{self.order.rank}.{ending}"
 
 
 # The profiler window of one rank: its Timeline, completed by the rank's Flight Recorder.
@@ -254,7 +340,7 @@ def trace(
         notes = (f"process groups and numbers of collectives are absent: {error}",)
     # The host's name: ranks of one host share a clock, which is used when their windows are joined.
     about = replace(timeline.about, world_size=ranks, host=socket.gethostname(), groups=flight_recorder.group_ranks())
-    has_figures = tells_of(device, timeline)
+    has_figures = shows_device(device, timeline)
     return TracedWindow(
         window=window,
         timeline=replace(timeline, about=about),
@@ -265,7 +351,7 @@ def trace(
     )
 
 
-def tells_of(device: torch.device, timeline: Timeline) -> bool:
+def shows_device(device: torch.device, timeline: Timeline) -> bool:
     """Return whether the Timeline shows what the device did, and not only what the host launched on it."""
     return device.type == "cpu" or timeline.is_device
 

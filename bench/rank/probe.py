@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
-from bench.rank.distributed import Position, all_say, joined, wait_for_all
-from bench.rank.fault_injection import commit
+from bench.rank.distributed import TrialLog, all_agree, joined, wait_for_all
+from bench.rank.fault_injection import commit_at
 from bench.rank.messages import RankOrder
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.rank import nccl_log
 from collectors.rank.stopwatch import CudaStopwatch, HostStopwatch
-from collectors.sample_log import Mark, Note, Reading, SampleLog
+from collectors.sample_log import Mark
 from workloads.core.mesh import make_mesh
 from workloads.protocols import Elapsed, Probe, Quantity
 
@@ -34,7 +33,7 @@ WITH_HOST: dict[Quantity, Metric] = {
 }
 
 
-def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
+def run_probe(order: RankOrder, log: TrialLog) -> None:
     """Run the probe of the order's case as one rank, and log each measurement.
 
     Raises:
@@ -42,41 +41,32 @@ def run_probe(order: RankOrder, log: SampleLog, position: Position) -> None:
         Exception: whatever the probe raises.
     """
     case = order.case
-    choices = Path(order.folder) / f"rank{order.rank}.nccl.log"
     # NCCL's log, a line for each call, disturbs: the first trial is spent on it, and its times are left out.
-    is_told = case.backend == "nccl" and case.trials > 1 and order.trial == 0
-    mark: Mark = "nccl_log" if is_told else "probe"
-    if is_told and order.rank == 0:  # NCCL writes on rank 0 alone.
-        nccl_log.ask(choices)  # Before NCCL starts: it reads its settings once.
+    is_logged = case.backend == "nccl" and case.trials > 1 and order.trial == 0
+    mark: Mark = "nccl_log" if is_logged else "probe"
+    path = Path(order.folder) / f"rank{order.rank}.nccl.log"
+    if is_logged and order.rank == 0:  # NCCL writes on rank 0 alone.
+        nccl_log.ask(path)  # Before NCCL starts: it reads its settings once.
+
+    def record(figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
+        for text in why_with_host(figures, labels):
+            log.note(text)
+        log.reading(mark, samples_of(figures, labels), begun_ns=begun_ns(figures))
+        log.step += 1
+        commit_at(order.fault, rank=order.rank, step=log.step)
+
     with joined(order, log) as device:
         mesh = make_mesh(case.spec().mesh(case), case.device)
         ready = partial(wait_for_all, device)
-        agree = partial(all_say, device=device)
+        agree = partial(all_agree, device=device)
         stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)
-
-        def record(figures: Mapping[Quantity, float | Elapsed], **labels: str) -> None:
-            samples = samples_of(figures, labels)
-            for text in why_with_host(figures, labels):
-                log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
-            log.write(
-                Reading(
-                    trial=order.trial,
-                    time_ns=time.time_ns(),
-                    mark=mark,
-                    step=position.step,
-                    begun_ns=begun_ns(figures),
-                    samples=samples,
-                )
-            )
-            position.step += 1
-            fault = order.fault
-            if fault is not None and (fault.rank, fault.step) == (order.rank, position.step):
-                commit(fault)
-
         probe: Probe = resolve_name(case.spec().entry)
         probe(case, mesh, record, stopwatch)
-        if is_told and order.rank == 0:
-            _log_choices(order, log, choices, position)
+        if is_logged and order.rank == 0:
+            try:
+                log.reading(mark, nccl_log.choices(path))
+            except nccl_log.NotTold as error:
+                log.note(f"NCCL's choices are absent: {error}")
 
 
 def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[Sample]:
@@ -109,13 +99,3 @@ def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[s
         for value in figures.values()
         if not isinstance(value, (int, float)) and value.why_with_host is not None
     ]
-
-
-def _log_choices(order: RankOrder, log: SampleLog, path: Path, position: Position) -> None:
-    """Log NCCL's choices of algorithms, as one more reading."""
-    try:
-        samples = nccl_log.choices(path)
-    except nccl_log.NotTold as error:
-        log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=f"NCCL's choices are absent: {error}"))
-        return
-    log.write(Reading(trial=order.trial, time_ns=time.time_ns(), mark="nccl_log", step=position.step, samples=samples))

@@ -7,47 +7,219 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pkgutil import resolve_name
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, peak_of
-from bench.analysis.timelines import save_timeline
-from bench.case import Case, InstrumentationOptions
-from bench.rank.distributed import Position, joined, wait_for_all
-from bench.rank.fault_injection import commit
-from bench.rank.instrumentation import MemoryInstrumentation, PhaseMarks, TracedWindow, entered_in, trace
+from bench.case import Case
+from bench.rank.distributed import TrialLog, joined, wait_for_all
+from bench.rank.fault_injection import commit_at
+from bench.rank.instrumentation import Instrumentation, PhaseMarks
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
-    ATTENTION_PAIRS,
     DATA_WAIT_SECONDS,
     LEARNING_RATE,
     LOSS,
     MEASURED_MFU,
     MFU,
     OBSERVER_SECONDS,
-    PAYLOAD_BYTES,
     PHASE_SECONDS,
     STEP_SECONDS,
     TOKENS,
     TOKENS_PER_SECOND,
 )
-from collectors.rank import flight_recorder, profiler
-from collectors.rank.action_clock import host_clock_name, make_action_clock
-from collectors.rank.flight_recorder import OTHER_AXIS, axes_of_groups
+from collectors.rank import profiler
 from collectors.rank.memory import make_memory
 from collectors.rank.step_clock import StepTimes, make_clock
-from collectors.sample_log import Mark, Note, Reading, SampleLog, TimedActions
-from collectors.traces.analyzers.summary import breakdowns, why_no_communication
+from collectors.sample_log import Mark
 from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
-from workloads.protocols import CountsPairs, CountsPayload, KnowsNotes, RunsStages, Workload
+from workloads.protocols import KnowsNotes, Phase, Workload
+
+
+def measure(order: RankOrder, log: TrialLog) -> None:
+    """Run all steps of the order's case as one rank, and log what is measured.
+
+    Raises:
+        LogUnwritable: the log cannot be written.
+        Exception: whatever the workload raises.
+    """
+    # The forkserver has started the profiler before the fork, if it may.
+    starts_profiler = order.case.trace_steps and not profiler.may_start_before_fork()
+    with joined(order, log, before_meeting=profiler.warm if starts_profiler else None) as device:
+        marks = PhaseMarks(make_clock(device), make_memory(device))
+        with built(order, log, marks.phase) as (mesh, workload, batches):
+            TrainingLoop(
+                order=order, log=log, device=device, mesh=mesh, marks=marks, workload=workload, batches=batches
+            ).run()
+
+
+@contextmanager
+def built(order: RankOrder, log: TrialLog, phase: Phase) -> Iterator[tuple[DeviceMesh, Workload, Batches | NoBatches]]:
+    """Build the workload of the order's case, and the rank's batches, which are closed at the end of the `with`."""
+    case, spec = order.case, order.case.spec()
+    mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
+    workload: Workload = resolve_name(spec.entry)(case, mesh, phase)
+    with closing(make_batches(case, spec.place_of(case, order.rank))) as batches:
+        for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
+            log.note(text)
+        yield mesh, workload, batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoop:
+    """The training loop of one rank."""
+
+    order: RankOrder
+    log: TrialLog
+    device: torch.device
+    mesh: DeviceMesh
+    marks: PhaseMarks
+    workload: Workload
+    batches: Batches | NoBatches
+
+    def run(self) -> None:
+        """Warm up and measure; then run the instrumented steps, which are no part of speed."""
+        case = self.order.case
+        recorder = StepRecorder(
+            self.order, self.log, self.marks, self.workload, self.device, sequences=self.batches.sequences
+        )
+        instrumentation = Instrumentation(
+            order=self.order,
+            log=self.log,
+            device=self.device,
+            mesh=self.mesh,
+            marks=self.marks,
+            workload=self.workload,
+            train_step=self._train_step,
+        )
+
+        self._train(case.warm_up, "warm_up", recorder)
+        wait_for_all(self.device)
+
+        # The measured steps, in groups that are `every` long; a profiler window comes between two groups.
+        every = self.order.looks.trace_every or case.steps
+        for done in range(0, case.steps, every):
+            if done:
+                instrumentation.trace()
+                wait_for_all(self.device)
+            self._train(min(every, case.steps - done), "measured", recorder)
+            wait_for_all(self.device)
+
+        if case.trace_steps:
+            instrumentation.trace()
+            instrumentation.time_actions()
+        instrumentation.measure_memory()
+
+    def _train(self, steps: int, mark: Mark, recorder: StepRecorder) -> None:
+        """Run this many consecutive steps, and log each."""
+        recorder.start()
+        for number in range(steps):
+            loss = self._train_step()
+            recorder.end_step(loss, is_last=number == steps - 1)
+            self.log.step += 1
+            recorder.write_finished(mark)
+        recorder.drain(mark)
+
+    def _train_step(self) -> Tensor | None:
+        """Run one step of the workload; return the loss, on the device."""
+        commit_at(self.order.fault, rank=self.order.rank, step=self.log.step)
+        with self.marks.phase("data"):
+            tokens_bs = to_device(next(self.batches), self.device)
+        return self.workload.step(tokens_bs)
+
+
+# The log of the steps: one reading for each, with its times, speed, loss and memory.
+
+
+class StepRecorder:
+    """Logs the steps of a training loop once their times are known; on a GPU, that is some steps after the host."""
+
+    def __init__(
+        self,
+        order: RankOrder,
+        log: TrialLog,
+        marks: PhaseMarks,
+        workload: Workload,
+        device: torch.device,
+        *,
+        sequences: int,
+    ) -> None:
+        """sequences: of the rank, in each step."""
+        self._rank = order.rank
+        self._log = log
+        self._marks = marks
+        self._optimizer = workload.optimizer
+        # Ranks that share their sequences share their tokens, so that the tokens of all ranks add up to the batch's.
+        case, spec = order.case, order.case.spec()
+        share = spec.data_ranks(case) / spec.training_ranks(case)
+        self._step_tokens = case.shape.sequence * sequences * share
+        self._speed = StepSpeed(
+            case,
+            tokens=self._step_tokens,
+            peak=peak_of(torch.cuda.get_device_name(device) if device.type == "cuda" else None, case.precision),
+            ceiling_flops_per_second=order.ceiling_flops_per_second,
+        )
+        self._tokens = 0.0
+        self._is_loss_finite = True
+        self._ended: deque[list[Sample]] = deque()  # Samples of ended steps whose times are not known yet.
+        self._begun_ns = 0  # When the recorder began to work on the last step,
+        self._observer_ns = 0  # and how long it worked on it.
+
+    def start(self) -> None:
+        """Begin the first step, or the next one after a pause."""
+        self._marks.start()
+        self._observer_ns = 0
+
+    def end_step(self, loss: Tensor | None, *, is_last: bool) -> None:
+        """End the running step, and begin the next one unless this is the last before a pause."""
+        # In this step: reading memory in its phases, and writing the step before it.
+        observer_ns = self._observer_ns + self._marks.take_asking_ns()
+        self._begun_ns = time.perf_counter_ns()
+        self._marks.clock.end_step(loss)
+        memory = self._marks.memory.end_step(is_last=is_last)
+        # A rank whose optimizer updates nothing itself has no learning rate.
+        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        learning_rate = [LEARNING_RATE.at(rates[0])] if rates else []
+        self._ended.append([*memory, *learning_rate, OBSERVER_SECONDS.at(observer_ns / 1e9)])
+
+    def write_finished(self, mark: Mark) -> None:
+        """Log the steps whose times are known by now."""
+        for times in self._marks.clock.finished():
+            self._write(times, mark)
+        self._observer_ns = time.perf_counter_ns() - self._begun_ns
+
+    def drain(self, mark: Mark) -> None:
+        """Wait for the device; log all remaining steps."""
+        for times in self._marks.clock.drain():
+            self._write(times, mark)
+
+    def _write(self, times: StepTimes, mark: Mark) -> None:
+        self._tokens += self._step_tokens
+        loss = []
+        if times.loss is not None and math.isfinite(times.loss):
+            loss = [LOSS.at(times.loss)]
+        elif times.loss is not None and self._is_loss_finite:
+            self._is_loss_finite = False
+            self._log.note(f"rank {self._rank}: the loss is {times.loss} from step {self._log.readings} on")
+        samples = [
+            STEP_SECONDS.at(times.step_s),
+            *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
+            *([] if times.data_wait_s is None else [DATA_WAIT_SECONDS.at(times.data_wait_s)]),
+            TOKENS.at(self._tokens),
+            *(self._speed.samples(times.step_s) if mark == "measured" else []),
+            *loss,
+            *self._ended.popleft(),
+        ]
+        self._log.reading(mark, samples)
 
 
 class StepSpeed:
@@ -65,11 +237,11 @@ class StepSpeed:
         """
         self._case = case
         self._tokens = tokens
-        limits = {
-            MFU: peak.flops_per_second if isinstance(peak, Peak) else None,
-            MEASURED_MFU: ceiling_flops_per_second,
-        }
-        self._limits: dict[Metric, float] = {metric: limit for metric, limit in limits.items() if limit is not None}
+        self._limits: dict[Metric, float] = {}
+        if isinstance(peak, Peak):
+            self._limits[MFU] = peak.flops_per_second
+        if ceiling_flops_per_second is not None:
+            self._limits[MEASURED_MFU] = ceiling_flops_per_second
 
     def samples(self, step_s: float) -> list[Sample]:
         """Return the figures of a step of this duration; those that cannot be known are left out.
@@ -81,256 +253,3 @@ class StepSpeed:
             *([TOKENS_PER_SECOND.at(self._tokens / step_s)] if self._tokens else []),
             *(metric.at(achieved / limit) for metric, limit in self._limits.items() if achieved <= limit),
         ]
-
-
-def measure(order: RankOrder, log: SampleLog, position: Position) -> None:
-    """Run all steps of the order's case as one rank, and log what is measured.
-
-    Raises:
-        LogUnwritable: the log cannot be written.
-        Exception: whatever the workload raises.
-    """
-    case, spec = order.case, order.case.spec()
-    with joined(order, log, before_meeting=_warm_profiler if case.trace_steps else _do_nothing) as device:
-        mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
-        marks = PhaseMarks(make_clock(device), make_memory(device))
-        workload: Workload = resolve_name(spec.entry)(case, mesh, marks.phase)
-        with closing(make_batches(case, spec.place_of(case, order.rank))) as batches:
-            _Rank(order, log, position, device, mesh, marks, workload, batches).run(order.looks)
-
-
-def _warm_profiler(device: torch.device) -> None:
-    """Start the profiler once if the forkserver could not (a torch for GPUs)."""
-    if not profiler.may_start_before_fork():
-        profiler.warm(device)
-
-
-def _do_nothing(device: torch.device) -> None:
-    """Stand in for `_warm_profiler` where there is no profiler window."""
-
-
-class _Rank:
-    """The training loop of one rank, and its state from step to step."""
-
-    def __init__(
-        self,
-        order: RankOrder,
-        log: SampleLog,
-        position: Position,
-        device: torch.device,
-        mesh: DeviceMesh,
-        marks: PhaseMarks,
-        workload: Workload,
-        batches: Batches | NoBatches,
-    ) -> None:
-        self._order = order
-        self._log = log
-        self._position = position
-        self._device = device
-        self._mesh = mesh
-        self._marks = marks
-        self._clock = marks.clock
-        self._memory = marks.memory
-        self._workload = workload
-        self._batches = batches
-        self._ends: deque[list[Sample]] = deque()  # Samples of ended steps whose times are not known yet.
-        self._observer_ns = 0
-        self._tokens = 0.0
-        case, spec = order.case, order.case.spec()
-        # Ranks that share their sequences share their tokens, so that the tokens of all ranks add up to the batch's.
-        share = spec.data_ranks(case) / spec.training_ranks(case)
-        self._step_tokens = case.shape.sequence * batches.sequences * share
-        self._speed = StepSpeed(
-            case,
-            tokens=self._step_tokens,
-            peak=peak_of(torch.cuda.get_device_name(device) if device.type == "cuda" else None, case.precision),
-            ceiling_flops_per_second=order.ceiling_flops_per_second,
-        )
-        self._logged = 0
-        self._is_loss_finite = True
-
-    def run(self, looks: InstrumentationOptions) -> None:
-        """Warm up and measure; then trace, time pipeline actions and measure memory in steps of their own."""
-        case = self._order.case
-        for text in self._workload.notes() if isinstance(self._workload, KnowsNotes) else ():
-            self._note(text)
-        self._steps(case.warm_up, "warm_up")
-        wait_for_all(self._device)
-        self._measured(looks.trace_every or case.steps)
-        if case.trace_steps:
-            self._trace()
-            if isinstance(self._workload, RunsStages):
-                self._time_actions(self._workload)
-        self._look_at_memory(looks)
-
-    def _measured(self, every: int) -> None:
-        """Run all measured steps, with a profiler window after each group of `every` steps but the last.
-
-        The caller runs the window after the last group.
-        """
-        steps = self._order.case.steps
-        for done in range(0, steps, every):
-            if done:
-                self._trace()
-                wait_for_all(self._device)
-            self._steps(min(every, steps - done), "measured")
-            wait_for_all(self._device)
-
-    def _steps(self, count: int, mark: Mark) -> None:
-        self._marks.start()
-        self._observer_ns = 0
-        for number in range(count):
-            loss = self._step()
-            observer_ns = self._observer_ns + self._marks.take_asking_ns()
-            begun_ns = time.perf_counter_ns()
-            self._clock.end_step(loss)
-            observer = OBSERVER_SECONDS.at(observer_ns / 1e9)
-            memory = self._memory.end_step(is_last=number == count - 1)
-            self._ends.append([*memory, *self._learning_rate(), observer])
-            self._position.step += 1
-            self._write(self._clock.finished(), mark)
-            self._observer_ns = time.perf_counter_ns() - begun_ns
-        self._write(self._clock.drain(), mark)
-
-    def _strike(self) -> None:
-        fault = self._order.fault
-        if fault is not None and (fault.rank, fault.step) == (self._order.rank, self._position.step):
-            commit(fault)
-
-    def _step(self) -> torch.Tensor | None:
-        self._strike()
-        with self._marks.phase("data"):
-            tokens_bs = to_device(next(self._batches), self._device)
-        return self._workload.step(tokens_bs)
-
-    def _write(self, finished: list[StepTimes], mark: Mark) -> None:
-        """Log the steps whose times are known by now; on a GPU, some steps after they were queued."""
-        for times in finished:
-            self._tokens += self._step_tokens
-            samples = [
-                STEP_SECONDS.at(times.step_s),
-                *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
-                *([] if times.data_wait_s is None else [DATA_WAIT_SECONDS.at(times.data_wait_s)]),
-                TOKENS.at(self._tokens),
-                *(self._speed.samples(times.step_s) if mark == "measured" else []),
-                *self._loss(times.loss),
-                *self._ends.popleft(),
-            ]
-            self._log.write(self._reading(mark, self._logged, samples))
-            self._logged += 1
-
-    def _learning_rate(self) -> list[Sample]:
-        """Return the learning rate of the last step; empty for a rank whose optimizer updates nothing itself."""
-        rates = [group["lr"] for group in self._workload.optimizer.param_groups if "lr" in group]
-        return [LEARNING_RATE.at(rates[0])] if rates else []
-
-    def _loss(self, loss: float | None) -> list[Sample]:
-        if loss is None:
-            return []
-        if math.isfinite(loss):
-            return [LOSS.at(loss)]
-        if self._is_loss_finite:
-            self._is_loss_finite = False
-            self._note(f"rank {self._order.rank}: the loss is {loss} from step {self._logged} on")
-        return []
-
-    def _trace(self) -> None:
-        """Run a profiler window; log its figures and what the rank handed to collectives in it."""
-        order, told = self._order, Counter[str]()
-
-        def warm_up() -> None:
-            self._step()
-            self._position.step += 1
-            wait_for_all(self._device)
-
-        def run_step() -> None:
-            self._step()
-            if isinstance(self._workload, CountsPayload):
-                told.update(self._workload.payload_bytes())
-            self._position.step += 1
-
-        case = order.case
-        traced = trace(
-            case.trace_steps,
-            run_step,
-            warm_up=warm_up,
-            device=self._device,
-            backend=case.backend,
-            rank=order.rank,
-            ranks=case.ranks,
-            folder=Path(order.folder),
-        )
-        if traced.has_figures:
-            save_timeline(traced.timeline, Path(order.folder), order.trial)
-        if order.keep_trace:
-            traced.window.export(Path(order.folder) / f"rank{order.rank}.trace.json.gz")
-        for text in traced.notes:
-            self._note(f"rank {order.rank}: {text}")
-        if traced.has_figures and (reason := why_no_communication(traced.timeline)) is not None:
-            self._note(f"communication is absent: {reason}")
-        payloads = self._payloads(traced, told)
-        pairs = (
-            [ATTENTION_PAIRS.at(self._workload.attention_pairs())] if isinstance(self._workload, CountsPairs) else []
-        )
-        figures = [breakdown.samples() for breakdown in breakdowns(traced.timeline)] if traced.has_figures else []
-        # Counted figures are logged even if no step was traced completely.
-        for samples in figures or [[]]:
-            self._log.write(self._reading("traced", self._logged, samples + payloads + pairs))
-            self._logged += 1
-
-    def _payloads(self, traced: TracedWindow, told: Mapping[str, int]) -> list[Sample]:
-        """Return the mean payload of a step. told: bytes that the workload counted; the spec names their mesh axis."""
-        case = self._order.case
-        # By collective and axis: what the workload counted, then what the Flight Recorder has of the same steps.
-        told_axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.spec().transfers(case)}
-        payload_bytes = Counter({(name, told_axes.get(name, OTHER_AXIS)): total for name, total in told.items()})
-        axes = axes_of_groups(self._mesh)
-        try:
-            for entered in entered_in(traced, case):
-                payload_bytes[entered.name, axes.get(entered.group, OTHER_AXIS)] += entered.payload_bytes
-        except flight_recorder.Forgotten as error:
-            self._note(f"counted traffic is absent: {error}")
-        return [
-            PAYLOAD_BYTES.at(total / case.trace_steps, collective=name, axis=axis)
-            for (name, axis), total in payload_bytes.items()
-            if total
-        ]
-
-    def _time_actions(self, workload: RunsStages) -> None:
-        """Log what each action of a pipeline's stages took, in steps that all ranks begin together."""
-        clock, clock_name = make_action_clock(self._device), host_clock_name()
-        workload.mark_actions(clock.mark, clock.tell_message)
-        for _ in range(self._order.case.trace_steps):
-            wait_for_all(self._device)
-            begun_ns = clock.begin_step()
-            self._step()
-            self._log.write(
-                TimedActions(
-                    trial=self._order.trial,
-                    time_ns=time.time_ns(),
-                    step=self._position.step,
-                    begun_ns=begun_ns,
-                    clock=clock_name,
-                    actions=clock.end_step(),
-                    messages=clock.messages(),
-                    core_waits_ns=clock.core_waits_ns(),
-                )
-            )
-            self._position.step += 1
-        workload.mark_actions(None)
-
-    def _look_at_memory(self, looks: InstrumentationOptions) -> None:
-        def run_step() -> None:
-            self._step()
-            self._position.step += 1
-
-        memory = MemoryInstrumentation(
-            self._order, self._device, self._workload, self._marks, run_step=run_step, note=self._note
-        )
-        self._log.write(self._reading("memory", self._logged, memory.samples(looks)))
-
-    def _reading(self, mark: Mark, step: int, samples: list[Sample]) -> Reading:
-        return Reading(trial=self._order.trial, time_ns=time.time_ns(), mark=mark, step=step, samples=samples)
-
-    def _note(self, text: str) -> None:
-        self._log.write(Note(trial=self._order.trial, time_ns=time.time_ns(), text=text))

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import msgspec
 
-from bench.rank.convergence import witness
-from bench.rank.distributed import Position, give_up, gpu_uuid, named, stay_on_device
+from bench.rank.convergence import train_with_evidence
+from bench.rank.distributed import TrialLog, give_up, gpu_uuid, stay_on_device, with_cause
 from bench.rank.messages import ABORT, DUMP, RankOrder
 from bench.rank.probe import run_probe
 from bench.rank.train import measure
@@ -42,7 +42,10 @@ def serve(order_json: bytes, line: Connection) -> NoReturn:
     _take_over_streams(Path(order.folder) / f"rank{order.rank}.err")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    threading.Thread(target=_mind_supervisor, args=(line, order), daemon=True).start()
+    obey = partial(
+        obey_supervisor, line, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group
+    )
+    threading.Thread(target=obey, daemon=True).start()
     try:
         log = SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")
         code = work(order, log)
@@ -69,22 +72,27 @@ def work(order: RankOrder, log: SampleLog) -> int:
             gpu_uuid=gpu_uuid(order),
         )
     )
-    position = Position()
+    trial_log = TrialLog(log, order.trial)
     error: BaseException | None = None
     try:
-        _part(order)(order, log, position)
+        if order.case.spec().kind == "probe":
+            run_probe(order, trial_log)
+        elif check_of(order.case) is None:
+            measure(order, trial_log)
+        else:
+            train_with_evidence(order, trial_log)
     except LogUnwritable:
         raise
     except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall record it.
-        error = named(caught)
+        error = with_cause(caught)
         traceback.print_exc()
     log.write(
         Ended(
             trial=order.trial,
             time_ns=time.time_ns(),
-            step=position.step,
+            step=trial_log.step,
             error_type=None if error is None else type(error).__name__,
-            error=None if error is None else _first_line(error),
+            error=None if error is None else next(iter(str(error).splitlines()), ""),
         )
     )
     log.close(durable=True)
@@ -92,13 +100,6 @@ def work(order: RankOrder, log: SampleLog) -> int:
         dump_flight_record(order)
         give_up(order)
     return 0 if error is None else 1
-
-
-def _part(order: RankOrder) -> Callable[[RankOrder, SampleLog, Position], None]:
-    """Return the function that a rank of such a case runs."""
-    if order.case.spec().kind == "probe":
-        return run_probe
-    return measure if check_of(order.case) is None else witness
 
 
 def leave(code: int) -> NoReturn:
@@ -119,11 +120,7 @@ def dump_flight_record(order: RankOrder) -> None:
         (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(flight_recorder.dump(order.case.backend))
 
 
-def _mind_supervisor(line: Connection, order: RankOrder) -> None:
-    mind(line, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group)
-
-
-def mind(
+def obey_supervisor(
     line: Connection, *, dump: Callable[[], object], abort: Callable[[], object], end: Callable[[], object]
 ) -> None:
     """Obey the supervisor's messages until `ABORT`, or until the supervisor is gone; then end the process group.
@@ -164,17 +161,8 @@ def _take_over_streams(path: Path) -> None:
     os.close(fd)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else ""
-
-
-def _main(path: str) -> NoReturn:
-    order = msgspec.json.decode(Path(path).read_bytes(), type=RankOrder)
-    leave(work(order, SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")))
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -P -m bench.rank.worker ORDER.json")
-    _main(sys.argv[1])
+    by_hand = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankOrder)
+    leave(work(by_hand, SampleLog(Path(by_hand.folder) / f"rank{by_hand.rank}.jsonl")))

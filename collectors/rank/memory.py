@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -361,40 +361,43 @@ def _uncollected() -> Iterator[None]:
 # Training state of a rank: bytes of parameters, gradients and optimizer state.
 
 
-def state_bytes(
-    model: nn.Module, optimizer: Optimizer, held: Mapping[str, Iterable[Tensor]] | None = None
-) -> list[Sample]:
-    """Return the training state that this rank holds, on any device; call it after a step, while gradients exist.
+StateTensors = Mapping[str, Iterable[Tensor]]
+"""The tensors of parameters, gradients and optimizer, by these names."""
 
-    A storage counts once and whole, in the first part that it belongs to: tensors may share it, or leave some of it
-    unused. The local tensor of a DTensor counts. A part of 0 bytes is left out.
-    held: the tensors of each part, if they cannot be reached from model and optimizer.
-    """
+
+def states_of(model: nn.Module, optimizer: Optimizer) -> StateTensors:
+    """Return the training state that can be reached from model and optimizer now."""
     weights = list(model.parameters())
-    found: Mapping[str, Iterable[Tensor]] = {
+    return {
         "parameters": weights,
         "gradients": [weight.grad for weight in weights if weight.grad is not None],
-        "optimizer": _tensors(optimizer),
+        "optimizer": [
+            value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+        ],
     }
+
+
+def state_bytes(states: StateTensors) -> list[Sample]:
+    """Return the bytes of the training state that this rank holds; call it after a step, while gradients exist.
+
+    A storage counts once and whole, in the first part that it belongs to: tensors may share it, or leave some of it
+    unused. A part of 0 bytes is left out.
+    """
     counted: set[tuple[str, int]] = set()
     samples = []
-    for part, tensors in (found if held is None else held).items():
-        held_bytes = sum(_uncounted_bytes(tensor, counted) for tensor in tensors)
+    for part, tensors in states.items():
+        held_bytes = 0
+        for tensor in tensors:
+            storage = local_storage(tensor)
+            key = str(storage.device), storage.data_ptr()
+            if key not in counted:
+                counted.add(key)
+                held_bytes += storage.nbytes()
         if held_bytes:
             samples.append(STATE_BYTES.at(held_bytes, part=part))
     return samples
 
 
-def _tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-
-
-def _uncounted_bytes(tensor: Tensor, counted: set[tuple[str, int]]) -> int:
-    """Return the bytes of the tensor's storage, 0 if it was counted before; add it to `counted`."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    storage = local.untyped_storage()
-    key = str(storage.device), storage.data_ptr()
-    if key in counted:
-        return 0
-    counted.add(key)
-    return storage.nbytes()
+def local_storage(tensor: Tensor) -> UntypedStorage:
+    """Return this rank's storage of a tensor, which may be a DTensor."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()

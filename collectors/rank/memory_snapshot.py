@@ -21,13 +21,12 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch._C._profiler import _EventType, _ExtraFields_Allocation, _ProfilerEvent
-from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
+from collectors.rank.memory import StateTensors, local_storage
 from collectors.rank.profiler import recording
 
 # The memory curve: bytes held over one step, by category.
@@ -159,9 +158,6 @@ def save_history(run_step: Callable[[], object], path: Path, recorder: Recorder)
 PHASE = "observatory phase "
 """Prefix of the annotation of a phase; the phase's name follows."""
 
-States = Mapping[str, Iterable[Tensor]]
-"""The tensors of parameters, gradients and optimizer, by these names."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
@@ -194,7 +190,9 @@ def mark_phase(name: str) -> AbstractContextManager[object]:
     return record_function(f"{PHASE}{name}")
 
 
-def record_curve(run_step: Callable[[], object], device: torch.device, states: Callable[[], States]) -> MemoryCurve:
+def record_curve(
+    run_step: Callable[[], object], device: torch.device, states: Callable[[], StateTensors]
+) -> MemoryCurve:
     """Run a step and return what it held by category. The step is slow and must not be measured.
 
     run_step: marks its phases with `mark_phase`.
@@ -287,12 +285,12 @@ def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mappin
     return {number: category(number, change) for number, change in enumerate(changes) if change.size_bytes > 0}
 
 
-def _storages(states: States, device: torch.device) -> dict[int, Storage]:
+def _storages(states: StateTensors, device: torch.device) -> dict[int, Storage]:
     """Return this rank's storages on the device, by address, each in the first part that it belongs to."""
     found: dict[int, Storage] = {}
     for part, tensors in states.items():
         for tensor in tensors:
-            storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+            storage = local_storage(tensor)
             if storage.device == device and storage.nbytes():
                 found.setdefault(storage.data_ptr(), Storage(part=part, size_bytes=storage.nbytes()))
     return found

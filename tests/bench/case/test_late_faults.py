@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from bench.case import Case, check, find_spec, parse_options
 from bench.convergence.check import Verdict, check_cases, judge, witnessed
-from bench.rank.convergence import witnessed_steps
+from bench.rank.convergence import steps_with_evidence
 from bench.rank.evidence import StepEvidence
 from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
@@ -102,7 +102,7 @@ def train(case: Case, fault: Fault) -> list[StepEvidence]:
     ready = make_ready(setup)
     workload: Any = FaultyWorkload(ready.workload, fault(ready.workload))
     with closing(ready.batches):
-        return list(witnessed_steps(case, workload, ready.batches, torch.device("cpu")))
+        return list(steps_with_evidence(case, workload, ready.batches, torch.device("cpu")))
 
 
 Check = Callable[[str, Fault], Verdict]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.rank.distributed import NoDevice, named
+from bench.rank.distributed import NoDevice, with_cause
 
 _ADVICE = """
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
@@ -59,7 +59,7 @@ class AcceleratorError(RuntimeError):
     ],
 )
 def test_a_first_touch_that_fails_is_one_line_in_plain_words(said: str, words: str, move: str) -> None:
-    error = named(AcceleratorError(said))
+    error = with_cause(AcceleratorError(said))
     assert isinstance(error, NoDevice)
     assert str(error).startswith(words)
     assert move in str(error)
@@ -79,4 +79,4 @@ def test_a_first_touch_that_fails_is_one_line_in_plain_words(said: str, words: s
     ids=str,
 )
 def test_what_the_workload_itself_did_stays_what_it_is(error: BaseException) -> None:
-    assert named(error) is error
+    assert with_cause(error) is error

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-from bench.rank.distributed import NoDevice, give_up, gpu_uuid, joined, take_device
+from bench.rank.distributed import NoDevice, TrialLog, give_up, gpu_uuid, joined, take_device
 from bench.rank.messages import RankOrder
 from collectors.sample_log import SampleLog
 from tests.bench.made.examples import make_case
@@ -22,8 +22,8 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
 
 
-def log(folder: Path) -> SampleLog:
-    return SampleLog(folder / "rank1.jsonl")
+def log(folder: Path) -> TrialLog:
+    return TrialLog(SampleLog(folder / "rank1.jsonl"), trial=0)
 
 
 def make_order(folder: Path, store: TCPStore | None = None, *, rank: int = 1, **of_case: object) -> RankOrder:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.rank.instrumentation import TracedWindow, entered_in, partial_steps, tells_of
+from bench.rank.instrumentation import TracedWindow, entered_in, partial_steps, shows_device
 from collectors.rank.flight_recorder import Forgotten
 from collectors.rank.profiler import Window
 from collectors.traces.event_names import STEP
@@ -118,9 +118,9 @@ def _timeline(*, kernels: tuple[int, ...], launches: tuple[int, ...] = (0, 1)) -
 
 
 def test_a_window_on_a_gpu_without_a_kernel_tells_nothing_of_it() -> None:
-    assert not tells_of(CUDA, _timeline(kernels=()))
-    assert tells_of(CUDA, _timeline(kernels=(0,)))
-    assert tells_of(CPU, _timeline(kernels=(), launches=()))
+    assert not shows_device(CUDA, _timeline(kernels=()))
+    assert shows_device(CUDA, _timeline(kernels=(0,)))
+    assert shows_device(CPU, _timeline(kernels=(), launches=()))
 
 
 def test_a_step_whose_kernels_were_lost_is_named() -> None:

@@ -54,7 +54,7 @@ def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
         StepEvidence(step=1, loss=None, is_finite=False),
     ]
     file = EvidenceFile(tmp_path, 3)
-    for seen in steps:
-        file.write(seen)
+    for evidence in steps:
+        file.write(evidence)
     file.close()
     assert read_evidence(tmp_path, 3) == steps

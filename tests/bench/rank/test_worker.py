@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 import pytest
 
 from bench.rank.messages import ABORT, DUMP
-from bench.rank.worker import mind
+from bench.rank.worker import obey_supervisor
 
 
 def _minded(*messages: bytes, broken: str = "") -> list[str]:
@@ -23,7 +23,7 @@ def _minded(*messages: bytes, broken: str = "") -> list[str]:
     for message in messages:
         ours.send_bytes(message)
     ours.close()
-    mind(theirs, dump=lambda: do("dump"), abort=lambda: do("abort"), end=lambda: do("end"))
+    obey_supervisor(theirs, dump=lambda: do("dump"), abort=lambda: do("abort"), end=lambda: do("end"))
     return done
 
 

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from collectors.rank.memory import live_tensor_bytes
+from collectors.rank.memory import live_tensor_bytes, states_of
 from collectors.rank.memory_snapshot import (
     CATEGORIES,
     Change,
     MemoryCurve,
     Span,
-    States,
     Storage,
     curve_of,
     mark_phase,
@@ -98,15 +97,6 @@ def test_a_state_that_is_gone_unheard_was_never_there() -> None:
 
 def test_a_block_of_no_state_that_is_older_than_the_step_is_not_seen() -> None:
     assert curve(change(5, 1, -100)) == []
-
-
-def states_of(model: nn.Module, optimizer: AdamW) -> States:
-    weights = list(model.parameters())
-    return {
-        "parameters": weights,
-        "gradients": [weight.grad for weight in weights if weight.grad is not None],
-        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
-    }
 
 
 def test_a_real_step_against_a_hand_made_count() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from collectors.rank import flight_recorder
-from collectors.rank.memory import state_bytes
+from collectors.rank.memory import state_bytes, states_of
 from tests.workloads.training.training_runs import Ready
 from workloads.cost_models.terms import States
 from workloads.protocols import HoldsTensors, Workload
@@ -33,9 +33,10 @@ def watch_step(ready: Ready) -> WatchedStep:
 
 def held_states(workload: Workload) -> States:
     """The training state that this rank holds, as collectors count it."""
-    held = workload.held_tensors() if isinstance(workload, HoldsTensors) else None
-    samples = state_bytes(workload.model, workload.optimizer, held)
-    found = {sample.labels["part"]: int(sample.value) for sample in samples}
+    held = states_of(workload.model, workload.optimizer)
+    if isinstance(workload, HoldsTensors):
+        held = workload.held_tensors()
+    found = {sample.labels["part"]: int(sample.value) for sample in state_bytes(held)}
     return States(
         parameters_bytes=found.get("parameters", 0),
         gradients_bytes=found.get("gradients", 0),

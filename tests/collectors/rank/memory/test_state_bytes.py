@@ -10,14 +10,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from collectors.metrics.rank import STATE_BYTES
-from collectors.rank.memory import state_bytes
+from collectors.rank.memory import state_bytes, states_of
 from tests.support.ranks import OnRanks
 
 WEIGHT_BYTES = 4 * 30 * 20
 
 
 def by_part(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    samples = state_bytes(model, optimizer)
+    samples = state_bytes(states_of(model, optimizer))
     assert {sample.metric for sample in samples} <= {STATE_BYTES.name}
     return {sample.labels["part"]: int(sample.value) for sample in samples}
 
