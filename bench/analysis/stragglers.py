@@ -20,7 +20,7 @@ from bench.case import Case
 from bench.errors import Misuse
 from collectors.metrics import results as results_metrics
 from collectors.metrics.metric import Metric, Sample
-from collectors.metrics.results import JOINED_RANKS_METRICS, RUN_STRAGGLER_RATIO
+from collectors.metrics.results import RUN_STRAGGLER_RATIO
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.lateness import TracedLateness, traced_lateness
 from collectors.traces.analyzers.stragglers import NoStraggler, verdict
@@ -189,7 +189,7 @@ def _numbers(note: str) -> list[float]:
 
 # Estimates over the joined trials of a run
 
-_METRICS = {metric.name: metric for metric in JOINED_RANKS_METRICS}
+_METRICS = {metric.name: metric for metric in results_metrics.METRICS}
 
 
 def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:

@@ -2,372 +2,156 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
-
-# Utilization, memory, and number of processes.
-
-GPU_UTILIZATION = Metric(
-    name="observatory_gpu_utilization_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of NVML's last sample period in which at least one kernel ran on the GPU.",
-)
-GPU_MEMORY_UTILIZATION = Metric(
-    name="observatory_gpu_memory_utilization_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of NVML's last sample period in which device memory was read or written.",
-)
-GPU_ENCODER_UTILIZATION = Metric(
-    name="observatory_gpu_encoder_utilization_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of NVML's last sample period in which the video encoder was busy.",
-)
-GPU_DECODER_UTILIZATION = Metric(
-    name="observatory_gpu_decoder_utilization_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of NVML's last sample period in which the video decoder was busy.",
-)
-GPU_MEMORY_USED_BYTES = Metric(
-    name="observatory_gpu_memory_used_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Device memory in use by all processes, without what the driver reserves for itself.",
-)
-GPU_MEMORY_RESERVED_BYTES = Metric(
-    name="observatory_gpu_memory_reserved_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Device memory that driver and firmware keep for themselves.",
-)
-GPU_MEMORY_FREE_BYTES = Metric(
-    name="observatory_gpu_memory_free_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Device memory that a process could still be given.",
-)
-GPU_MEMORY_BYTES = Metric(
-    name="observatory_gpu_memory_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Device memory of the GPU, that of the driver included.",
-)
-GPU_BAR1_USED_BYTES = Metric(
-    name="observatory_gpu_bar1_used_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Addresses of the window through which CPU and other devices reach the GPU's memory that are mapped now.",
-)
-GPU_BAR1_BYTES = Metric(
-    name="observatory_gpu_bar1_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu",),
-    help="Size of the window through which CPU and other devices reach the GPU's memory.",
-)
-GPU_TASKS = Metric(
-    name="observatory_gpu_compute_tasks",
-    kind="gauge",
-    unit="tasks",
-    scope="node",
-    labels=("gpu",),
-    help="Processes that have a compute context on the GPU, those in its MIG instances included; absent in a container"
-    " with PIDs of its own, where the driver does not name all.",
-)
-GPU_INSTANCE_MEMORY_USED_BYTES = Metric(
-    name="observatory_gpu_instance_memory_used_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu", "slice"),
-    help="Device memory in use in a MIG instance.",
-)
-GPU_INSTANCE_MEMORY_BYTES = Metric(
-    name="observatory_gpu_instance_memory_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("gpu", "slice"),
-    help="Device memory that a MIG instance has to itself.",
-)
-GPU_INSTANCE_TASKS = Metric(
-    name="observatory_gpu_instance_compute_tasks",
-    kind="gauge",
-    unit="tasks",
-    scope="node",
-    labels=("gpu", "slice"),
-    help="Processes that have a compute context in a MIG instance; absent in a container with PIDs of its own.",
-)
-
-GPU_METRICS = (
-    GPU_UTILIZATION,
-    GPU_MEMORY_UTILIZATION,
-    GPU_ENCODER_UTILIZATION,
-    GPU_DECODER_UTILIZATION,
-    GPU_MEMORY_USED_BYTES,
-    GPU_MEMORY_RESERVED_BYTES,
-    GPU_MEMORY_FREE_BYTES,
-    GPU_MEMORY_BYTES,
-    GPU_BAR1_USED_BYTES,
-    GPU_BAR1_BYTES,
-    GPU_TASKS,
-    GPU_INSTANCE_MEMORY_USED_BYTES,
-    GPU_INSTANCE_MEMORY_BYTES,
-    GPU_INSTANCE_TASKS,
-)
-
+from collectors.metrics.metric import NODE, RANK, metrics_in
 
 # Identity, setup and limits of the node's GPUs, and which of them answer.
 
-GPU_INFO = Metric(
-    name="observatory_gpu_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=(
-        "gpu",
-        "uuid",
-        "name",
-        "serial",
-        "pci_address",
-        "pcie",
-        "vbios",
-        "driver",
-        "cuda",
-        "persistence",
-        "mig",
-        "numa",
-        "nvlink",
-    ),
-    help=(
-        "A GPU of the node: its index, identity and setting; pcie is generation and lanes at most, nvlink version "
-        "and links up; what NVML does not tell is unknown; the value is always 1."
-    ),
+GPU_INFO = NODE.info(
+    "observatory_gpu_info{gpu, uuid, name, serial, pci_address, pcie, vbios, driver, cuda, persistence, mig,"
+    " numa, nvlink}",
+    "A GPU of the node: its index, identity and setting; pcie is generation and lanes at most, nvlink version and"
+    " links up; what NVML does not tell is unknown; the value is always 1.",
 )
-GPU_STATE = Metric(
-    name="observatory_gpu_state_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("gpu", "state"),
-    help=(
-        "Whether the GPU answers: answering, late (no whole answer by the deadline; what is shown has the age that is "
-        "told beside it), lost until it is found again after a reset or a new start of the driver, or failed by a "
-        "mistake of the agent's own, which its log names; the value is always 1."
-    ),
+GPU_STATE = NODE.info(
+    "observatory_gpu_state_info{gpu, state}",
+    "Whether the GPU answers: answering, late (no whole answer by the deadline; what is shown has the age that is"
+    " told beside it), lost until it is found again after a reset or a new start of the driver, or failed by a mistake"
+    " of the agent's own, which its log names; the value is always 1.",
 )
-GPU_INSTANCE = Metric(
-    name="observatory_gpu_instance_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("gpu", "slice", "uuid", "name"),
-    help="A slice of a GPU that MIG split, by GPU instance and compute instance; the value is always 1.",
+GPU_INSTANCE = NODE.info(
+    "observatory_gpu_instance_info{gpu, slice, uuid, name}",
+    "A slice of a GPU that MIG split, by GPU instance and compute instance; the value is always 1.",
 )
-GPU_FABRIC = Metric(
-    name="observatory_gpu_fabric_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("gpu", "state", "clique"),
-    help=(
-        "How far the GPU has joined its NVLink fabric, and in which clique: not_started, in_progress or "
-        "completed; the value is always 1."
-    ),
+GPU_FABRIC = NODE.info(
+    "observatory_gpu_fabric_info{gpu, state, clique}",
+    "How far the GPU has joined its NVLink fabric, and in which clique: not_started, in_progress or completed; the"
+    " value is always 1.",
 )
-GPU_POWER_LIMIT_WATTS = Metric(
-    name="observatory_gpu_power_limit_watts",
-    kind="gauge",
-    unit="watts",
-    scope="node",
-    labels=("gpu", "limit"),
-    help=(
-        "Power limits of the GPU: the one in force (current), the factory's (default), and what it may be set to "
-        "(minimum, maximum)."
-    ),
+GPU_POWER_LIMIT_WATTS = NODE.gauge(
+    "observatory_gpu_power_limit_watts{gpu, limit}",
+    "Power limits of the GPU: the one in force (current), the factory's (default), and what it may be set to"
+    " (minimum, maximum).",
 )
-GPU_CLOCK_LIMIT_HERTZ = Metric(
-    name="observatory_gpu_clock_limit_hertz",
-    kind="gauge",
-    unit="hertz",
-    scope="node",
-    labels=("gpu", "clock"),
-    help="How fast a clock of the GPU may run at most: sm, memory or video.",
+GPU_CLOCK_LIMIT_HERTZ = NODE.gauge(
+    "observatory_gpu_clock_limit_hertz{gpu, clock}", "How fast a clock of the GPU may run at most: sm, memory or video."
 )
-GPU_PCIE_GENERATION = Metric(
-    name="observatory_gpu_pcie_link_generation",
-    kind="gauge",
-    unit="generation",
-    scope="node",
-    labels=("gpu", "link"),
-    help="Generation of the GPU's PCIe link: now (idle GPUs lower it) and maximum, of what GPU and slot allow.",
+GPU_PCIE_GENERATION = NODE.gauge(
+    "observatory_gpu_pcie_link_generation{gpu, link}",
+    "Generation of the GPU's PCIe link: now (idle GPUs lower it) and maximum, of what GPU and slot allow.",
 )
-GPU_PCIE_LANES = Metric(
-    name="observatory_gpu_pcie_link_lanes",
-    kind="gauge",
-    unit="lanes",
-    scope="node",
-    labels=("gpu", "link"),
-    help="Width of the GPU's PCIe link: now and maximum, of what GPU and slot allow.",
+GPU_PCIE_LANES = NODE.gauge(
+    "observatory_gpu_pcie_link_lanes{gpu, link}",
+    "Width of the GPU's PCIe link: now and maximum, of what GPU and slot allow.",
 )
-GPU_PCIE_LINK = Metric(
-    name="observatory_gpu_pcie_link_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="node",
-    labels=("gpu", "link"),
-    help=(
-        "What the GPU's PCIe link carries in one direction by its generation and lanes: now (idle GPUs slow it "
-        "down) and maximum."
-    ),
+GPU_PCIE_LINK = NODE.gauge(
+    "observatory_gpu_pcie_link_bytes_per_second{gpu, link}",
+    "What the GPU's PCIe link carries in one direction by its generation and lanes: now (idle GPUs slow it down) and"
+    " maximum.",
 )
 
-GPU_IDENTITY_METRICS = (
-    GPU_INFO,
-    GPU_STATE,
-    GPU_INSTANCE,
-    GPU_FABRIC,
-    GPU_POWER_LIMIT_WATTS,
-    GPU_CLOCK_LIMIT_HERTZ,
-    GPU_PCIE_GENERATION,
-    GPU_PCIE_LANES,
-    GPU_PCIE_LINK,
+
+# Utilization, memory, and number of processes.
+
+GPU_UTILIZATION = NODE.gauge(
+    "observatory_gpu_utilization_ratio{gpu}",
+    "Share of NVML's last sample period in which at least one kernel ran on the GPU.",
+)
+GPU_MEMORY_UTILIZATION = NODE.gauge(
+    "observatory_gpu_memory_utilization_ratio{gpu}",
+    "Share of NVML's last sample period in which device memory was read or written.",
+)
+GPU_ENCODER_UTILIZATION = NODE.gauge(
+    "observatory_gpu_encoder_utilization_ratio{gpu}",
+    "Share of NVML's last sample period in which the video encoder was busy.",
+)
+GPU_DECODER_UTILIZATION = NODE.gauge(
+    "observatory_gpu_decoder_utilization_ratio{gpu}",
+    "Share of NVML's last sample period in which the video decoder was busy.",
+)
+GPU_MEMORY_USED_BYTES = NODE.gauge(
+    "observatory_gpu_memory_used_bytes{gpu}",
+    "Device memory in use by all processes, without what the driver reserves for itself.",
+)
+GPU_MEMORY_RESERVED_BYTES = NODE.gauge(
+    "observatory_gpu_memory_reserved_bytes{gpu}", "Device memory that driver and firmware keep for themselves."
+)
+GPU_MEMORY_FREE_BYTES = NODE.gauge(
+    "observatory_gpu_memory_free_bytes{gpu}", "Device memory that a process could still be given."
+)
+GPU_MEMORY_BYTES = NODE.gauge(
+    "observatory_gpu_memory_bytes{gpu}", "Device memory of the GPU, that of the driver included."
+)
+GPU_BAR1_USED_BYTES = NODE.gauge(
+    "observatory_gpu_bar1_used_bytes{gpu}",
+    "Addresses of the window through which CPU and other devices reach the GPU's memory that are mapped now.",
+)
+GPU_BAR1_BYTES = NODE.gauge(
+    "observatory_gpu_bar1_bytes{gpu}", "Size of the window through which CPU and other devices reach the GPU's memory."
+)
+GPU_TASKS = NODE.gauge(
+    "observatory_gpu_compute_tasks{gpu}",
+    "Processes that have a compute context on the GPU, those in its MIG instances included; absent in a container"
+    " with PIDs of its own, where the driver does not name all.",
+)
+GPU_INSTANCE_MEMORY_USED_BYTES = NODE.gauge(
+    "observatory_gpu_instance_memory_used_bytes{gpu, slice}", "Device memory in use in a MIG instance."
+)
+GPU_INSTANCE_MEMORY_BYTES = NODE.gauge(
+    "observatory_gpu_instance_memory_bytes{gpu, slice}", "Device memory that a MIG instance has to itself."
+)
+GPU_INSTANCE_TASKS = NODE.gauge(
+    "observatory_gpu_instance_compute_tasks{gpu, slice}",
+    "Processes that have a compute context in a MIG instance; absent in a container with PIDs of its own.",
 )
 
 
 # Power, temperature, clocks, and what holds the clocks back.
 
-GPU_POWER_WATTS = Metric(
-    name="observatory_gpu_power_watts",
-    kind="gauge",
-    unit="watts",
-    scope="node",
-    labels=("gpu",),
-    help="Power draw of the GPU as NVML gives it: over the last second, or at the moment on A100 and before Ampere.",
+GPU_POWER_WATTS = NODE.gauge(
+    "observatory_gpu_power_watts{gpu}",
+    "Power draw of the GPU as NVML gives it: over the last second, or at the moment on A100 and before Ampere.",
 )
-GPU_POWER_INSTANT_WATTS = Metric(
-    name="observatory_gpu_power_instant_watts",
-    kind="gauge",
-    unit="watts",
-    scope="node",
-    labels=("gpu",),
-    help="Power draw of the GPU at the moment of the reading.",
+GPU_POWER_INSTANT_WATTS = NODE.gauge(
+    "observatory_gpu_power_instant_watts{gpu}", "Power draw of the GPU at the moment of the reading."
 )
-GPU_ENERGY_JOULES = Metric(
-    name="observatory_gpu_energy_joules_total",
-    kind="counter",
-    unit="joules",
-    scope="node",
-    labels=("gpu",),
-    help="Energy that the GPU has used since its driver was loaded.",
+GPU_ENERGY_JOULES = NODE.counter(
+    "observatory_gpu_energy_joules_total{gpu}", "Energy that the GPU has used since its driver was loaded."
 )
-GPU_TEMPERATURE_CELSIUS = Metric(
-    name="observatory_gpu_temperature_celsius",
-    kind="gauge",
-    unit="celsius",
-    scope="node",
-    labels=("gpu",),
-    help="Temperature of the GPU's die, as its sensor gives it.",
+GPU_TEMPERATURE_CELSIUS = NODE.gauge(
+    "observatory_gpu_temperature_celsius{gpu}", "Temperature of the GPU's die, as its sensor gives it."
 )
-GPU_MEMORY_TEMPERATURE_CELSIUS = Metric(
-    name="observatory_gpu_memory_temperature_celsius",
-    kind="gauge",
-    unit="celsius",
-    scope="node",
-    labels=("gpu",),
-    help="Temperature of the hottest part of the GPU's memory.",
+GPU_MEMORY_TEMPERATURE_CELSIUS = NODE.gauge(
+    "observatory_gpu_memory_temperature_celsius{gpu}", "Temperature of the hottest part of the GPU's memory."
 )
-GPU_TEMPERATURE_MARGIN_CELSIUS = Metric(
-    name="observatory_gpu_temperature_margin_celsius",
-    kind="gauge",
-    unit="celsius",
-    scope="node",
-    labels=("gpu",),
-    help="How many degrees the GPU is below the nearest temperature at which it slows itself down.",
+GPU_TEMPERATURE_MARGIN_CELSIUS = NODE.gauge(
+    "observatory_gpu_temperature_margin_celsius{gpu}",
+    "How many degrees the GPU is below the nearest temperature at which it slows itself down.",
 )
-GPU_CLOCK_HERTZ = Metric(
-    name="observatory_gpu_clock_hertz",
-    kind="gauge",
-    unit="hertz",
-    scope="node",
-    labels=("gpu", "clock"),
-    help="A clock of the GPU as it runs now: sm, memory or video.",
+GPU_CLOCK_HERTZ = NODE.gauge(
+    "observatory_gpu_clock_hertz{gpu, clock}", "A clock of the GPU as it runs now: sm, memory or video."
 )
-GPU_CLOCK_HELD_SECONDS = Metric(
-    name="observatory_gpu_clock_held_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("gpu", "reason"),
-    help="Time since its driver was loaded in which a reason held the GPU's clocks back; reasons may hold at once.",
+GPU_CLOCK_HELD_SECONDS = NODE.counter(
+    "observatory_gpu_clock_held_seconds_total{gpu, reason}",
+    "Time since its driver was loaded in which a reason held the GPU's clocks back; reasons may hold at once.",
 )
-GPU_CLOCK_HELD_RATIO = Metric(
-    name="observatory_gpu_clock_held_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu", "reason"),
-    help=(
-        "1 where a reason sets the GPU's clocks at the moment of the reading, 0 where it does not; what is held "
-        "between two readings shows in the seconds only."
-    ),
-)
-
-GPU_POWER_METRICS = (
-    GPU_POWER_WATTS,
-    GPU_POWER_INSTANT_WATTS,
-    GPU_ENERGY_JOULES,
-    GPU_TEMPERATURE_CELSIUS,
-    GPU_MEMORY_TEMPERATURE_CELSIUS,
-    GPU_TEMPERATURE_MARGIN_CELSIUS,
-    GPU_CLOCK_HERTZ,
-    GPU_CLOCK_HELD_SECONDS,
-    GPU_CLOCK_HELD_RATIO,
+GPU_CLOCK_HELD_RATIO = NODE.gauge(
+    "observatory_gpu_clock_held_ratio{gpu, reason}",
+    "1 where a reason sets the GPU's clocks at the moment of the reading, 0 where it does not; what is held between"
+    " two readings shows in the seconds only.",
 )
 
 
 # Which rank computes on which GPU.
 
-RANK_GPU = Metric(
-    name="observatory_rank_gpu_info",
-    kind="info",
-    unit="info",
-    scope="rank",
-    labels=("run", "gpu", "slice"),
-    help="A rank of a run that goes on now, and the index of a GPU of the node that it computes on; slice is the part"
-    " of one that MIG split, empty for the whole; the value is always 1.",
+RANK_GPU = RANK.info(
+    "observatory_rank_gpu_info{run, gpu, slice}",
+    "A rank of a run that goes on now, and the index of a GPU of the node that it computes on; slice is the part of"
+    " one that MIG split, empty for the whole; the value is always 1.",
 )
-RANK_GPU_MEMORY = Metric(
-    name="observatory_rank_gpu_memory_used_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("gpu", "slice"),
-    help="Device memory that the driver counts for a rank's process on a GPU or a slice of it, its CUDA context"
-    " included; absent where the driver does not tell, and of ranks whose process the node counts otherwise.",
+RANK_GPU_MEMORY = RANK.gauge(
+    "observatory_rank_gpu_memory_used_bytes{gpu, slice}",
+    "Device memory that the driver counts for a rank's process on a GPU or a slice of it, its CUDA context included;"
+    " absent where the driver does not tell, and of ranks whose process the node counts otherwise.",
 )
 
-PLACEMENT_METRICS = (RANK_GPU, RANK_GPU_MEMORY)
-
-METRICS = (*GPU_IDENTITY_METRICS, *GPU_METRICS, *GPU_POWER_METRICS, *PLACEMENT_METRICS)
+METRICS = metrics_in(globals())

@@ -2,340 +2,153 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
-
-# Memory errors, their repair, and the events that the driver reports.
-
-GPU_ECC_VOLATILE_ERRORS = Metric(
-    name="observatory_gpu_ecc_volatile_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "kind"),
-    help="Memory errors that ECC found since the driver was loaded: corrected or uncorrected.",
-)
-GPU_ECC_AGGREGATE_ERRORS = Metric(
-    name="observatory_gpu_ecc_aggregate_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "kind"),
-    help=(
-        "Memory errors that ECC found in the GPU's life, those since the driver was loaded among them: corrected or "
-        "uncorrected."
-    ),
-)
-GPU_REMAPPED_ROWS = Metric(
-    name="observatory_gpu_remapped_rows_total",
-    kind="counter",
-    unit="rows",
-    scope="node",
-    labels=("gpu", "kind"),
-    help=(
-        "Rows of device memory that were replaced by spare ones after errors: corrected or uncorrected; Ampere "
-        "and later."
-    ),
-)
-GPU_RETIRED_PAGES = Metric(
-    name="observatory_gpu_retired_pages_total",
-    kind="counter",
-    unit="pages",
-    scope="node",
-    labels=("gpu", "kind"),
-    help="Pages of device memory that were taken out of use after errors: corrected or uncorrected; before Ampere.",
-)
-GPU_MEMORY_REPAIR = Metric(
-    name="observatory_gpu_memory_repair_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu", "repair", "state"),
-    help="1 where a repair of the GPU's memory (rows or pages) waits for a reset (pending) or has failed, 0 where not.",
-)
-GPU_RECOVERY = Metric(
-    name="observatory_gpu_recovery_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("gpu", "action"),
-    help=(
-        "What the driver says the GPU needs before it can be trusted again: none, gpu_reset, node_reboot, "
-        "drain_p2p, drain_and_reset and their like; the value is always 1."
-    ),
-)
-GPU_EVENTS = Metric(
-    name="observatory_gpu_events_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "event"),
-    help=(
-        "Errors that the driver reported of the GPU since the agent began to listen, by kind; xid are those of "
-        "NVIDIA's list of XIDs. Those of the slices of a GPU that MIG split are counted with the GPU's."
-    ),
-)
-GPU_EVENT_TIME = Metric(
-    name="observatory_gpu_event_timestamp_seconds",
-    kind="gauge",
-    unit="timestamp_seconds",
-    scope="node",
-    labels=("gpu", "event"),
-    help="When the driver last reported an error of this kind, in seconds since 1970.",
-)
-GPU_XIDS = Metric(
-    name="observatory_gpu_xid_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "slice", "xid"),
-    help=(
-        "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; slice is "
-        "the part of one that MIG split to which the driver put it down, empty for the whole."
-    ),
-)
-GPU_XID_TIME = Metric(
-    name="observatory_gpu_xid_timestamp_seconds",
-    kind="gauge",
-    unit="timestamp_seconds",
-    scope="node",
-    labels=("gpu", "slice", "xid"),
-    help="When the driver last reported an XID of this number, in seconds since 1970.",
-)
-
-GPU_ERRORS_METRICS = (
-    GPU_ECC_VOLATILE_ERRORS,
-    GPU_ECC_AGGREGATE_ERRORS,
-    GPU_REMAPPED_ROWS,
-    GPU_RETIRED_PAGES,
-    GPU_MEMORY_REPAIR,
-    GPU_RECOVERY,
-    GPU_EVENTS,
-    GPU_EVENT_TIME,
-    GPU_XIDS,
-    GPU_XID_TIME,
-)
-
+from collectors.metrics.metric import NODE, metrics_in
 
 # Traffic and errors of PCIe and NVLink.
 
-GPU_PCIE_BYTES = Metric(
-    name="observatory_gpu_pcie_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("gpu", "direction"),
-    help=(
-        "Bytes sent and received by the GPU over PCIe since the agent could count them without a gap. NVML's counter "
-        "wraps every 4 GiB: left out where the link can carry more than that between two readings and GPM's rate does "
-        "not tell how often it wrapped, as before Hopper at a beat of 1 s."
-    ),
+GPU_PCIE_BYTES = NODE.counter(
+    "observatory_gpu_pcie_bytes_total{gpu, direction}",
+    "Bytes sent and received by the GPU over PCIe since the agent could count them without a gap. NVML's counter"
+    " wraps every 4 GiB: left out where the link can carry more than that between two readings and GPM's rate does not"
+    " tell how often it wrapped, as before Hopper at a beat of 1 s.",
 )
-GPU_PCIE_RETRIES = Metric(
-    name="observatory_gpu_pcie_retries_total",
-    kind="counter",
-    unit="retries",
-    scope="node",
-    labels=("gpu",),
-    help="Packets that the GPU's PCIe link had to send again.",
+GPU_PCIE_RETRIES = NODE.counter(
+    "observatory_gpu_pcie_retries_total{gpu}", "Packets that the GPU's PCIe link had to send again."
 )
-GPU_PCIE_ERRORS = Metric(
-    name="observatory_gpu_pcie_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "kind"),
-    help="Errors of the GPU's PCIe link: correctable, non_fatal or fatal.",
+GPU_PCIE_ERRORS = NODE.counter(
+    "observatory_gpu_pcie_errors_total{gpu, kind}", "Errors of the GPU's PCIe link: correctable, non_fatal or fatal."
 )
-GPU_PCIE_RATE = Metric(
-    name="observatory_gpu_pcie_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="node",
-    labels=("gpu", "direction"),
-    help="Rate at which the GPU sent and received over PCIe between the last two readings, by GPM; Hopper and later.",
+GPU_PCIE_RATE = NODE.gauge(
+    "observatory_gpu_pcie_bytes_per_second{gpu, direction}",
+    "Rate at which the GPU sent and received over PCIe between the last two readings, by GPM; Hopper and later.",
 )
-GPU_NVLINK_BYTES = Metric(
-    name="observatory_gpu_nvlink_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("gpu", "direction"),
-    help="Bytes of data sent and received by the GPU over all its NVLinks, without the protocol's own.",
+GPU_NVLINK_BYTES = NODE.counter(
+    "observatory_gpu_nvlink_bytes_total{gpu, direction}",
+    "Bytes of data sent and received by the GPU over all its NVLinks, without the protocol's own.",
 )
-GPU_NVLINK_LINK_BYTES = Metric(
-    name="observatory_gpu_nvlink_link_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("gpu", "link", "direction"),
-    help="Bytes of data sent and received by the GPU over one of its NVLinks; shown only where it is asked for.",
+GPU_NVLINK_LINK_BYTES = NODE.counter(
+    "observatory_gpu_nvlink_link_bytes_total{gpu, link, direction}",
+    "Bytes of data sent and received by the GPU over one of its NVLinks; shown only where it is asked for.",
 )
-GPU_NVLINK_RATE = Metric(
-    name="observatory_gpu_nvlink_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="node",
-    labels=("gpu", "direction"),
-    help=(
-        "Rate at which the GPU sent and received over all its NVLinks between the last two readings, by GPM; "
-        "Hopper and later."
-    ),
+GPU_NVLINK_RATE = NODE.gauge(
+    "observatory_gpu_nvlink_bytes_per_second{gpu, direction}",
+    "Rate at which the GPU sent and received over all its NVLinks between the last two readings, by GPM; Hopper and"
+    " later.",
 )
-GPU_NVLINK_ERRORS = Metric(
-    name="observatory_gpu_nvlink_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("gpu", "kind"),
-    help=(
-        "Errors on all of the GPU's NVLinks: crc_flit, crc_data, replay, recovery or ecc; on Blackwell and later "
-        "malformed_packet, buffer_overrun, received, received_remote, received_general, link_integrity, discarded, "
-        "link_recovery, link_recovery_failed or effective. One fault may count in several kinds."
-    ),
+GPU_NVLINK_ERRORS = NODE.counter(
+    "observatory_gpu_nvlink_errors_total{gpu, kind}",
+    "Errors on all of the GPU's NVLinks: crc_flit, crc_data, replay, recovery or ecc; on Blackwell and later"
+    " malformed_packet, buffer_overrun, received, received_remote, received_general, link_integrity, discarded,"
+    " link_recovery, link_recovery_failed or effective. One fault may count in several kinds.",
 )
 
-GPU_LINKS_METRICS = (
-    GPU_PCIE_BYTES,
-    GPU_PCIE_RETRIES,
-    GPU_PCIE_ERRORS,
-    GPU_PCIE_RATE,
-    GPU_NVLINK_BYTES,
-    GPU_NVLINK_LINK_BYTES,
-    GPU_NVLINK_RATE,
-    GPU_NVLINK_ERRORS,
+
+# Memory errors, their repair, and the events that the driver reports.
+
+GPU_ECC_VOLATILE_ERRORS = NODE.counter(
+    "observatory_gpu_ecc_volatile_errors_total{gpu, kind}",
+    "Memory errors that ECC found since the driver was loaded: corrected or uncorrected.",
+)
+GPU_ECC_AGGREGATE_ERRORS = NODE.counter(
+    "observatory_gpu_ecc_aggregate_errors_total{gpu, kind}",
+    "Memory errors that ECC found in the GPU's life, those since the driver was loaded among them: corrected or"
+    " uncorrected.",
+)
+GPU_REMAPPED_ROWS = NODE.counter(
+    "observatory_gpu_remapped_rows_total{gpu, kind}",
+    "Rows of device memory that were replaced by spare ones after errors: corrected or uncorrected; Ampere and later.",
+)
+GPU_RETIRED_PAGES = NODE.counter(
+    "observatory_gpu_retired_pages_total{gpu, kind}",
+    "Pages of device memory that were taken out of use after errors: corrected or uncorrected; before Ampere.",
+)
+GPU_MEMORY_REPAIR = NODE.gauge(
+    "observatory_gpu_memory_repair_ratio{gpu, repair, state}",
+    "1 where a repair of the GPU's memory (rows or pages) waits for a reset (pending) or has failed, 0 where not.",
+)
+GPU_RECOVERY = NODE.info(
+    "observatory_gpu_recovery_info{gpu, action}",
+    "What the driver says the GPU needs before it can be trusted again: none, gpu_reset, node_reboot, drain_p2p,"
+    " drain_and_reset and their like; the value is always 1.",
+)
+GPU_EVENTS = NODE.counter(
+    "observatory_gpu_events_total{gpu, event}",
+    "Errors that the driver reported of the GPU since the agent began to listen, by kind; xid are those of NVIDIA's"
+    " list of XIDs. Those of the slices of a GPU that MIG split are counted with the GPU's.",
+    unit="errors",
+)
+GPU_EVENT_TIME = NODE.gauge(
+    "observatory_gpu_event_timestamp_seconds{gpu, event}",
+    "When the driver last reported an error of this kind, in seconds since 1970.",
+)
+GPU_XIDS = NODE.counter(
+    "observatory_gpu_xid_errors_total{gpu, slice, xid}",
+    "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; slice is the"
+    " part of one that MIG split to which the driver put it down, empty for the whole.",
+)
+GPU_XID_TIME = NODE.gauge(
+    "observatory_gpu_xid_timestamp_seconds{gpu, slice, xid}",
+    "When the driver last reported an XID of this number, in seconds since 1970.",
 )
 
 
 # Activity of a GPU's parts by its performance monitors (GPM); Hopper and later.
 
-GPU_GRAPHICS_ACTIVITY = Metric(
-    name="observatory_gpu_graphics_activity_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of the time between the last two readings in which any compute or graphics context was active.",
+GPU_GRAPHICS_ACTIVITY = NODE.gauge(
+    "observatory_gpu_graphics_activity_ratio{gpu}",
+    "Share of the time between the last two readings in which any compute or graphics context was active.",
 )
-GPU_SM_ACTIVITY = Metric(
-    name="observatory_gpu_sm_activity_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Share of the GPU's multiprocessors that were busy, averaged between the last two readings.",
+GPU_SM_ACTIVITY = NODE.gauge(
+    "observatory_gpu_sm_activity_ratio{gpu}",
+    "Share of the GPU's multiprocessors that were busy, averaged between the last two readings.",
 )
-GPU_SM_OCCUPANCY = Metric(
-    name="observatory_gpu_sm_occupancy_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help="Warps that were resident, as a share of the most there can be, averaged between the last two readings.",
+GPU_SM_OCCUPANCY = NODE.gauge(
+    "observatory_gpu_sm_occupancy_ratio{gpu}",
+    "Warps that were resident, as a share of the most there can be, averaged between the last two readings.",
 )
-GPU_TENSOR_ACTIVITY = Metric(
-    name="observatory_gpu_tensor_activity_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu", "kind"),
-    help=(
-        "Share of the time between the last two readings in which tensor cores worked: in any way, and by kind of "
-        "product: half (hmma), integer (imma), double (dfma)."
-    ),
+GPU_TENSOR_ACTIVITY = NODE.gauge(
+    "observatory_gpu_tensor_activity_ratio{gpu, kind}",
+    "Share of the time between the last two readings in which tensor cores worked: in any way, and by kind of"
+    " product: half (hmma), integer (imma), double (dfma).",
 )
-GPU_PIPE_ACTIVITY = Metric(
-    name="observatory_gpu_pipe_activity_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu", "pipe"),
-    help=(
-        "Share of the time between the last two readings in which multiprocessors did arithmetic outside of "
-        "tensor cores: integer, fp64, fp32 or fp16."
-    ),
+GPU_PIPE_ACTIVITY = NODE.gauge(
+    "observatory_gpu_pipe_activity_ratio{gpu, pipe}",
+    "Share of the time between the last two readings in which multiprocessors did arithmetic outside of tensor cores:"
+    " integer, fp64, fp32 or fp16.",
 )
-GPU_DRAM_ACTIVITY = Metric(
-    name="observatory_gpu_dram_bandwidth_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="node",
-    labels=("gpu",),
-    help=(
-        "Bandwidth of device memory that was used, as a share of the most there can be, averaged between the last "
-        "two readings."
-    ),
-)
-
-GPU_PROFILE_METRICS = (
-    GPU_GRAPHICS_ACTIVITY,
-    GPU_SM_ACTIVITY,
-    GPU_SM_OCCUPANCY,
-    GPU_TENSOR_ACTIVITY,
-    GPU_PIPE_ACTIVITY,
-    GPU_DRAM_ACTIVITY,
+GPU_DRAM_ACTIVITY = NODE.gauge(
+    "observatory_gpu_dram_bandwidth_ratio{gpu}",
+    "Bandwidth of device memory that was used, as a share of the most there can be, averaged between the last two"
+    " readings.",
 )
 
 
 # The reading of GPUs itself: its age, what was missed, what it costs.
 
-GPU_AGE_SECONDS = Metric(
-    name="observatory_gpu_age_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="node",
-    labels=("gpu",),
-    help=(
-        "Age of what is shown of the GPU, at the agent's last beat: up to a beat older at the scrape; more than a beat "
-        "where its driver keeps it waiting."
-    ),
+GPU_AGE_SECONDS = NODE.gauge(
+    "observatory_gpu_age_seconds{gpu}",
+    "Age of what is shown of the GPU, at the agent's last beat: up to a beat older at the scrape; more than a beat"
+    " where its driver keeps it waiting.",
 )
-GPU_MISSED = Metric(
-    name="observatory_gpu_missed_readings_total",
-    kind="counter",
+GPU_MISSED = NODE.counter(
+    "observatory_gpu_missed_readings_total{gpu}",
+    "Beats at which the GPU had not answered by the deadline, or had no whole answer; what is shown is then what it"
+    " answered last.",
     unit="errors",
-    scope="node",
-    labels=("gpu",),
-    help=(
-        "Beats at which the GPU had not answered by the deadline, or had no whole answer; what is shown is then what "
-        "it answered last."
-    ),
 )
-GPU_FIELD_SECONDS = Metric(
-    name="observatory_gpu_field_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="node",
-    labels=("field",),
-    help=(
-        "What the driver took to read one field, by its own account, on the slowest of the node's GPUs; fields "
-        "that share a driver call share its time."
-    ),
+GPU_FIELD_SECONDS = NODE.gauge(
+    "observatory_gpu_field_seconds{field}",
+    "What the driver took to read one field, by its own account, on the slowest of the node's GPUs; fields that share"
+    " a driver call share its time.",
 )
-GPU_CALL_SECONDS = Metric(
-    name="observatory_gpu_call_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("function",),
-    help=(
-        "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events."
-    ),
+GPU_CALL_SECONDS = NODE.counter(
+    "observatory_gpu_call_seconds_total{function}",
+    "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events.",
 )
-GPU_CALLS = Metric(
-    name="observatory_gpu_calls_total",
-    kind="counter",
+GPU_CALLS = NODE.counter(
+    "observatory_gpu_calls_total{function}",
+    "Our calls to a function of NVML, answered or refused, all of the node's GPUs together.",
     unit="requests",
-    scope="node",
-    labels=("function",),
-    help="Our calls to a function of NVML, answered or refused, all of the node's GPUs together.",
 )
 
-GPU_READING_METRICS = (
-    GPU_AGE_SECONDS,
-    GPU_MISSED,
-    GPU_FIELD_SECONDS,
-    GPU_CALL_SECONDS,
-    GPU_CALLS,
-)
-
-METRICS = (*GPU_LINKS_METRICS, *GPU_ERRORS_METRICS, *GPU_PROFILE_METRICS, *GPU_READING_METRICS)
+METRICS = metrics_in(globals())

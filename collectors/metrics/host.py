@@ -2,243 +2,109 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
+from collectors.metrics.metric import NODE, metrics_in
 
-HOST_CPU_SECONDS = Metric(
-    name="observatory_host_cpu_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("mode",),
-    help=(
-        "Time that the node's CPUs together have spent in a mode since its start; no time is in two modes, so that "
-        "the rates of all modes add up to the number of CPUs."
-    ),
+HOST_CPU_SECONDS = NODE.counter(
+    "observatory_host_cpu_seconds_total{mode}",
+    "Time that the node's CPUs together have spent in a mode since its start; no time is in two modes, so that the"
+    " rates of all modes add up to the number of CPUs.",
 )
-HOST_LOAD = Metric(
-    name="observatory_host_load_tasks",
-    kind="gauge",
-    unit="tasks",
-    scope="node",
-    help="Tasks that ran or waited to run, averaged over the last minute by the kernel.",
+HOST_LOAD = NODE.gauge(
+    "observatory_host_load_tasks", "Tasks that ran or waited to run, averaged over the last minute by the kernel."
 )
-HOST_PRESSURE_SECONDS = Metric(
-    name="observatory_host_pressure_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("resource", "stalled"),
-    help=(
-        "Time in which tasks waited for a resource (cpu, memory, io or irq): some of those that had work to do, or "
-        "all of them at once (full), which the kernel does not define for the CPU."
-    ),
+HOST_PRESSURE_SECONDS = NODE.counter(
+    "observatory_host_pressure_seconds_total{resource, stalled}",
+    "Time in which tasks waited for a resource (cpu, memory, io or irq): some of those that had work to do, or all of"
+    " them at once (full), which the kernel does not define for the CPU.",
 )
-HOST_MEMORY_BYTES = Metric(
-    name="observatory_host_memory_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("kind",),
-    help=(
-        "Memory of the node: total; available to a new process without swapping; used, the rest of total; free, in "
-        "no use at all; cached, pages of files and of shared memory; shared alone; buffers of block devices; dirty, "
-        "not yet written to disk. Kinds overlap and make no sum."
-    ),
+HOST_MEMORY_BYTES = NODE.gauge(
+    "observatory_host_memory_bytes{kind}",
+    "Memory of the node: total; available to a new process without swapping; used, the rest of total; free, in no use"
+    " at all; cached, pages of files and of shared memory; shared alone; buffers of block devices; dirty, not yet"
+    " written to disk. Kinds overlap and make no sum.",
 )
-HOST_SWAP_BYTES = Metric(
-    name="observatory_host_swap_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("kind",),
-    help="Swap space of the node: total and used; a total of zero is a node without swap.",
+HOST_SWAP_BYTES = NODE.gauge(
+    "observatory_host_swap_bytes{kind}",
+    "Swap space of the node: total and used; a total of zero is a node without swap.",
 )
-HOST_SWAPPED_BYTES = Metric(
-    name="observatory_host_swapped_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("direction",),
-    help="Memory that was moved in from swap space or out to it since the node's start.",
+HOST_SWAPPED_BYTES = NODE.counter(
+    "observatory_host_swapped_bytes_total{direction}",
+    "Memory that was moved in from swap space or out to it since the node's start.",
 )
-HOST_PAGE_FAULTS = Metric(
-    name="observatory_host_page_faults_total",
-    kind="counter",
-    unit="faults",
-    scope="node",
-    help=(
-        "Page faults of all processes that were dealt with, minor and major alike; the minor ones are the difference "
-        "of the rates."
-    ),
+HOST_PAGE_FAULTS = NODE.counter(
+    "observatory_host_page_faults_total",
+    "Page faults of all processes that were dealt with, minor and major alike; the minor ones are the difference of"
+    " the rates.",
 )
-HOST_MAJOR_PAGE_FAULTS = Metric(
-    name="observatory_host_major_page_faults_total",
-    kind="counter",
-    unit="faults",
-    scope="node",
-    help="Page faults of all processes that had to wait for a disk or a file server; counted when the waiting begins.",
+HOST_MAJOR_PAGE_FAULTS = NODE.counter(
+    "observatory_host_major_page_faults_total",
+    "Page faults of all processes that had to wait for a disk or a file server; counted when the waiting begins.",
 )
-HOST_DISK_BYTES = Metric(
-    name="observatory_host_disk_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("device", "direction"),
-    help="Bytes that were read from or written to a disk that is a device of its own, and no partition, loop or RAID.",
+HOST_DISK_BYTES = NODE.counter(
+    "observatory_host_disk_bytes_total{device, direction}",
+    "Bytes that were read from or written to a disk that is a device of its own, and no partition, loop or RAID.",
 )
-HOST_DISK_REQUESTS = Metric(
-    name="observatory_host_disk_requests_total",
-    kind="counter",
-    unit="requests",
-    scope="node",
-    labels=("device", "direction"),
-    help="Requests to read from or write to a disk that it has completed.",
+HOST_DISK_REQUESTS = NODE.counter(
+    "observatory_host_disk_requests_total{device, direction}",
+    "Requests to read from or write to a disk that it has completed.",
 )
-HOST_DISK_REQUEST_SECONDS = Metric(
-    name="observatory_host_disk_request_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("device", "direction"),
-    help="Time from issue to completion, summed over a disk's requests; those that overlap count each for itself.",
+HOST_DISK_REQUEST_SECONDS = NODE.counter(
+    "observatory_host_disk_request_seconds_total{device, direction}",
+    "Time from issue to completion, summed over a disk's requests; those that overlap count each for itself.",
 )
-HOST_DISK_BUSY_SECONDS = Metric(
-    name="observatory_host_disk_busy_seconds_total",
-    kind="counter",
-    unit="seconds",
-    scope="node",
-    labels=("device",),
-    help=(
-        "Time in which a disk had at least one request at work; one that serves many at once can do more even when "
-        "it is always busy."
-    ),
+HOST_DISK_BUSY_SECONDS = NODE.counter(
+    "observatory_host_disk_busy_seconds_total{device}",
+    "Time in which a disk had at least one request at work; one that serves many at once can do more even when it is"
+    " always busy.",
 )
-HOST_NETWORK_BYTES = Metric(
-    name="observatory_host_network_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("interface", "direction"),
-    help="Bytes that a network interface has received or sent since its start; RDMA passes it by uncounted.",
+HOST_NETWORK_BYTES = NODE.counter(
+    "observatory_host_network_bytes_total{interface, direction}",
+    "Bytes that a network interface has received or sent since its start; RDMA passes it by uncounted.",
 )
-HOST_NETWORK_DROPPED = Metric(
-    name="observatory_host_network_dropped_packets_total",
-    kind="counter",
-    unit="packets",
-    scope="node",
-    labels=("interface", "direction"),
-    help="Packets that a network interface received or was to send, and dropped, most often for want of room.",
+HOST_NETWORK_DROPPED = NODE.counter(
+    "observatory_host_network_dropped_packets_total{interface, direction}",
+    "Packets that a network interface received or was to send, and dropped, most often for want of room.",
 )
-HOST_NETWORK_ERRORS = Metric(
-    name="observatory_host_network_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("interface", "direction"),
-    help="Packets that reached a network interface damaged, or that it could not send.",
+HOST_NETWORK_ERRORS = NODE.counter(
+    "observatory_host_network_errors_total{interface, direction}",
+    "Packets that reached a network interface damaged, or that it could not send.",
 )
-HOST_NUMA_MEMORY_BYTES = Metric(
-    name="observatory_host_numa_memory_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="node",
-    labels=("numa", "kind"),
-    help="Memory of one of the node's NUMA nodes: total, free, or cached, which are pages of files.",
+HOST_NUMA_MEMORY_BYTES = NODE.gauge(
+    "observatory_host_numa_memory_bytes{numa, kind}",
+    "Memory of one of the node's NUMA nodes: total, free, or cached, which are pages of files.",
 )
-HOST_NUMA_ALLOCATIONS = Metric(
-    name="observatory_host_numa_allocations_total",
-    kind="counter",
-    unit="allocations",
-    scope="node",
-    labels=("numa", "outcome"),
-    help=(
-        "Allocations of memory that a NUMA node served: to those that wanted this one (hit), or another that had "
-        "none left (miss). One allocation may be of several pages; those of hugetlbfs are not counted."
-    ),
+HOST_NUMA_ALLOCATIONS = NODE.counter(
+    "observatory_host_numa_allocations_total{numa, outcome}",
+    "Allocations of memory that a NUMA node served: to those that wanted this one (hit), or another that had none"
+    " left (miss). One allocation may be of several pages; those of hugetlbfs are not counted.",
 )
-HOST_NUMA_ALLOCATORS = Metric(
-    name="observatory_host_numa_cpu_allocations_total",
-    kind="counter",
-    unit="allocations",
-    scope="node",
-    labels=("numa", "cpu"),
-    help=(
-        "The same allocations by where the process ran that asked: on a CPU of this NUMA node (local), or of another "
-        "(remote)."
-    ),
+HOST_NUMA_ALLOCATORS = NODE.counter(
+    "observatory_host_numa_cpu_allocations_total{numa, cpu}",
+    "The same allocations by where the process ran that asked: on a CPU of this NUMA node (local), or of another"
+    " (remote).",
 )
-HOST_INFINIBAND_INFO = Metric(
-    name="observatory_host_infiniband_info",
-    kind="info",
-    unit="info",
-    scope="node",
-    labels=("device", "port", "layer", "state", "physical_state"),
-    help=(
-        "A port for RDMA: its link layer (InfiniBand, or Ethernet for RoCE) and states in the kernel's words, of "
-        "which ACTIVE and LinkUp are the good ones; the value is always 1."
-    ),
+HOST_INFINIBAND_INFO = NODE.info(
+    "observatory_host_infiniband_info{device, port, layer, state, physical_state}",
+    "A port for RDMA: its link layer (InfiniBand, or Ethernet for RoCE) and states in the kernel's words, of which"
+    " ACTIVE and LinkUp are the good ones; the value is always 1.",
 )
-HOST_INFINIBAND_LINK = Metric(
-    name="observatory_host_infiniband_link_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="node",
-    labels=("device", "port"),
-    help="What an active InfiniBand or RoCE port's link carries in one direction by its present lanes and speed.",
+HOST_INFINIBAND_LINK = NODE.gauge(
+    "observatory_host_infiniband_link_bytes_per_second{device, port}",
+    "What an active InfiniBand or RoCE port's link carries in one direction by its present lanes and speed.",
 )
-HOST_INFINIBAND_BYTES = Metric(
-    name="observatory_host_infiniband_bytes_total",
-    kind="counter",
-    unit="bytes",
-    scope="node",
-    labels=("device", "port", "direction"),
-    help="Bytes that an InfiniBand or RoCE port has received or sent, RDMA among them, by the port's own counters.",
+HOST_INFINIBAND_BYTES = NODE.counter(
+    "observatory_host_infiniband_bytes_total{device, port, direction}",
+    "Bytes that an InfiniBand or RoCE port has received or sent, RDMA among them, by the port's own counters.",
 )
-HOST_INFINIBAND_WAIT = Metric(
-    name="observatory_host_infiniband_wait_ticks_total",
-    kind="counter",
-    unit="ticks",
-    scope="node",
-    labels=("device", "port"),
-    help=(
-        "Ticks of an InfiniBand port's own clock, of a length it does not tell, in which it had data to send and was "
-        "not let: a growing count is congestion ahead of it."
-    ),
+HOST_INFINIBAND_WAIT = NODE.counter(
+    "observatory_host_infiniband_wait_ticks_total{device, port}",
+    "Ticks of an InfiniBand port's own clock, of a length it does not tell, in which it had data to send and was not"
+    " let: a growing count is congestion ahead of it.",
 )
-HOST_INFINIBAND_ERRORS = Metric(
-    name="observatory_host_infiniband_errors_total",
-    kind="counter",
-    unit="errors",
-    scope="node",
-    labels=("device", "port", "kind"),
-    help=(
-        "What went wrong on an InfiniBand or RoCE port, by the kernel's name of the counter; some ports count no "
-        "further than 255 or 65535 of a kind until they are cleared."
-    ),
+HOST_INFINIBAND_ERRORS = NODE.counter(
+    "observatory_host_infiniband_errors_total{device, port, kind}",
+    "What went wrong on an InfiniBand or RoCE port, by the kernel's name of the counter; some ports count no further"
+    " than 255 or 65535 of a kind until they are cleared.",
 )
 
-METRICS = (
-    HOST_CPU_SECONDS,
-    HOST_LOAD,
-    HOST_PRESSURE_SECONDS,
-    HOST_MEMORY_BYTES,
-    HOST_SWAP_BYTES,
-    HOST_SWAPPED_BYTES,
-    HOST_PAGE_FAULTS,
-    HOST_MAJOR_PAGE_FAULTS,
-    HOST_DISK_BYTES,
-    HOST_DISK_REQUESTS,
-    HOST_DISK_REQUEST_SECONDS,
-    HOST_DISK_BUSY_SECONDS,
-    HOST_NETWORK_BYTES,
-    HOST_NETWORK_DROPPED,
-    HOST_NETWORK_ERRORS,
-    HOST_NUMA_MEMORY_BYTES,
-    HOST_NUMA_ALLOCATIONS,
-    HOST_NUMA_ALLOCATORS,
-    HOST_INFINIBAND_INFO,
-    HOST_INFINIBAND_LINK,
-    HOST_INFINIBAND_BYTES,
-    HOST_INFINIBAND_WAIT,
-    HOST_INFINIBAND_ERRORS,
-)
+METRICS = metrics_in(globals())

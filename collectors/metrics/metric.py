@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,3 +51,50 @@ class Metric:
             allowed = ", ".join(self.labels) or "none"
             raise ValueError(f"{self.name}: labels {'; '.join(parts)}; its labels are: {allowed}")
         return Sample(self.name, value, labels)
+
+
+_UNITS_OF_SEVERAL_WORDS = ("bytes_per_second", "per_second", "timestamp_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom values belong to, with a method to define a metric of each kind.
+
+    series: name and labels as PromQL writes them: "observatory_gpu_clock_hertz{gpu, clock}".
+    unit: given only where it is not the end of the name.
+    """
+
+    scope: Scope
+
+    def gauge(self, series: str, help: str, *, unit: str | None = None) -> Metric:  # noqa: A002
+        """Define a value that rises and falls."""
+        return self._define("gauge", series, help, unit)
+
+    def counter(self, series: str, help: str, *, unit: str | None = None) -> Metric:  # noqa: A002
+        """Define a sum that only grows."""
+        return self._define("counter", series, help, unit)
+
+    def info(self, series: str, help: str) -> Metric:  # noqa: A002
+        """Define a series that is always 1, whose labels tell something."""
+        return self._define("info", series, help, None)
+
+    def _define(self, kind: Kind, series: str, description: str, unit: str | None) -> Metric:
+        name, _, labels = series.removesuffix("}").partition("{")
+        words = name.removesuffix("_total")
+        ending = next((ending for ending in _UNITS_OF_SEVERAL_WORDS if words.endswith(f"_{ending}")), None)
+        return Metric(
+            name=name,
+            kind=kind,
+            unit=unit or ending or words.rpartition("_")[2],
+            scope=self.scope,
+            help=description,
+            labels=tuple(labels.split(", ")) if labels else (),
+        )
+
+
+RANK, NODE, RUN = Owner("rank"), Owner("node"), Owner("run")
+
+
+def metrics_in(module: Mapping[str, object]) -> tuple[Metric, ...]:
+    """Return the metrics that a module defines, in order. module: its `globals()`."""
+    return tuple(value for value in module.values() if isinstance(value, Metric))

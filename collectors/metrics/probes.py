@@ -2,289 +2,143 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
-
-# A run's ceilings of the machine: the probes' results, and what cost models predict from them.
-
-RUN_COLLECTIVE_SECONDS = Metric(
-    name="observatory_run_collective_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective", "algorithm", "size"),
-    help="Time of one call of a collective: the mean over ranks, as nccl-tests has it, and the median over trials;"
-    " size is in bytes as nccl-tests counts them.",
-)
-RUN_COLLECTIVE_WITH_HOST_SECONDS = Metric(
-    name="observatory_run_collective_with_host_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective", "algorithm", "size"),
-    help="Time of one call of a collective on GPUs as a loop in Python has it, joined as that of the device alone;"
-    " absent on a CPU, where both are one.",
-)
-RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = Metric(
-    name="observatory_run_collective_algorithm_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("collective", "algorithm", "size"),
-    help="Algorithm bandwidth (algbw of nccl-tests): size of a collective, divided by the time of one call.",
-)
-RUN_COLLECTIVE_BUS_BANDWIDTH = Metric(
-    name="observatory_run_collective_bus_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("collective", "algorithm", "size"),
-    help="Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, such as 2 (n - 1) / n"
-    " for all_reduce on n ranks, to be compared with the speed of a link.",
-)
-RUN_COLLECTIVE_EXPECTED_SECONDS = Metric(
-    name="observatory_run_collective_expected_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective", "algorithm", "size"),
-    help="Time that one call should take by its law: latency times rounds plus the busiest node's bytes over the"
-    " bandwidth, both fitted from the library's own all_reduce of the same run.",
-)
-RUN_COLLECTIVE_CHOICE = Metric(
-    name="observatory_run_collective_choice_info",
-    kind="gauge",
-    unit="info",
-    scope="run",
-    labels=("collective", "size", "chosen", "protocol"),
-    help="1 for each algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
-)
-RUN_COLLECTIVE_ROUNDS = Metric(
-    name="observatory_run_collective_rounds",
-    kind="gauge",
-    unit="rounds",
-    scope="run",
-    labels=("collective", "algorithm", "size", "account"),
-    help="Rounds of messages in one call of an algorithm: expected (by its law) or counted (the most of any rank).",
-)
-RUN_COLLECTIVE_TOTAL_BYTES = Metric(
-    name="observatory_run_collective_total_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("collective", "algorithm", "size", "account"),
-    help="Bytes that all ranks together send in one call of an algorithm, without headers: expected or counted.",
-)
-RUN_COLLECTIVE_PEAK_BYTES = Metric(
-    name="observatory_run_collective_peak_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("collective", "algorithm", "size", "account"),
-    help="The most bytes that any rank sends, or receives, in one round of an algorithm: expected or counted.",
-)
-RUN_LINK_LATENCY_SECONDS = Metric(
-    name="observatory_run_link_latency_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective",),
-    help="Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
-)
-RUN_LINK_WITH_HOST_LATENCY_SECONDS = Metric(
-    name="observatory_run_link_with_host_latency_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective",),
-    help="Time of a message without that of its bytes, fitted from the run's sweep of a collective as a loop in Python"
-    " has it: what launching by the host makes of the latency; absent on a CPU, where both are one.",
-)
-RUN_LINK_BANDWIDTH = Metric(
-    name="observatory_run_link_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("collective",),
-    help="Bytes that a rank sends in a second (beta), fitted from the run's sweep of a collective.",
-)
-RUN_MATMUL_FLOPS = Metric(
-    name="observatory_run_matmul_flops_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="run",
-    labels=("m", "n", "k"),
-    help="Floating-point operations of a product of an m by k and a k by n matrix (2 m n k), divided by its time on the"
-    " slowest rank.",
-)
-RUN_MATMUL_WITH_HOST_FLOPS = Metric(
-    name="observatory_run_matmul_with_host_flops_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="run",
-    labels=("m", "n", "k"),
-    help="Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
-    " host; absent on a CPU, where both are one.",
-)
-RUN_MATMUL_CLOCK_HERTZ = Metric(
-    name="observatory_run_matmul_clock_hertz",
-    kind="gauge",
-    unit="hertz",
-    scope="run",
-    labels=("m", "n", "k"),
-    help="SM clock of the slowest rank's GPU at the last beat of its node while products of a shape were computed;"
-    " absent on a CPU, and where no beat fell into them.",
-)
-RUN_MATMUL_POWER_WATTS = Metric(
-    name="observatory_run_matmul_power_watts",
-    kind="gauge",
-    unit="watts",
-    scope="run",
-    labels=("m", "n", "k"),
-    help="Power of the slowest rank's GPU, over a second where NVML averages, at the last beat of its node while"
-    " products of a shape were computed; absent on a CPU, and where no beat fell into them.",
-)
-RUN_COPY_WITH_HOST_BANDWIDTH = Metric(
-    name="observatory_run_copy_with_host_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("kind", "size"),
-    help="Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the"
-    " host; absent on a CPU, where both are one.",
-)
-RUN_COPY_BANDWIDTH = Metric(
-    name="observatory_run_copy_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("kind", "size"),
-    help="Bytes that a copy reads and writes in the memory that it is named after, divided by its time on the slowest"
-    " rank; size is in bytes of one buffer.",
-)
-
-CEILINGS_METRICS = (
-    RUN_COLLECTIVE_SECONDS,
-    RUN_COLLECTIVE_WITH_HOST_SECONDS,
-    RUN_COLLECTIVE_ALGORITHM_BANDWIDTH,
-    RUN_COLLECTIVE_BUS_BANDWIDTH,
-    RUN_COLLECTIVE_EXPECTED_SECONDS,
-    RUN_COLLECTIVE_CHOICE,
-    RUN_COLLECTIVE_ROUNDS,
-    RUN_COLLECTIVE_TOTAL_BYTES,
-    RUN_COLLECTIVE_PEAK_BYTES,
-    RUN_LINK_LATENCY_SECONDS,
-    RUN_LINK_WITH_HOST_LATENCY_SECONDS,
-    RUN_LINK_BANDWIDTH,
-    RUN_MATMUL_FLOPS,
-    RUN_MATMUL_WITH_HOST_FLOPS,
-    RUN_MATMUL_CLOCK_HERTZ,
-    RUN_MATMUL_POWER_WATTS,
-    RUN_COPY_BANDWIDTH,
-    RUN_COPY_WITH_HOST_BANDWIDTH,
-)
-
+from collectors.metrics.metric import RANK, RUN, metrics_in
 
 # Single calls in a rank: their times, and what was sent in them.
 
-COLLECTIVE_SECONDS = Metric(
-    name="observatory_collective_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("collective", "algorithm", "size"),
-    help="Time of one call of a collective on a rank: that of all measured calls, each queued behind the one before,"
-    " divided by their number; size is in bytes as nccl-tests counts them. On a GPU of the device alone, which does not"
-    " wait for the host.",
+COLLECTIVE_SECONDS = RANK.gauge(
+    "observatory_collective_seconds{collective, algorithm, size}",
+    "Time of one call of a collective on a rank: that of all measured calls, each queued behind the one before,"
+    " divided by their number; size is in bytes as nccl-tests counts them. On a GPU of the device alone, which does"
+    " not wait for the host.",
 )
-COLLECTIVE_WITH_HOST_SECONDS = Metric(
-    name="observatory_collective_with_host_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("collective", "algorithm", "size"),
-    help="Time of one call of a collective on a rank's GPU as a loop in Python has it, which small calls wait for;"
-    " absent on a CPU, where it is the time of the call.",
+COLLECTIVE_WITH_HOST_SECONDS = RANK.gauge(
+    "observatory_collective_with_host_seconds{collective, algorithm, size}",
+    "Time of one call of a collective on a rank's GPU as a loop in Python has it, which small calls wait for; absent"
+    " on a CPU, where it is the time of the call.",
 )
-COLLECTIVE_CHOICE = Metric(
-    name="observatory_collective_choice_info",
-    kind="gauge",
-    unit="info",
-    scope="rank",
-    labels=("collective", "size", "chosen", "protocol"),
-    help="1 for the algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+COLLECTIVE_CHOICE = RANK.gauge(
+    "observatory_collective_choice_info{collective, size, chosen, protocol}",
+    "1 for the algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
 )
-COLLECTIVE_ROUNDS = Metric(
-    name="observatory_collective_rounds",
-    kind="gauge",
-    unit="rounds",
-    scope="rank",
-    labels=("collective", "algorithm", "size"),
-    help="Rounds of messages of one call, counted on a rank, those included in which it only waits.",
+COLLECTIVE_ROUNDS = RANK.gauge(
+    "observatory_collective_rounds{collective, algorithm, size}",
+    "Rounds of messages of one call, counted on a rank, those included in which it only waits.",
 )
-COLLECTIVE_SENT_BYTES = Metric(
-    name="observatory_collective_sent_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("collective", "algorithm", "size"),
-    help="Bytes of messages that a rank sent in one call, counted in the call and without headers.",
+COLLECTIVE_SENT_BYTES = RANK.gauge(
+    "observatory_collective_sent_bytes{collective, algorithm, size}",
+    "Bytes of messages that a rank sent in one call, counted in the call and without headers.",
 )
-COLLECTIVE_PEAK_BYTES = Metric(
-    name="observatory_collective_peak_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("collective", "algorithm", "size"),
-    help="The most bytes that a rank sent, or received, in one round of a call.",
+COLLECTIVE_PEAK_BYTES = RANK.gauge(
+    "observatory_collective_peak_bytes{collective, algorithm, size}",
+    "The most bytes that a rank sent, or received, in one round of a call.",
 )
-MATMUL_SECONDS = Metric(
-    name="observatory_matmul_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("m", "n", "k"),
-    help="Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls. On a GPU of"
+MATMUL_SECONDS = RANK.gauge(
+    "observatory_matmul_seconds{m, n, k}",
+    "Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls. On a GPU of"
     " the device alone, which does not wait for the host.",
 )
-MATMUL_WITH_HOST_SECONDS = Metric(
-    name="observatory_matmul_with_host_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("m", "n", "k"),
-    help="Time of one product on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it"
-    " is the time of the product.",
+MATMUL_WITH_HOST_SECONDS = RANK.gauge(
+    "observatory_matmul_with_host_seconds{m, n, k}",
+    "Time of one product on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it is"
+    " the time of the product.",
 )
-COPY_SECONDS = Metric(
-    name="observatory_copy_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("kind", "size"),
-    help="Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer. On a"
-    " GPU of the device alone, which does not wait for the host.",
+COPY_SECONDS = RANK.gauge(
+    "observatory_copy_seconds{kind, size}",
+    "Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer. On a GPU"
+    " of the device alone, which does not wait for the host.",
 )
-COPY_WITH_HOST_SECONDS = Metric(
-    name="observatory_copy_with_host_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("kind", "size"),
-    help="Time of one copy on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it is"
+COPY_WITH_HOST_SECONDS = RANK.gauge(
+    "observatory_copy_with_host_seconds{kind, size}",
+    "Time of one copy on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it is"
     " the time of the copy.",
 )
 
-PROBES_METRICS = (
-    COLLECTIVE_SECONDS,
-    COLLECTIVE_WITH_HOST_SECONDS,
-    COLLECTIVE_CHOICE,
-    COLLECTIVE_ROUNDS,
-    COLLECTIVE_SENT_BYTES,
-    COLLECTIVE_PEAK_BYTES,
-    MATMUL_SECONDS,
-    MATMUL_WITH_HOST_SECONDS,
-    COPY_SECONDS,
-    COPY_WITH_HOST_SECONDS,
+
+# A run's ceilings of the machine: the probes' results, and what cost models predict from them.
+
+RUN_COLLECTIVE_SECONDS = RUN.gauge(
+    "observatory_run_collective_seconds{collective, algorithm, size}",
+    "Time of one call of a collective: the mean over ranks, as nccl-tests has it, and the median over trials; size is"
+    " in bytes as nccl-tests counts them.",
+)
+RUN_COLLECTIVE_WITH_HOST_SECONDS = RUN.gauge(
+    "observatory_run_collective_with_host_seconds{collective, algorithm, size}",
+    "Time of one call of a collective on GPUs as a loop in Python has it, joined as that of the device alone; absent"
+    " on a CPU, where both are one.",
+)
+RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = RUN.gauge(
+    "observatory_run_collective_algorithm_bytes_per_second{collective, algorithm, size}",
+    "Algorithm bandwidth (algbw of nccl-tests): size of a collective, divided by the time of one call.",
+)
+RUN_COLLECTIVE_BUS_BANDWIDTH = RUN.gauge(
+    "observatory_run_collective_bus_bytes_per_second{collective, algorithm, size}",
+    "Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, such as 2 (n - 1) / n"
+    " for all_reduce on n ranks, to be compared with the speed of a link.",
+)
+RUN_COLLECTIVE_EXPECTED_SECONDS = RUN.gauge(
+    "observatory_run_collective_expected_seconds{collective, algorithm, size}",
+    "Time that one call should take by its law: latency times rounds plus the busiest node's bytes over the"
+    " bandwidth, both fitted from the library's own all_reduce of the same run.",
+)
+RUN_COLLECTIVE_CHOICE = RUN.gauge(
+    "observatory_run_collective_choice_info{collective, size, chosen, protocol}",
+    "1 for each algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+)
+RUN_COLLECTIVE_ROUNDS = RUN.gauge(
+    "observatory_run_collective_rounds{collective, algorithm, size, account}",
+    "Rounds of messages in one call of an algorithm: expected (by its law) or counted (the most of any rank).",
+)
+RUN_COLLECTIVE_TOTAL_BYTES = RUN.gauge(
+    "observatory_run_collective_total_bytes{collective, algorithm, size, account}",
+    "Bytes that all ranks together send in one call of an algorithm, without headers: expected or counted.",
+)
+RUN_COLLECTIVE_PEAK_BYTES = RUN.gauge(
+    "observatory_run_collective_peak_bytes{collective, algorithm, size, account}",
+    "The most bytes that any rank sends, or receives, in one round of an algorithm: expected or counted.",
+)
+RUN_LINK_LATENCY_SECONDS = RUN.gauge(
+    "observatory_run_link_latency_seconds{collective}",
+    "Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
+)
+RUN_LINK_WITH_HOST_LATENCY_SECONDS = RUN.gauge(
+    "observatory_run_link_with_host_latency_seconds{collective}",
+    "Time of a message without that of its bytes, fitted from the run's sweep of a collective as a loop in Python has"
+    " it: what launching by the host makes of the latency; absent on a CPU, where both are one.",
+)
+RUN_LINK_BANDWIDTH = RUN.gauge(
+    "observatory_run_link_bytes_per_second{collective}",
+    "Bytes that a rank sends in a second (beta), fitted from the run's sweep of a collective.",
+)
+RUN_MATMUL_FLOPS = RUN.gauge(
+    "observatory_run_matmul_flops_per_second{m, n, k}",
+    "Floating-point operations of a product of an m by k and a k by n matrix (2 m n k), divided by its time on the"
+    " slowest rank.",
+)
+RUN_MATMUL_WITH_HOST_FLOPS = RUN.gauge(
+    "observatory_run_matmul_with_host_flops_per_second{m, n, k}",
+    "Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
+    " host; absent on a CPU, where both are one.",
+)
+RUN_MATMUL_CLOCK_HERTZ = RUN.gauge(
+    "observatory_run_matmul_clock_hertz{m, n, k}",
+    "SM clock of the slowest rank's GPU at the last beat of its node while products of a shape were computed; absent"
+    " on a CPU, and where no beat fell into them.",
+)
+RUN_MATMUL_POWER_WATTS = RUN.gauge(
+    "observatory_run_matmul_power_watts{m, n, k}",
+    "Power of the slowest rank's GPU, over a second where NVML averages, at the last beat of its node while products"
+    " of a shape were computed; absent on a CPU, and where no beat fell into them.",
+)
+RUN_COPY_BANDWIDTH = RUN.gauge(
+    "observatory_run_copy_bytes_per_second{kind, size}",
+    "Bytes that a copy reads and writes in the memory that it is named after, divided by its time on the slowest"
+    " rank; size is in bytes of one buffer.",
+)
+RUN_COPY_WITH_HOST_BANDWIDTH = RUN.gauge(
+    "observatory_run_copy_with_host_bytes_per_second{kind, size}",
+    "Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the host;"
+    " absent on a CPU, where both are one.",
 )
 
-METRICS = (*PROBES_METRICS, *CEILINGS_METRICS)
+METRICS = metrics_in(globals())

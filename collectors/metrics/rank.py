@@ -2,345 +2,177 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
-
-# Traced steps: how their time divides into computation, communication and neither.
-
-COMPUTE_SECONDS = Metric(
-    name="observatory_traced_compute_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which computation ran; overlapping spans count once.",
-)
-COMMUNICATION_SECONDS = Metric(
-    name="observatory_traced_communication_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which communication ran, waits for peers included; overlapping spans count once.",
-)
-OVERLAP_SECONDS = Metric(
-    name="observatory_traced_overlap_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which communication and computation both ran.",
-)
-EXPOSED_COMMUNICATION_SECONDS = Metric(
-    name="observatory_traced_exposed_communication_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which communication ran and computation did not.",
-)
-EXPOSED_COPY_SECONDS = Metric(
-    name="observatory_traced_exposed_copy_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which copies ran and neither computation nor communication did.",
-)
-IDLE_SECONDS = Metric(
-    name="observatory_traced_idle_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one traced step in which nothing that is traced ran.",
-)
-TRACED_STEP_SECONDS = Metric(
-    name="observatory_traced_step_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one step under the profiler; slower than others, and never part of speed.",
-)
-OVERLAP_RATIO = Metric(
-    name="observatory_traced_overlap_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    help="Overlap of one traced step, divided by its communication time.",
-)
-EXPOSED_COMMUNICATION_RATIO = Metric(
-    name="observatory_traced_exposed_communication_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    help="Exposed communication of one traced step, divided by the traced step's time.",
-)
-COLLECTIVE_SECONDS = Metric(
-    name="observatory_traced_collective_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("collective",),
-    help="Time of one traced step in which a collective ran, by its events' name; NCCL sends messages and runs"
-    " all_to_all by one kernel, which is called send. Spans that overlap count once.",
-)
-COLLECTIVE_OVERLAP_RATIO = Metric(
-    name="observatory_traced_collective_overlap_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    labels=("collective",),
-    help="Time of one traced step in which a collective and computation both ran, divided by the collective's.",
-)
-ATTENTION_PAIRS = Metric(
-    name="observatory_traced_attention_pairs",
-    kind="gauge",
-    unit="pairs",
-    scope="rank",
-    help="Pairs of query and key that the rank attended in the forward of a traced step, of all heads and layers.",
-)
-PAYLOAD_BYTES = Metric(
-    name="observatory_traced_payload_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("collective", "axis"),
-    help="Bytes of the tensors that a rank handed to a collective in a traced step, averaged over the traced window and"
-    " before the collective's own factor; axis: that of the device mesh whose ranks took part, or other.",
-)
-
-COMMUNICATION_METRICS = (
-    TRACED_STEP_SECONDS,
-    COMPUTE_SECONDS,
-    COMMUNICATION_SECONDS,
-    OVERLAP_SECONDS,
-    EXPOSED_COMMUNICATION_SECONDS,
-    EXPOSED_COPY_SECONDS,
-    IDLE_SECONDS,
-    OVERLAP_RATIO,
-    EXPOSED_COMMUNICATION_RATIO,
-    COLLECTIVE_SECONDS,
-    COLLECTIVE_OVERLAP_RATIO,
-    ATTENTION_PAIRS,
-    PAYLOAD_BYTES,
-)
-
-
-# Memory: the CUDA allocator's account, live tensors, the training's state, and the process's own.
-
-ALLOCATED_BYTES = Metric(
-    name="observatory_memory_allocated_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Device memory held by tensors at the end of a step, by the caching allocator's account.",
-)
-RESERVED_BYTES = Metric(
-    name="observatory_memory_reserved_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Device memory that the caching allocator holds at the end of a step, used or not.",
-)
-ACTIVE_BYTES = Metric(
-    name="observatory_memory_active_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Device memory at the end of a step in blocks that tensors hold or that a stream may still use, by the caching"
-    " allocator's account.",
-)
-INACTIVE_SPLIT_BYTES = Metric(
-    name="observatory_memory_inactive_split_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Device memory at the end of a step in unused parts of blocks whose other parts are used, so that the caching"
-    " allocator cannot return it to the device: its fragmentation.",
-)
-PEAK_BYTES = Metric(
-    name="observatory_memory_peak_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Most device memory held by tensors at once during a step, and during those before it that were not asked, by"
-    " the caching allocator's account. Steps so short that asking would take more than 0.5 % of their time are asked"
-    " now and then.",
-)
-PHASE_PEAK_BYTES = Metric(
-    name="observatory_memory_phase_peak_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("phase",),
-    help="Most device memory held by tensors at once in a phase of a step, what lies between it and the phase before it"
-    " included, by the caching allocator's account; absent on a CPU, where no allocator keeps one, and of most steps"
-    " that are so short that asking would take more than 0.5 % of their time.",
-)
-ALLOCATION_RETRIES = Metric(
-    name="observatory_memory_allocation_retries_total",
-    kind="counter",
-    unit="retries",
-    scope="rank",
-    help="Allocations that succeeded only after the caching allocator had returned its unused memory to the device.",
-)
-OUT_OF_MEMORY = Metric(
-    name="observatory_memory_out_of_memory_total",
-    kind="counter",
-    unit="errors",
-    scope="rank",
-    help="Out-of-memory errors that the caching allocator has raised.",
-)
-LIVE_TENSOR_BYTES = Metric(
-    name="observatory_memory_live_tensor_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("category",),
-    help="Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
-)
-TIMELINE_PEAK_BYTES = Metric(
-    name="observatory_memory_timeline_peak_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("category",),
-    help="Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total:"
-    " those of its state, activations (made in forward and kept after it), temporary (made and dropped in one phase),"
-    " other; blocks that are older than the step and of no state are not seen.",
-)
-STAGE_ACTIVATION_BYTES = Metric(
-    name="observatory_memory_stage_activation_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("stage",),
-    help="Most bytes that forwards of a pipeline stage's live microbatches have left for backward, in one unmeasured"
-    " step; on CUDA by the caching allocator's account, without the buffers that messages come in.",
-)
-STATE_BYTES = Metric(
-    name="observatory_memory_state_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    labels=("part",),
-    help="Bytes of the storages behind a part of training's state on a rank after an optimizer step, each storage once:"
-    " parameters, gradients, optimizer.",
-)
-RESIDENT_BYTES = Metric(
-    name="observatory_process_resident_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="rank",
-    help="Resident memory of a rank's process at the end of a step, libraries and shared pages included.",
-)
-
-MEMORY_METRICS = (
-    ALLOCATED_BYTES,
-    RESERVED_BYTES,
-    ACTIVE_BYTES,
-    INACTIVE_SPLIT_BYTES,
-    PEAK_BYTES,
-    PHASE_PEAK_BYTES,
-    ALLOCATION_RETRIES,
-    OUT_OF_MEMORY,
-    LIVE_TENSOR_BYTES,
-    STAGE_ACTIVATION_BYTES,
-    TIMELINE_PEAK_BYTES,
-    STATE_BYTES,
-    RESIDENT_BYTES,
-)
-
+from collectors.metrics.metric import RANK, metrics_in
 
 # Training steps.
 
-STEP_SECONDS = Metric(
-    name="observatory_step_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one optimizer step of a rank, from the end of the step before to its own end, all waits included.",
+STEP_SECONDS = RANK.gauge(
+    "observatory_step_seconds",
+    "Time of one optimizer step of a rank, from the end of the step before to its own end, all waits included.",
 )
-PHASE_SECONDS = Metric(
-    name="observatory_phase_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    labels=("phase",),
-    help="Time of one step that a rank's device spent in a phase: data (waiting for its batch), forward, backward,"
+PHASE_SECONDS = RANK.gauge(
+    "observatory_phase_seconds{phase}",
+    "Time of one step that a rank's device spent in a phase: data (waiting for its batch), forward, backward,"
     " optimizer. A GPU waits for a batch only when it has no work left; what the host waits is another metric.",
 )
-DATA_WAIT_SECONDS = Metric(
-    name="observatory_data_wait_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Time of one step in which the host of a rank waited for its batch while its GPU may have computed: no part of"
+DATA_WAIT_SECONDS = RANK.gauge(
+    "observatory_data_wait_seconds",
+    "Time of one step in which the host of a rank waited for its batch while its GPU may have computed: no part of"
     " the step, and not to be added to phases; absent on a CPU, where it is the phase data.",
 )
-TOKENS = Metric(
-    name="observatory_tokens_total",
-    kind="counter",
-    unit="tokens",
-    scope="rank",
-    help="Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks that"
+TOKENS = RANK.counter(
+    "observatory_tokens_total",
+    "Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks that"
     " take the same tokens through parts of a model count equal shares of them, so that ranks add up to the batch.",
 )
-TOKENS_PER_SECOND = Metric(
-    name="observatory_tokens_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="rank",
-    help="Tokens that a rank counts in one measured step, divided by the step's time.",
+TOKENS_PER_SECOND = RANK.gauge(
+    "observatory_tokens_per_second", "Tokens that a rank counts in one measured step, divided by the step's time."
 )
-MFU = Metric(
-    name="observatory_mfu_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    help="Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the device's"
-    " dense peak at the run's precision; absent where no data sheet names one.",
+MFU = RANK.gauge(
+    "observatory_mfu_ratio",
+    "Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the device's dense"
+    " peak at the run's precision; absent where no data sheet names one.",
 )
-MEASURED_MFU = Metric(
-    name="observatory_measured_mfu_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    help="Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the fastest"
-    " matrix product that a matmul run had measured on the same hardware at the same precision before the run.",
+MEASURED_MFU = RANK.gauge(
+    "observatory_measured_mfu_ratio",
+    "Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the fastest matrix"
+    " product that a matmul run had measured on the same hardware at the same precision before the run.",
 )
-LOSS = Metric(
-    name="observatory_loss_nats",
-    kind="gauge",
-    unit="nats",
-    scope="rank",
-    help="Mean cross-entropy of a rank's own tokens in one step.",
-)
-LEARNING_RATE = Metric(
-    name="observatory_learning_rate_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="rank",
-    help="Learning rate that a rank's optimizer used in one step, after its rule and warm-up: what AdamW multiplies its"
+LOSS = RANK.gauge("observatory_loss_nats", "Mean cross-entropy of a rank's own tokens in one step.")
+LEARNING_RATE = RANK.gauge(
+    "observatory_learning_rate_ratio",
+    "Learning rate that a rank's optimizer used in one step, after its rule and warm-up: what AdamW multiplies its"
     " update by, which has no unit.",
 )
-OBSERVER_SECONDS = Metric(
-    name="observatory_observer_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="rank",
-    help="Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, at"
-    " the end of each phase too, and writing the line of the step before.",
+OBSERVER_SECONDS = RANK.gauge(
+    "observatory_observer_seconds",
+    "Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, at the"
+    " end of each phase too, and writing the line of the step before.",
 )
 
 PHASES = ("data", "forward", "backward", "optimizer")
 """The phases of every training step, in order; a strategy may mark others in addition."""
 
-STEP_METRICS = (
-    STEP_SECONDS,
-    PHASE_SECONDS,
-    DATA_WAIT_SECONDS,
-    TOKENS,
-    TOKENS_PER_SECOND,
-    MFU,
-    MEASURED_MFU,
-    LOSS,
-    LEARNING_RATE,
-    OBSERVER_SECONDS,
+
+# Memory: the CUDA allocator's account, live tensors, the training's state, and the process's own.
+
+ALLOCATED_BYTES = RANK.gauge(
+    "observatory_memory_allocated_bytes",
+    "Device memory held by tensors at the end of a step, by the caching allocator's account.",
+)
+RESERVED_BYTES = RANK.gauge(
+    "observatory_memory_reserved_bytes",
+    "Device memory that the caching allocator holds at the end of a step, used or not.",
+)
+ACTIVE_BYTES = RANK.gauge(
+    "observatory_memory_active_bytes",
+    "Device memory at the end of a step in blocks that tensors hold or that a stream may still use, by the caching"
+    " allocator's account.",
+)
+INACTIVE_SPLIT_BYTES = RANK.gauge(
+    "observatory_memory_inactive_split_bytes",
+    "Device memory at the end of a step in unused parts of blocks whose other parts are used, so that the caching"
+    " allocator cannot return it to the device: its fragmentation.",
+)
+PEAK_BYTES = RANK.gauge(
+    "observatory_memory_peak_bytes",
+    "Most device memory held by tensors at once during a step, and during those before it that were not asked, by the"
+    " caching allocator's account. Steps so short that asking would take more than 0.5 % of their time are asked now"
+    " and then.",
+)
+PHASE_PEAK_BYTES = RANK.gauge(
+    "observatory_memory_phase_peak_bytes{phase}",
+    "Most device memory held by tensors at once in a phase of a step, what lies between it and the phase before it"
+    " included, by the caching allocator's account; absent on a CPU, where no allocator keeps one, and of most steps"
+    " that are so short that asking would take more than 0.5 % of their time.",
+)
+ALLOCATION_RETRIES = RANK.counter(
+    "observatory_memory_allocation_retries_total",
+    "Allocations that succeeded only after the caching allocator had returned its unused memory to the device.",
+)
+OUT_OF_MEMORY = RANK.counter(
+    "observatory_memory_out_of_memory_total",
+    "Out-of-memory errors that the caching allocator has raised.",
+    unit="errors",
+)
+LIVE_TENSOR_BYTES = RANK.gauge(
+    "observatory_memory_live_tensor_bytes{category}",
+    "Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
+)
+STAGE_ACTIVATION_BYTES = RANK.gauge(
+    "observatory_memory_stage_activation_bytes{stage}",
+    "Most bytes that forwards of a pipeline stage's live microbatches have left for backward, in one unmeasured step;"
+    " on CUDA by the caching allocator's account, without the buffers that messages come in.",
+)
+TIMELINE_PEAK_BYTES = RANK.gauge(
+    "observatory_memory_timeline_peak_bytes{category}",
+    "Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total: those"
+    " of its state, activations (made in forward and kept after it), temporary (made and dropped in one phase), other;"
+    " blocks that are older than the step and of no state are not seen.",
+)
+STATE_BYTES = RANK.gauge(
+    "observatory_memory_state_bytes{part}",
+    "Bytes of the storages behind a part of training's state on a rank after an optimizer step, each storage once:"
+    " parameters, gradients, optimizer.",
+)
+RESIDENT_BYTES = RANK.gauge(
+    "observatory_process_resident_bytes",
+    "Resident memory of a rank's process at the end of a step, libraries and shared pages included.",
 )
 
-METRICS = (*STEP_METRICS, *MEMORY_METRICS, *COMMUNICATION_METRICS)
+
+# Traced steps: how their time divides into computation, communication and neither.
+
+TRACED_STEP_SECONDS = RANK.gauge(
+    "observatory_traced_step_seconds",
+    "Time of one step under the profiler; slower than others, and never part of speed.",
+)
+COMPUTE_SECONDS = RANK.gauge(
+    "observatory_traced_compute_seconds",
+    "Time of one traced step in which computation ran; overlapping spans count once.",
+)
+COMMUNICATION_SECONDS = RANK.gauge(
+    "observatory_traced_communication_seconds",
+    "Time of one traced step in which communication ran, waits for peers included; overlapping spans count once.",
+)
+OVERLAP_SECONDS = RANK.gauge(
+    "observatory_traced_overlap_seconds", "Time of one traced step in which communication and computation both ran."
+)
+EXPOSED_COMMUNICATION_SECONDS = RANK.gauge(
+    "observatory_traced_exposed_communication_seconds",
+    "Time of one traced step in which communication ran and computation did not.",
+)
+EXPOSED_COPY_SECONDS = RANK.gauge(
+    "observatory_traced_exposed_copy_seconds",
+    "Time of one traced step in which copies ran and neither computation nor communication did.",
+)
+IDLE_SECONDS = RANK.gauge(
+    "observatory_traced_idle_seconds", "Time of one traced step in which nothing that is traced ran."
+)
+OVERLAP_RATIO = RANK.gauge(
+    "observatory_traced_overlap_ratio", "Overlap of one traced step, divided by its communication time."
+)
+EXPOSED_COMMUNICATION_RATIO = RANK.gauge(
+    "observatory_traced_exposed_communication_ratio",
+    "Exposed communication of one traced step, divided by the traced step's time.",
+)
+COLLECTIVE_SECONDS = RANK.gauge(
+    "observatory_traced_collective_seconds{collective}",
+    "Time of one traced step in which a collective ran, by its events' name; NCCL sends messages and runs all_to_all"
+    " by one kernel, which is called send. Spans that overlap count once.",
+)
+COLLECTIVE_OVERLAP_RATIO = RANK.gauge(
+    "observatory_traced_collective_overlap_ratio{collective}",
+    "Time of one traced step in which a collective and computation both ran, divided by the collective's.",
+)
+ATTENTION_PAIRS = RANK.gauge(
+    "observatory_traced_attention_pairs",
+    "Pairs of query and key that the rank attended in the forward of a traced step, of all heads and layers.",
+)
+PAYLOAD_BYTES = RANK.gauge(
+    "observatory_traced_payload_bytes{collective, axis}",
+    "Bytes of the tensors that a rank handed to a collective in a traced step, averaged over the traced window and"
+    " before the collective's own factor; axis: that of the device mesh whose ranks took part, or other.",
+)
+
+METRICS = metrics_in(globals())

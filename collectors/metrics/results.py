@@ -2,362 +2,188 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import Metric
+from collectors.metrics.metric import RUN, metrics_in
+
+# Steps, memory and communication, by the run's summary.
+
+RUN_STEP_SECONDS = RUN.gauge(
+    "observatory_run_step_seconds",
+    "Step time of a run: the median step of the slowest rank in a trial, and the median of that over trials.",
+)
+RUN_MEAN_STEP_SECONDS = RUN.gauge(
+    "observatory_run_mean_step_seconds",
+    "Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",
+)
+RUN_TOKENS_PER_SECOND = RUN.gauge(
+    "observatory_run_tokens_per_second", "Tokens of one step over all ranks, divided by the run's mean step."
+)
+RUN_TOKENS_PER_SECOND_PER_DEVICE = RUN.gauge(
+    "observatory_run_device_tokens_per_second", "Tokens per second of a run, divided by its ranks."
+)
+RUN_FLOPS = RUN.gauge(
+    "observatory_run_device_flops_per_second",
+    "Model FLOPs of one step by PaLM's formula, divided by the run's mean step and its ranks.",
+)
+RUN_MFU = RUN.gauge(
+    "observatory_run_mfu_ratio",
+    "Model FLOPs per second and device (PaLM's formula), divided by its dense peak at the run's precision.",
+)
+RUN_MEASURED_MFU = RUN.gauge(
+    "observatory_run_measured_mfu_ratio",
+    "Model FLOPs per second and device (PaLM's formula), divided by the fastest matrix product that a matmul run"
+    " measured on the same hardware at the same precision.",
+)
+RUN_PHASE_SECONDS = RUN.gauge(
+    "observatory_run_phase_seconds{phase}",
+    "Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
+)
+RUN_DATA_WAIT_SECONDS = RUN.gauge(
+    "observatory_run_data_wait_seconds",
+    "Time of a step in which the host waited for a batch while its GPU may have computed: the mean step of the rank"
+    " whose host waited most, the median over trials; absent on a CPU, where it is the phase data.",
+)
+RUN_SCALING_EFFICIENCY = RUN.gauge(
+    "observatory_run_scaling_efficiency_ratio{scaling, baseline}",
+    "Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or equal"
+    " total work (strong). The baseline is one rank measured in turn with the run (beside) or found in the history, or"
+    " the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
+)
+RUN_PEAK_MEMORY_BYTES = RUN.gauge(
+    "observatory_run_peak_memory_bytes{account}",
+    "Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
+    " CPU, one unmeasured step) or resident (the process).",
+)
+RUN_MEMORY_ACCOUNT_BYTES = RUN.gauge(
+    "observatory_run_memory_account_bytes{part, account}",
+    "Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a step,"
+    " unexplained of it, total): measured (the most of any rank), or expected by this implementation's account or the"
+    " paper's.",
+)
+RUN_MEMORY_PREDICTED_RATIO = RUN.gauge(
+    "observatory_run_memory_predicted_ratio{part}",
+    "Bytes of a part of training's memory that this implementation's account expects, divided by those measured.",
+)
+RUN_OBSERVER_RATIO = RUN.gauge(
+    "observatory_run_observer_ratio",
+    "Host time that the collectors and the log of a rank took in all measured steps, divided by these steps' time;"
+    " the largest rank's, and the median over trials.",
+)
+RUN_LOSS = RUN.gauge(
+    "observatory_run_loss_nats", "Cross-entropy of the last measured step, as the mean over ranks that compute a loss."
+)
+RUN_TRACED_STEP_SECONDS = RUN.gauge(
+    "observatory_run_traced_step_seconds",
+    "Step under the profiler: the median over a trial's ranks and traced steps, then over trials; what it exceeds the"
+    " median step by is the profiler's cost.",
+)
+RUN_TRACED_RATIO = RUN.gauge(
+    "observatory_run_traced_ratio{part}",
+    "Part of a traced step, divided by the traced step's time: compute, communication, overlap,"
+    " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials.",
+)
+RUN_OVERLAP_RATIO = RUN.gauge(
+    "observatory_run_overlap_ratio",
+    "Overlap of communication with computation, divided by communication time: the median over a trial's ranks and"
+    " traced steps, and the median over trials.",
+)
+RUN_COLLECTIVE_OVERLAP_RATIO = RUN.gauge(
+    "observatory_run_collective_overlap_ratio{collective}",
+    "Overlap of one collective with computation, divided by the collective's time, in a run that uses several: the"
+    " median over a trial's ranks and traced steps, and the median over trials.",
+)
+RUN_ATTENTION_PAIRS = RUN.gauge(
+    "observatory_run_attention_pairs{extreme, account}",
+    "Pairs of query and key that a rank attends in a step's forward, of all heads and layers: of the rank that has"
+    " least and of the one that has most; counted in traced steps, or expected by the layout.",
+)
+RUN_PAYLOAD_BYTES = RUN.gauge(
+    "observatory_run_payload_bytes{collective, axis, account}",
+    "Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
+    " collective's own factor: expected (by the strategy's law) or counted (in traced steps, the largest rank).",
+)
+RUN_COMMUNICATION_SECONDS = RUN.gauge(
+    "observatory_run_communication_seconds{account}",
+    "Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's law on the link"
+    " that a collectives run measured on the same hardware.",
+)
+
 
 # Joined profiler windows of all ranks: who waits for whom, stragglers, and bandwidth without the waiting.
 
-RUN_WAITING_RATIO = Metric(
-    name="observatory_run_waiting_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    help="Share of the time that ranks spend in collectives of traced steps, summed over ranks, in which they wait for"
-    " the last rank to come; each rank's first collective is left out.",
+RUN_WAITING_RATIO = RUN.gauge(
+    "observatory_run_waiting_ratio",
+    "Share of the time that ranks spend in collectives of traced steps, summed over ranks, in which they wait for the"
+    " last rank to come; each rank's first collective is left out.",
 )
-RUN_COLLECTIVE_WAIT_SECONDS = Metric(
-    name="observatory_run_collective_wait_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective",),
-    help="Time of one call of a collective that a rank waits for the last rank to come: the mean over ranks and calls"
+RUN_COLLECTIVE_WAIT_SECONDS = RUN.gauge(
+    "observatory_run_collective_wait_seconds{collective}",
+    "Time of one call of a collective that a rank waits for the last rank to come: the mean over ranks and calls of a"
+    " trial's traced steps without each rank's first, and the median over trials.",
+)
+RUN_COLLECTIVE_TRANSFER_SECONDS = RUN.gauge(
+    "observatory_run_collective_transfer_seconds{collective}",
+    "Time of one call of a collective from the last rank's arrival to a rank's own end: the mean over ranks and calls"
     " of a trial's traced steps without each rank's first, and the median over trials.",
 )
-RUN_COLLECTIVE_TRANSFER_SECONDS = Metric(
-    name="observatory_run_collective_transfer_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("collective",),
-    help="Time of one call of a collective from the last rank's arrival to a rank's own end: the mean over ranks and"
-    " calls of a trial's traced steps without each rank's first, and the median over trials.",
-)
-RUN_TRACED_BUS_BANDWIDTH = Metric(
-    name="observatory_run_traced_collective_bus_bytes_per_second",
-    kind="gauge",
-    unit="bytes_per_second",
-    scope="run",
-    labels=("collective",),
-    help="Bus bandwidth of a collective in traced steps without the wait: the bytes of all its calls times the"
+RUN_TRACED_BUS_BANDWIDTH = RUN.gauge(
+    "observatory_run_traced_collective_bus_bytes_per_second{collective}",
+    "Bus bandwidth of a collective in traced steps without the wait: the bytes of all its calls times the"
     " collective's factor, divided by the time from each call's last arrival to its last end; the median over trials.",
 )
-RUN_LAST_RATIO = Metric(
-    name="observatory_run_last_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("rank",),
-    help="Share of its collectives in traced steps to which a rank comes after all others, by more than the clocks are"
+RUN_LAST_RATIO = RUN.gauge(
+    "observatory_run_last_ratio{rank}",
+    "Share of its collectives in traced steps to which a rank comes after all others, by more than the clocks are"
     " known; the median over trials.",
 )
-RUN_HELD_UP_RATIO = Metric(
-    name="observatory_run_held_up_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("rank",),
-    help="Time by which collectives could begin sooner if the rank came with the last but one, divided by the time of"
-    " the trial's traced steps; the median over trials.",
+RUN_HELD_UP_RATIO = RUN.gauge(
+    "observatory_run_held_up_ratio{rank}",
+    "Time by which collectives could begin sooner if the rank came with the last but one, divided by the time of the"
+    " trial's traced steps; the median over trials.",
 )
-RUN_STRAGGLER_RATIO = Metric(
-    name="observatory_run_straggler_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("rank", "cause"),
-    help="Share of the traced time for which the one rank that stands out holds all others up, and what it does"
-    " meanwhile: compute, copy, data loading, an earlier collective or host; the median over trials. Absent where none"
-    " stands out.",
+RUN_STRAGGLER_RATIO = RUN.gauge(
+    "observatory_run_straggler_ratio{rank, cause}",
+    "Share of the traced time for which the one rank that stands out holds all others up, and what it does meanwhile:"
+    " compute, copy, data loading, an earlier collective or host; the median over trials. Absent where none stands"
+    " out.",
 )
-RUN_CLOCK_RESIDUAL_SECONDS = Metric(
-    name="observatory_run_clock_residual_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    help="Time from the first to the last clock's end of one collective on the ranks' common clock, in the median of a"
-    " trial's worst process group: how far times of different hosts may be off; absent where all ranks are on"
-    " one host, which has one clock.",
-)
-
-JOINED_RANKS_METRICS = (
-    RUN_WAITING_RATIO,
-    RUN_COLLECTIVE_WAIT_SECONDS,
-    RUN_COLLECTIVE_TRANSFER_SECONDS,
-    RUN_TRACED_BUS_BANDWIDTH,
-    RUN_LAST_RATIO,
-    RUN_HELD_UP_RATIO,
-    RUN_STRAGGLER_RATIO,
-    RUN_CLOCK_RESIDUAL_SECONDS,
+RUN_CLOCK_RESIDUAL_SECONDS = RUN.gauge(
+    "observatory_run_clock_residual_seconds",
+    "Time from the first to the last clock's end of one collective on the ranks' common clock, in the median of a"
+    " trial's worst process group: how far times of different hosts may be off; absent where all ranks are on one"
+    " host, which has one clock.",
 )
 
 
 # Pipelines: the bubble and its parts, and the time and memory of each stage.
 
-RUN_BUBBLE_RATIO = Metric(
-    name="observatory_run_bubble_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("account",),
-    help="Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the"
-    " last one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected"
-    " (the schedule simulated with the measured times of its stages).",
+RUN_BUBBLE_RATIO = RUN.gauge(
+    "observatory_run_bubble_ratio{account}",
+    "Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the last"
+    " one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected (the"
+    " schedule simulated with the measured times of its stages).",
 )
-RUN_BUBBLE_PART_RATIO = Metric(
-    name="observatory_run_bubble_part_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("part",),
-    help="Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages' own"
+RUN_BUBBLE_PART_RATIO = RUN.gauge(
+    "observatory_run_bubble_part_ratio{part}",
+    "Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages' own"
     " times add), transfer (what the time on the link adds), uneven (what actions that take longer than their stage's"
     " median add), message (what messages take beyond the transfer), waiting_for_a_core (between actions, with a rank"
     " that could run and is not scheduled), unexplained (the rest: what hosts do between actions). They add up to the"
     " bubble, and one may be below 0; what is not known is in unexplained.",
 )
-RUN_STAGE_SECONDS = Metric(
-    name="observatory_run_stage_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("stage", "action"),
-    help="Time that a pipeline stage computes for one microbatch: forward, backward, or backward's halves"
-    " input_backward and weight_backward; the median over microbatches, pipelines and timed steps, then over trials.",
+RUN_STAGE_SECONDS = RUN.gauge(
+    "observatory_run_stage_seconds{stage, action}",
+    "Time that a pipeline stage computes for one microbatch: forward, backward, or backward's halves input_backward"
+    " and weight_backward; the median over microbatches, pipelines and timed steps, then over trials.",
 )
-RUN_LIVE_MICROBATCHES = Metric(
-    name="observatory_run_live_microbatches",
-    kind="gauge",
-    unit="microbatches",
-    scope="run",
-    labels=("stage", "account"),
-    help="Most microbatches that a pipeline stage holds at once, forward begun and backward not ended: measured (the"
-    " most of any pipeline and timed step), or expected by the schedule.",
+RUN_LIVE_MICROBATCHES = RUN.gauge(
+    "observatory_run_live_microbatches{stage, account}",
+    "Most microbatches that a pipeline stage holds at once, forward begun and backward not ended: measured (the most"
+    " of any pipeline and timed step), or expected by the schedule.",
 )
-RUN_STAGE_ACTIVATION_BYTES = Metric(
-    name="observatory_run_stage_activation_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("stage", "account"),
-    help="Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most"
-    " of any pipeline, in one unmeasured step), or expected by the schedule and the law of activations.",
+RUN_STAGE_ACTIVATION_BYTES = RUN.gauge(
+    "observatory_run_stage_activation_bytes{stage, account}",
+    "Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most of"
+    " any pipeline, in one unmeasured step), or expected by the schedule and the law of activations.",
 )
 
-PIPELINE_METRICS = (
-    RUN_BUBBLE_RATIO,
-    RUN_BUBBLE_PART_RATIO,
-    RUN_STAGE_SECONDS,
-    RUN_LIVE_MICROBATCHES,
-    RUN_STAGE_ACTIVATION_BYTES,
-)
-
-
-# Steps, memory and communication, by the run's summary.
-
-RUN_STEP_SECONDS = Metric(
-    name="observatory_run_step_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    help="Step time of a run: the median step of the slowest rank in a trial, and the median of that over trials.",
-)
-RUN_MEAN_STEP_SECONDS = Metric(
-    name="observatory_run_mean_step_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    help="Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",
-)
-RUN_TOKENS_PER_SECOND = Metric(
-    name="observatory_run_tokens_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="run",
-    help="Tokens of one step over all ranks, divided by the run's mean step.",
-)
-RUN_TOKENS_PER_SECOND_PER_DEVICE = Metric(
-    name="observatory_run_device_tokens_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="run",
-    help="Tokens per second of a run, divided by its ranks.",
-)
-RUN_FLOPS = Metric(
-    name="observatory_run_device_flops_per_second",
-    kind="gauge",
-    unit="per_second",
-    scope="run",
-    help="Model FLOPs of one step by PaLM's formula, divided by the run's mean step and its ranks.",
-)
-RUN_MFU = Metric(
-    name="observatory_run_mfu_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    help="Model FLOPs per second and device (PaLM's formula), divided by its dense peak at the run's precision.",
-)
-RUN_MEASURED_MFU = Metric(
-    name="observatory_run_measured_mfu_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    help="Model FLOPs per second and device (PaLM's formula), divided by the fastest matrix product that a matmul run"
-    " measured on the same hardware at the same precision.",
-)
-RUN_PHASE_SECONDS = Metric(
-    name="observatory_run_phase_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("phase",),
-    help="Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
-)
-RUN_DATA_WAIT_SECONDS = Metric(
-    name="observatory_run_data_wait_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    help="Time of a step in which the host waited for a batch while its GPU may have computed: the mean step of the"
-    " rank whose host waited most, the median over trials; absent on a CPU, where it is the phase data.",
-)
-RUN_SCALING_EFFICIENCY = Metric(
-    name="observatory_run_scaling_efficiency_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("scaling", "baseline"),
-    help="Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or"
-    " equal total work (strong). The baseline is one rank measured in turn with the run (beside) or found in the"
-    " history, or the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
-)
-RUN_PEAK_MEMORY_BYTES = Metric(
-    name="observatory_run_peak_memory_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("account",),
-    help="Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
-    " CPU, one unmeasured step) or resident (the process).",
-)
-RUN_MEMORY_ACCOUNT_BYTES = Metric(
-    name="observatory_run_memory_account_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("part", "account"),
-    help="Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a"
-    " step, unexplained of it, total): measured (the most of any rank), or expected by this implementation's account or"
-    " the paper's.",
-)
-RUN_MEMORY_PREDICTED_RATIO = Metric(
-    name="observatory_run_memory_predicted_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("part",),
-    help="Bytes of a part of training's memory that this implementation's account expects, divided by those measured.",
-)
-RUN_OBSERVER_RATIO = Metric(
-    name="observatory_run_observer_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    help="Host time that the collectors and the log of a rank took in all measured steps, divided by these steps' time;"
-    " the largest rank's, and the median over trials.",
-)
-RUN_LOSS = Metric(
-    name="observatory_run_loss_nats",
-    kind="gauge",
-    unit="nats",
-    scope="run",
-    help="Cross-entropy of the last measured step, as the mean over ranks that compute a loss.",
-)
-RUN_TRACED_STEP_SECONDS = Metric(
-    name="observatory_run_traced_step_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    help="Step under the profiler: the median over a trial's ranks and traced steps, then over trials; what it exceeds"
-    " the median step by is the profiler's cost.",
-)
-RUN_TRACED_RATIO = Metric(
-    name="observatory_run_traced_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("part",),
-    help="Part of a traced step, divided by the traced step's time: compute, communication, overlap,"
-    " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials.",
-)
-RUN_OVERLAP_RATIO = Metric(
-    name="observatory_run_overlap_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    help="Overlap of communication with computation, divided by communication time: the median over a trial's ranks and"
-    " traced steps, and the median over trials.",
-)
-RUN_COLLECTIVE_OVERLAP_RATIO = Metric(
-    name="observatory_run_collective_overlap_ratio",
-    kind="gauge",
-    unit="ratio",
-    scope="run",
-    labels=("collective",),
-    help="Overlap of one collective with computation, divided by the collective's time, in a run that uses several: the"
-    " median over a trial's ranks and traced steps, and the median over trials.",
-)
-RUN_ATTENTION_PAIRS = Metric(
-    name="observatory_run_attention_pairs",
-    kind="gauge",
-    unit="pairs",
-    scope="run",
-    labels=("extreme", "account"),
-    help="Pairs of query and key that a rank attends in a step's forward, of all heads and layers: of the rank that has"
-    " least and of the one that has most; counted in traced steps, or expected by the layout.",
-)
-RUN_PAYLOAD_BYTES = Metric(
-    name="observatory_run_payload_bytes",
-    kind="gauge",
-    unit="bytes",
-    scope="run",
-    labels=("collective", "axis", "account"),
-    help="Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
-    " collective's own factor: expected (by the strategy's law) or counted (in traced steps, the largest rank).",
-)
-
-RUN_COMMUNICATION_SECONDS = Metric(
-    name="observatory_run_communication_seconds",
-    kind="gauge",
-    unit="seconds",
-    scope="run",
-    labels=("account",),
-    help="Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's law on the link"
-    " that a collectives run measured on the same hardware.",
-)
-
-RESULTS_METRICS = (
-    RUN_STEP_SECONDS,
-    RUN_MEAN_STEP_SECONDS,
-    RUN_TOKENS_PER_SECOND,
-    RUN_TOKENS_PER_SECOND_PER_DEVICE,
-    RUN_FLOPS,
-    RUN_MFU,
-    RUN_MEASURED_MFU,
-    RUN_PHASE_SECONDS,
-    RUN_DATA_WAIT_SECONDS,
-    RUN_SCALING_EFFICIENCY,
-    RUN_PEAK_MEMORY_BYTES,
-    RUN_MEMORY_ACCOUNT_BYTES,
-    RUN_MEMORY_PREDICTED_RATIO,
-    RUN_OBSERVER_RATIO,
-    RUN_LOSS,
-    RUN_TRACED_STEP_SECONDS,
-    RUN_TRACED_RATIO,
-    RUN_OVERLAP_RATIO,
-    RUN_COLLECTIVE_OVERLAP_RATIO,
-    RUN_ATTENTION_PAIRS,
-    RUN_PAYLOAD_BYTES,
-    RUN_COMMUNICATION_SECONDS,
-)
-
-METRICS = (*RESULTS_METRICS, *JOINED_RANKS_METRICS, *PIPELINE_METRICS)
+METRICS = metrics_in(globals())

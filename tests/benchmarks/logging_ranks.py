@@ -30,20 +30,17 @@ class LoggingRanks:
         self._steps = 0
         self._logs = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(RANKS)]
         seldom = (rank_metrics.LIVE_TENSOR_BYTES, rank_metrics.TIMELINE_PEAK_BYTES)
-        each_step = [
-            *rank_metrics.STEP_METRICS,
-            *(metric for metric in rank_metrics.MEMORY_METRICS if metric not in seldom),
-        ]
+        traced = [metric for metric in rank_metrics.METRICS if metric.name.startswith("observatory_traced_")]
+        each_step = [metric for metric in rank_metrics.METRICS if metric not in (*seldom, *traced)]
         self._step = [sample for metric in each_step for sample in _samples(metric)]
         tensors = [sample for metric in seldom for sample in _samples(metric)]
-        traced = [sample for metric in rank_metrics.COMMUNICATION_METRICS for sample in _samples(metric)]
         for rank, log in enumerate(self._logs):
             uuid = f"00000000-0000-0000-0000-{rank:012d}"
             opened = Opened(
                 run=run.id, trial=0, rank=rank, time_ns=0, pid=4000 + rank, host=socket.gethostname(), gpu_uuid=uuid
             )
             log.write(opened)
-            log.write(self._reading("traced", traced))
+            log.write(self._reading("traced", [sample for metric in traced for sample in _samples(metric)]))
             log.write(self._reading("memory", tensors))
 
     def begin(self) -> None:
