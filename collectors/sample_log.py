@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from collectors.files import schema_version_of
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATED_BYTES
 from workloads.cost_models.schedules import ActionKind, MessageEnd
@@ -311,7 +312,7 @@ class Follower:
         if b'"schema_version"' not in line:
             return
         try:
-            version = msgspec.json.decode(line, type=_Versioned).schema_version
+            version = schema_version_of(line)
         except msgspec.DecodeError:
             return
         if version > SCHEMA_VERSION:
@@ -319,10 +320,6 @@ class Follower:
                 f"{self._path}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
                 " use the version that wrote it"
             )
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
 
 
 _NEW_MARKS = {b"probed": b"probe", b"told": b"nccl_log"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_INFO, GPU_INSTANCE, GPU_POWER_WATTS
 from collectors.metrics.metric import Sample
-from collectors.node_log import NodeState
+from collectors.node.node_log import NodeState
 from collectors.sample_log import read
 
 CLOCK = "sm"

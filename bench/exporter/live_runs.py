@@ -24,9 +24,9 @@ from collectors.metrics.agent import RANK_INFO, RUN_INFO
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
+from collectors.node.node_log import NodeState
 from collectors.node.poller import HOLD_S, Part, State
 from collectors.node.watch import told_of
-from collectors.node_log import NodeState
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import Follower, Mark, NewerSchema, Opened, Reading, Record
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -25,6 +24,7 @@ from urllib.parse import quote
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import read_small
+from collectors.files import replace_file, try_lock
 
 STALE_S = 3600.0
 """Age at which a silent node counts as gone: long enough for the alerts on a target that is down to be seen."""
@@ -161,15 +161,7 @@ class Targets:
     def _replace(self, path: Path, text: str) -> None:
         """Replace the file in one piece; whoever may read this user's other new files may read it."""
         name = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}.{next(self._numbers)}.new"
-        new = self._pages / name
-        try:
-            with new.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        replace_file(path, text.encode(), draft=self._pages / name)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -179,28 +171,23 @@ class Targets:
         """
         fd = os.open(self._pages / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            self._lock(fd)
+            self._wait_for_lock(fd)
             yield
         finally:
             os.close(fd)
 
-    def _lock(self, fd: int) -> None:
+    def _wait_for_lock(self, fd: int) -> None:
         until_s = time.monotonic() + self._lock_wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        try:
+            while not try_lock(fd):
                 if time.monotonic() > until_s:
                     self._on_notice(
                         f"{self._path}: another has held its lock for {self._lock_wait_s:g} s; going on without"
                     )
                     return
                 time.sleep(0.02)
-            except OSError as error:
-                self._on_notice(f"{self._path}: its disk has no locks ({error.strerror}); going on without")
-                return
-            else:
-                return
+        except OSError as error:
+            self._on_notice(f"{self._path}: its disk has no locks ({error.strerror}); going on without")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

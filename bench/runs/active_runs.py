@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from collectors.files import try_lock
+
 Stage = Literal["not begun", "running", "ended"]
 
 SETTLED_S = 5.0
@@ -123,12 +125,10 @@ def is_running(folder: Path) -> bool:
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """Lock the folder; return the lock's file descriptor, None where it is held already. It ends with its process."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    if try_lock(fd, kind):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _folders(runs: Path) -> Iterator[Path]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -30,31 +27,9 @@ from bench.runs.active_runs import is_running, lock_folder, running_folders
 from bench.runs.files import read_small
 from bench.runs.summary import Summary, decode, encode
 from collectors.errors import in_words
+from collectors.files import locked, replace_file, schema_version_of
 from collectors.sample_log import NewerSchema
 from workloads.registry import SPECS
-
-# Slots: small numbers that tell apart the runs that are running at the same time in one folder of runs
-
-
-def lowest_free(taken: Container[int]) -> int:
-    """Return the lowest slot that is not taken."""
-    return next(slot for slot in count() if slot not in taken)
-
-
-@contextmanager
-def one_at_a_time(runs: Path) -> Iterator[None]:
-    """Hold a lock that each process takes to begin a run in this folder, so that no two choose the same slot.
-
-    Raises:
-        OSError: the folder cannot be opened.
-    """
-    fd = os.open(runs, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
 
 SCHEMA_VERSION = 1
 T = TypeVar("T")
@@ -112,15 +87,15 @@ def begin(
         InfrastructureFailed: the folder cannot be made or written.
     """
     started_ns = time.time_ns()
-    stamp = datetime.fromtimestamp(started_ns / 1e9, tz=UTC).strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{case.strategy}-{secrets.token_hex(3)}"
+    name = f"{datetime.fromtimestamp(started_ns / 1e9, tz=UTC):%Y%m%d-%H%M%S}-{case.strategy}-{secrets.token_hex(3)}"
     folder = runs.absolute() / name
     try:
         folder.mkdir(parents=True)
         lock = lock_folder(folder)
         _write(folder / "machine.json", msgspec.json.encode(machine))
-        with one_at_a_time(folder.parent):
-            slot = lowest_free(_slots_taken(folder.parent))
+        with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
+            taken = _slots_taken(folder.parent)
+            slot = next(slot for slot in count() if slot not in taken)
             file = CaseFile(
                 run=name,
                 case=case,
@@ -174,8 +149,12 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
     case = file.case
     if case.strategy not in {spec.name for spec in SPECS}:
         raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
+    if case.device == "cpu":
+        device_name = None
+    else:  # As its driver gives it.
+        device_name = machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
     try:
-        found = findings(case, folder, _device_name(case, machine))
+        found = findings(case, folder, device_name)
     except NewerSchema as error:
         raise Misuse(str(error)) from None
     joined, not_joined = _joined(case, folder, found.trials_done)
@@ -186,7 +165,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         commit=machine.commit,
         torch_version=machine.torch_version,
         started_ns=file.started_ns,
-        ended_ns=_last_change_ns(folder),
+        ended_ns=max(path.stat().st_mtime_ns for path in folder.iterdir()),
         outcome=outcome,
         cause=cause,
         trials_done=found.trials_done,
@@ -210,13 +189,6 @@ def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...]
         return joined_estimates(case, folder, trials)
     except Exception as error:  # noqa: BLE001  # Whatever a trace holds, the run's other figures must not be lost.
         return (), (f"waits and stragglers are absent: the windows cannot be joined: {in_words(error)}",)
-
-
-def _device_name(case: Case, machine: Machine) -> str | None:
-    """Return the GPU's name as its driver gives it; None for a CPU."""
-    if case.device == "cpu":
-        return None
-    return machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
 
 
 def save(summary: Summary) -> None:
@@ -285,28 +257,23 @@ def case_file(folder: Path) -> CaseFile:
     return _read(folder / "case.json", CaseFile)
 
 
-def _slots_taken(runs: Path) -> frozenset[int]:
+def _slots_taken(runs: Path) -> set[int]:
+    """Return the slots of the running runs: small numbers that tell their live series apart."""
     taken = set()
     for folder in running_folders(runs):
         with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
             taken.add(case_file(folder).slot)
-    return frozenset(taken)
+    return taken
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write the file atomically: it is replaced only when the new one is whole and on the disk."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(msgspec.json.format(data, indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    replace_file(path, msgspec.json.format(data, indent=2) + b"\n", draft=path.with_suffix(".part"))
 
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
         data = read_small(path)
-        version = msgspec.json.decode(data, type=_Versioned).schema_version  # First: a newer form may not decode.
+        version = schema_version_of(data)
         if version > SCHEMA_VERSION:
             raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
         return msgspec.json.decode(data, type=kind)
@@ -316,11 +283,3 @@ def _read(path: Path, kind: type[T]) -> T:
         raise Misuse(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{path} cannot be read: {error}") from None
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
-def _last_change_ns(folder: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in folder.iterdir())

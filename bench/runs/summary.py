@@ -13,6 +13,7 @@ from bench.analysis.scaling import ScalingEfficiency
 from bench.case import ONE_RUN, Case, Purpose
 from bench.errors import Misuse
 from bench.rank.messages import Cause, Outcome
+from collectors.files import schema_version_of
 
 
 def series_of(case: Case, hardware: str) -> str:
@@ -63,10 +64,6 @@ class Summary:
     schema_version: int = SCHEMA_VERSION
 
 
-class _Versioned(msgspec.Struct):
-    schema_version: int
-
-
 def encode(summary: Summary) -> bytes:
     """Return the summary as JSON, with its schema version."""
     return msgspec.json.encode(summary)
@@ -79,7 +76,7 @@ def decode(data: bytes, source: str = "summary") -> Summary:
         Misuse: a newer version wrote it, or it is not a summary.
     """
     try:
-        version = msgspec.json.decode(data, type=_Versioned).schema_version  # First: a newer form may not decode.
+        version = schema_version_of(data)
         if version > SCHEMA_VERSION:
             raise Misuse(
                 f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"

@@ -7,18 +7,17 @@ older exporters ignore; each line is a job, and becomes the label `hpc_job`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
 
 from collectors.background import BackgroundTask
 from collectors.errors import in_words
+from collectors.files import locked, replace_file, schema_version_of, try_lock
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
@@ -39,10 +38,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, order=True):
     line: str
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    schema_version: int
-
-
 class Claims:
     """The claims file of one process. A lock on it, which ends with the process, shows that the process lives.
 
@@ -56,8 +51,8 @@ class Claims:
         self._path = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         self.draft = _draft_of(self._path)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self._size_bytes = os.write(self._fd, msgspec.json.encode(_Head(schema_version=SCHEMA_VERSION)) + b"\n")
+        try_lock(self._fd)  # The file is new, and so nobody else's.
+        self._size_bytes = os.write(self._fd, msgspec.json.encode({"schema_version": SCHEMA_VERSION}) + b"\n")
 
     def add(self, claim: Claim) -> None:
         """Record a claim. Call it before the line is written, so that a crash in between leaves no unclaimed line.
@@ -79,23 +74,8 @@ class Claims:
         os.close(self._fd)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock under which processes of ours change job files in this folder.
-
-    Raises:
-        OSError: the folder cannot be opened.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def inherit(folder: Path, claims: Claims) -> set[Claim]:
-    """Take over the claims of processes that died without removing their lines; call it inside `alone_in`.
+    """Take over the claims of processes that died without removing their lines; call it while the folder is `locked`.
 
     Claims files of another user that cannot be opened are left to that user, and those of a newer program to it.
 
@@ -122,15 +102,16 @@ def _left_by_the_dead(path: Path) -> set[Claim] | None:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(fd):
+            return None
         head, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
         if not head:
             return set()
-        if msgspec.json.decode(head, type=_Head).schema_version > SCHEMA_VERSION:
+        if schema_version_of(head) > SCHEMA_VERSION:
             return None
         # A last line without a newline was cut off by a crash, before its job file was touched.
         return {msgspec.json.decode(line, type=Claim) for line in lines if line.endswith(b"\n")}
-    except (BlockingIOError, msgspec.DecodeError):
+    except msgspec.DecodeError:
         return None
     finally:
         os.close(fd)
@@ -193,13 +174,13 @@ def remove_line(path: Path, line: str, draft: Path) -> None:
     if not kept:
         path.unlink(missing_ok=True)
         return
-    _write(draft, b"".join(kept), path.stat().st_mode & 0o777)
-    draft.replace(path)
+    replace_file(path, b"".join(kept), draft=draft, mode=path.stat().st_mode & 0o777)
 
 
 def _create(path: Path, line: str, draft: Path) -> bool:
     """Create the file with the line; return False if another program created it meanwhile."""
-    _write(draft, f"{line}\n".encode(), _READABLE)
+    draft.write_text(f"{line}\n")
+    draft.chmod(_READABLE)
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -207,11 +188,6 @@ def _create(path: Path, line: str, draft: Path) -> bool:
     finally:
         draft.unlink()
     return True
-
-
-def _write(draft: Path, content: bytes, mode: int) -> None:
-    draft.write_bytes(content)
-    draft.chmod(mode)
 
 
 def _content(path: Path) -> bytes:
@@ -243,7 +219,7 @@ class JobMapping:
         self._folder = folder
         self._reasons: dict[str, None] = {}
         try:
-            with alone_in(folder):
+            with locked(folder):
                 self._claims = Claims(folder)
                 self._ours = inherit(folder, self._claims)
         except OSError as error:
@@ -273,7 +249,7 @@ class JobMapping:
         if not missing and not ended:
             return
         try:
-            with alone_in(self._folder):
+            with locked(self._folder):
                 for claim in ended:
                     self._remove(claim)
                 for claim in missing:

@@ -13,9 +13,9 @@ from collectors.background import Beat
 from collectors.errors import in_words
 from collectors.metrics import agent
 from collectors.metrics.metric import Sample
+from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.node.poller import DEADLINE_S, HOLD_S, Part, Poller
 from collectors.node.registry import USUAL, GpuCollector, NodeCollector, PollingConfig, open_collectors
-from collectors.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import LogUnwritable, Note, SampleLog

@@ -30,9 +30,9 @@ from bench.exporter.live_runs import PAUSE_S, FollowedRuns, LiveRuns
 from bench.runs.run_dir import begin
 from collectors.host.collector import HostCollector
 from collectors.metrics.registry import METRICS
+from collectors.node.node_log import NodeLogWriter
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import NodeWatch
-from collectors.node_log import NodeLogWriter
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml
 from collectors.nvml.recorder import EIGHT_GPUS, load

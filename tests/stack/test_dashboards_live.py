@@ -23,7 +23,7 @@ from bench.runs import run_dir
 from bench.runs.history import History
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
-from collectors.node_log import open_node_log
+from collectors.node.node_log import open_node_log
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml

@@ -25,7 +25,7 @@ from collectors.metrics import host, results
 from collectors.metrics.agent import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
-from collectors.node_log import NodeState
+from collectors.node.node_log import NodeState
 from collectors.sample_log import Reading, read
 from tests.support.servers import PrometheusServer, program, run_prometheus
 

@@ -15,7 +15,7 @@ from bench.case import Case
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_INFO, GPU_POWER_WATTS
 from collectors.metrics.metric import Sample
-from collectors.node_log import NodeLogWriter, open_node_log
+from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.sample_log import Ended, Opened, Reading, SampleLog
 from tests.bench.made.examples import make_probe
 

@@ -12,7 +12,7 @@ from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES
 from collectors.metrics.metric import Metric, Sample
-from collectors.node_log import NodeLogWriter
+from collectors.node.node_log import NodeLogWriter
 from collectors.sample_log import Opened, SampleLog
 from tests.bench.made.examples import make_machine, small_case
 

@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 
-from bench.runs import run_dir
 from bench.runs.active_runs import running_folders
 from bench.runs.run_dir import Run, begin, case_file, save, summarise
 from tests.bench.made.examples import make_machine, small_case
@@ -65,8 +64,3 @@ def test_a_run_with_a_summary_is_over_even_while_somebody_looks_into_its_folder(
     run = _begin(tmp_path)
     save(summarise(run.folder, "done", None))
     assert list(running_folders(tmp_path)) == []
-
-
-def test_the_lowest_free_slot_fills_gaps() -> None:
-    assert run_dir.lowest_free({0, 1, 3}) == 2
-    assert run_dir.lowest_free(()) == 0

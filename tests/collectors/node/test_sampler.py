@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from collectors.metrics import host
+from collectors.node.node_log import NodeState, open_node_log
 from collectors.node.poller import Poller
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import Sampler, polling
-from collectors.node_log import NodeState, open_node_log
 from collectors.sample_log import Changed, NodeOpened, Note, Polled, Record, SampleLog, read
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
 

@@ -33,7 +33,7 @@ from collectors.metrics import agent, gpu, results
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_BYTES, TRACED_STEP_SECONDS
-from collectors.node_log import NodeLogWriter, open_node_log
+from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.library import FieldSupport
 from collectors.nvml.recorder import save as save_recording
 from collectors.nvml.recordings.eight_gpus import eight_gpus

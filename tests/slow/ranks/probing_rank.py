@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collectors.host.collector import HostCollector
 from collectors.metrics import host
+from collectors.node.node_log import NodeState, open_node_log
 from collectors.node.poller import Poller
 from collectors.node.watch import Sampler
-from collectors.node_log import NodeState, open_node_log
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.http_server import Server
 from collectors.rank.stopwatch import Elapsed as StopwatchElapsed

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collectors.metrics.host import HOST_LOAD
 from collectors.metrics.metric import Sample
-from collectors.node_log import WHOLE_EACH, NodeLogWriter, NodeState, open_node_log
+from collectors.node.node_log import WHOLE_EACH, NodeLogWriter, NodeState, open_node_log
 from collectors.sample_log import Changed, Follower, NodeOpened, Note, Polled, Record, SampleLog, read
 
 
