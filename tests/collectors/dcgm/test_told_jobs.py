@@ -55,11 +55,14 @@ class FakeMapping(JobMapping):
 
 
 def test_runs_stand_in_the_files_of_their_gpus_until_they_are_shown_no_more(tmp_path: Path) -> None:
-    with closing(JobMapping(tmp_path)) as mapping, closing(JobMappingWriter(mapping, on_notice=pytest.fail)) as jobs:
+    notices = list[str]()
+    with closing(JobMapping(tmp_path)) as mapping, closing(JobMappingWriter(mapping, on_notice=notices.append)) as jobs:
         jobs.tell(_on("3"))
         _wait_until((tmp_path / "3").exists)
         assert (tmp_path / "3").read_text() == "8f2c\n"
         _tell_until(jobs, [], lambda: not (tmp_path / "3").exists())
+    # On a busy machine an update may take longer than the pause between two calls.
+    assert all("keeps us waiting at times" in notice for notice in notices)
 
 
 @pytest.mark.timeout(30)
