@@ -7,7 +7,7 @@ value: steps of one trial share a process and its conditions, so they are not in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
@@ -68,6 +68,16 @@ class Ratio:
 
 
 _EQUAL_TRIALS = "equal trials have no interval: their noise is below what was resolved"
+
+
+def of_metric(estimates: Iterable[Estimate], metric: Metric) -> list[Estimate]:
+    """Return the estimates of this metric, in order."""
+    return [found for found in estimates if found.metric == metric.name]
+
+
+def by_labels(estimates: Iterable[Estimate], metric: Metric) -> dict[tuple[str, ...], Estimate]:
+    """Return the estimates of this metric by the values of its labels, in the order of the metric's labels."""
+    return {tuple(found.labels[name] for name in metric.labels): found for found in of_metric(estimates, metric)}
 
 
 def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:

@@ -15,7 +15,7 @@ from typing import cast
 
 from bench.analysis.estimate import Estimate, estimate, per_second
 from bench.analysis.gpu_clocks import GpuBeats, Reached
-from bench.analysis.trials import RankTrial, by_labels, read_rank_logs, samples_of
+from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs, samples_of
 from bench.case import Case
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
@@ -227,7 +227,7 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
         trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
         notes=logs.notes,
         choices=tuple(
-            labels for parts in told for labels in by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
+            labels for parts in told for labels in join_by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
         ),
     )
 
@@ -251,7 +251,7 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
 
 def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
     return ProbeTrial(
-        values={metric.name: by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
+        values={metric.name: join_by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
         reached=dict(_reached(parts, beats)),
     )
 

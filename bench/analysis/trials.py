@@ -99,7 +99,7 @@ def values_of(readings: Iterable[Reading], metric: Metric) -> Iterable[float]:
     return (sample.value for sample in samples_of(readings, metric))
 
 
-def by_labels(
+def join_by_labels(
     parts: Sequence[RankTrial], mark: Mark, metric: Metric, join: Callable[[Sequence[float]], float]
 ) -> dict[tuple[str, ...], float]:
     """Return one value for each set of labels: the last value of each rank that has it, joined over the ranks.
@@ -284,11 +284,11 @@ def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
             for account, metric in MEMORY_ACCOUNTS.items()
             if (values := [value for part in parts for value in _peak_values(part, metric)])
         },
-        state_bytes={part: most for (part,), most in by_labels(parts, "memory", STATE_BYTES, max).items()},
-        activation_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
-        other_bytes=by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("other",)),
+        state_bytes={part: most for (part,), most in join_by_labels(parts, "memory", STATE_BYTES, max).items()},
+        activation_bytes=join_by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
+        other_bytes=join_by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("other",)),
         stage_activation_bytes={
-            int(stage): most for (stage,), most in by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
+            int(stage): most for (stage,), most in join_by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
         },
         loss=_loss(parts),
         observer_ratio=max(

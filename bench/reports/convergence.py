@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bench.case import Case
 from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
-from bench.reports.format import open_console, print_csv, print_json
+from bench.reports.format import open_console, print_csv, print_json, table_of
 
 STEPS_SHOWN = 12
 TOLERANCE = (
@@ -22,17 +22,18 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Console | None = None) -> None:
     """Print what a check of the case found."""
+    losses = [{name: getattr(one, name) for name in COLUMNS} for one in verdict.losses]
     if format_name == "json":
-        print_json(_record(verdict, case))
-        return
-    if format_name == "csv":
-        print_csv([_row(losses) for losses in verdict.losses], COLUMNS)
-        return
-    console = console or open_console()
-    console.print(_table(verdict, case))
-    console.print()
-    for line in lines(verdict, case):
-        console.print(line, soft_wrap=True, markup=False)
+        head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
+        print_json({**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE})
+    elif format_name == "csv":
+        print_csv(losses, COLUMNS)
+    else:
+        console = console or open_console()
+        console.print(_table(verdict, case))
+        console.print()
+        for line in lines(verdict, case):
+            console.print(line, soft_wrap=True, markup=False)
 
 
 def lines(verdict: Verdict, case: Case) -> Iterator[str]:
@@ -43,7 +44,8 @@ def lines(verdict: Verdict, case: Case) -> Iterator[str]:
     elif verdict.parted_at is None:
         yield f"disagrees: losses of {title} agree in all {steps} steps ({_widest(verdict)}), but their making does not"
     else:
-        yield f"disagrees: losses of {title} and of one rank part in step {verdict.parted_at}; {_gap(verdict)}"
+        gap = _gap(verdict.losses[verdict.parted_at])
+        yield f"disagrees: losses of {title} and of one rank part in step {verdict.parted_at}; {gap}"
     for culprit in verdict.causes:
         yield f"cause: {culprit.cause}, from step {culprit.step}: {culprit.text}. Next: {culprit.next_move}"
     if not verdict.is_explained:
@@ -53,18 +55,14 @@ def lines(verdict: Verdict, case: Case) -> Iterator[str]:
         )
     yield from (f"ruled out: {text}" for text in verdict.ruled_out)
     yield from (f"not examined: {text}" for text in verdict.not_examined)
-    yield f"clip: {_clip(verdict)}"
+    if verdict.clip:
+        yield (
+            f"clip: the norm of the one rank's gradient was above {verdict.clip:g}, and cut to it, in"
+            f" {verdict.clipped_steps} of {steps} steps"
+        )
+    else:
+        yield "clip: 0, so that no gradient was clipped"
     yield f"tolerance: {TOLERANCE}"
-
-
-def _clip(verdict: Verdict) -> str:
-    if not verdict.clip:
-        return "0, so that no gradient was clipped"
-    steps = len(verdict.losses)
-    return (
-        f"the norm of the one rank's gradient was above {verdict.clip:g}, and cut to it, in {verdict.clipped_steps} of"
-        f" {steps} steps"
-    )
 
 
 def _widest(verdict: Verdict) -> str:
@@ -75,9 +73,7 @@ def _widest(verdict: Verdict) -> str:
     return f"losses are at most {_ratio(widest.difference_ratio)} apart, in step {widest.step}"
 
 
-def _gap(verdict: Verdict) -> str:
-    assert verdict.parted_at is not None, "losses part"
-    losses = verdict.losses[verdict.parted_at]
+def _gap(losses: Losses) -> str:
     if losses.difference_ratio is None:
         return "one of them is not finite"
     return (
@@ -86,56 +82,18 @@ def _gap(verdict: Verdict) -> str:
 
 
 def _table(verdict: Verdict, case: Case) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step", justify="right")
-    for title in ("loss, one rank", f"loss, {case.strategy} on {case.ranks}", "apart", "tolerance", ""):
-        table.add_column(title, justify="right")
-    for losses in _shown(verdict):
-        table.add_row(
-            str(losses.step),
-            _loss(losses.one_rank),
-            _loss(losses.all_ranks),
-            _ratio(losses.difference_ratio),
-            _ratio(losses.tolerance_ratio),
-            "" if losses.agree else "parts",
-        )
-    return table
-
-
-def _shown(verdict: Verdict) -> list[Losses]:
-    """Return the steps to show: equally spaced ones, the first, the last, and the two between which losses part."""
+    # Equally spaced steps, the first, the last, and the two between which losses part.
     count = len(verdict.losses)
-    stride = -(-count // STEPS_SHOWN)
-    shown = {*range(0, count, stride), count - 1}
+    shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
     if verdict.parted_at is not None:
         shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
-    return [verdict.losses[step] for step in sorted(shown)]
-
-
-def _record(verdict: Verdict, case: Case) -> dict[str, object]:
-    record: dict[str, object] = msgspec.to_builtins(verdict)
-    return {
-        "strategy": case.strategy,
-        "ranks": case.ranks,
-        "options": dict(case.options),
-        **record,
-        "losses": [_row(losses) for losses in verdict.losses],
-        "tolerance": TOLERANCE,
-    }
-
-
-def _row(losses: Losses) -> dict[str, object]:
-    return {
-        "step": losses.step,
-        "one_rank": losses.one_rank,
-        "all_ranks": losses.all_ranks,
-        "difference_ratio": losses.difference_ratio,
-        "tolerance_ratio": losses.tolerance_ratio,
-    }
-
-
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.6f}"
+    columns = ("step", "loss, one rank", f"loss, {case.strategy} on {case.ranks}", "apart", "tolerance", "")
+    table = table_of(columns, words=())
+    for losses in (verdict.losses[step] for step in sorted(shown)):
+        both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
+        ratios = (_ratio(losses.difference_ratio), _ratio(losses.tolerance_ratio))
+        table.add_row(str(losses.step), *both, *ratios, "" if losses.agree else "parts")
+    return table
 
 
 def _ratio(value: float | None) -> str:

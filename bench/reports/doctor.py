@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from bench.analysis.mfu import Absent
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
-from bench.reports.format import TELLS_LITTLE, figure, open_console, print_csv, print_figures, print_json, tells_little
+from bench.reports.format import (
+    figure,
+    open_console,
+    print_csv,
+    print_figures,
+    print_json,
+    print_words,
+    table_of,
+    wide_interval_notes,
+)
 from collectors.nvml.library import Answer, FieldSupport
+
+_INDENT = (0, 0, 0, 2)
 
 # The section "fields": what each GPU answers to each question, as a table of questions by GPUs and as rows of CSV.
 
@@ -26,8 +37,15 @@ _WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "
 def print_fields(fields: GpuFields, console: Console) -> None:
     """Print the table, its legend, and what is left out."""
     if fields.standings:
+        gpus = tuple(dict.fromkeys(standing.gpu for standing in fields.standings))
+        answers = {(standing.question, standing.gpu): _answer(standing) for standing in fields.standings}
+        rows = [
+            ("", question, *(answers.get((question, gpu), "") for gpu in gpus))
+            for question in dict.fromkeys(standing.question for standing in fields.standings)
+        ]
+        columns = ["", "question", *(f"GPU {gpu}" for gpu in gpus)]
         console.print(Padding(Text(LEGEND), _INDENT))
-        print_figures(console, _table(fields))
+        print_figures(console, table_of(columns, rows, words=(0, 1), unbroken=range(1, len(columns))))
     for reason in fields.left_out:
         console.print(Padding(Text(reason if fields.standings else f"unknown: {reason}"), _INDENT))
 
@@ -45,28 +63,11 @@ def field_rows(fields: GpuFields) -> Iterator[dict[str, object]]:
         yield {"section": "fields", "name": "left out", "reason": reason}
 
 
-def _table(fields: GpuFields) -> Table:
-    gpus = tuple(dict.fromkeys(standing.gpu for standing in fields.standings))
-    table = Table("", Column("question", no_wrap=True), box=None, pad_edge=False)
-    for gpu in gpus:
-        table.add_column(f"GPU {gpu}", justify="right", no_wrap=True)
-    by_question: dict[str, dict[str, FieldSupport]] = {}
-    for standing in fields.standings:
-        by_question.setdefault(standing.question, {})[standing.gpu] = standing
-    for question, standings in by_question.items():
-        cells = (_cell(standings[gpu]) if gpu in standings else "" for gpu in gpus)
-        table.add_row("", Text(question), *(Text(cell) for cell in cells))
-    return table
-
-
-def _cell(standing: FieldSupport) -> str:
+def _answer(standing: FieldSupport) -> str:
+    """Return how long the answer took, or why there was none."""
     if standing.answer != "answers" or standing.cost_s is None:
         return _WORDS.get(standing.answer, "")
-    return _duration(standing.cost_s)
-
-
-def _duration(elapsed_s: float) -> str:
-    elapsed_us = elapsed_s * 1e6
+    elapsed_us = standing.cost_s * 1e6
     if elapsed_us < 1:
         return "< 1 us"
     return f"{elapsed_us:.0f} us" if elapsed_us < 1000 else f"{elapsed_us / 1000:.1f} ms"
@@ -79,7 +80,6 @@ COMPARED = (
     "compared: versions, host, CPU, memory, GPUs, their links and the environment; not clocks, PCIe, network or the"
     " kernel's settings, which no run keeps"
 )
-_INDENT = (0, 0, 0, 2)
 
 
 def print_page(page: Page, format_name: str, console: Console | None = None) -> None:
@@ -95,30 +95,26 @@ def print_page(page: Page, format_name: str, console: Console | None = None) -> 
 def _print_tables(page: Page, console: Console) -> None:
     widest = max(len(entry.name) for section in page.sections for entry in section.entries)
     for section in page.sections:
-        _print_title(console, section.title)
-        table = _plain_table(widest)
-        for entry in section.entries:
-            table.add_row(Text(entry.name), Text(_words(entry)))
-        console.print(Padding(table, _INDENT))
-    _print_title(console, HEADING)
+        print_words(console, section.title, style="bold")
+        _print_named(console, [(entry.name, _words(entry)) for entry in section.entries], widest)
+    print_words(console, HEADING, style="bold")
     print_fields(page.fields, console)
-    _print_title(console, f"ceilings: the best of the newest {RUNS_SEARCHED} runs of each probe")
-    _print_ceilings(page.ceilings, widest, console)
-    _print_title(console, "what differs from the last good run")
+    print_words(console, f"ceilings: the best of the newest {RUNS_SEARCHED} runs of each probe", style="bold")
+    if isinstance(page.ceilings, Absent):
+        console.print(Padding(Text(f"unknown: {page.ceilings.reason}"), _INDENT))
+    else:
+        _print_ceilings(page.ceilings, widest, console)
+    print_words(console, "what differs from the last good run", style="bold")
     if isinstance(page.comparison, Comparison):
         console.print(Padding(Text(COMPARED), _INDENT))
     console.print(Padding(_comparison(page), _INDENT))
 
 
-def _print_title(console: Console, title: str) -> None:
-    console.print(Text(title, style="bold"))
-
-
-def _plain_table(widest: int) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=widest, no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
+def _print_named(console: Console, rows: Sequence[tuple[str, str]], widest: int) -> None:
+    """Print names and values; the values of all sections stand below each other."""
+    table = table_of(("", ""), rows, words=(0, 1), unbroken=(0,), has_heading=False)
+    table.columns[0].min_width = widest
+    console.print(Padding(table, _INDENT))
 
 
 def _words(entry: Entry) -> str:
@@ -137,45 +133,32 @@ def _words(entry: Entry) -> str:
             return str(entry.value)
 
 
-def _print_ceilings(ceilings: tuple[Ceiling, ...] | Absent, widest: int, console: Console) -> None:
-    if isinstance(ceilings, Absent):
-        console.print(Padding(Text(f"unknown: {ceilings.reason}"), _INDENT))
-        return
-    measured = Table("", "what", "best", "in", Column("run", no_wrap=True), box=None, pad_edge=False, show_header=False)
-    for column in measured.columns[1:]:
-        column.overflow = "fold"
-    missing = _plain_table(widest)
-    for ceiling in ceilings:
-        if ceiling.best is None:
-            missing.add_row(Text(ceiling.what), Text(f"unknown: {ceiling.reason}"))
-        else:
-            cells = ("", ceiling.what, figure(ceiling.best), ceiling.setting or "", ceiling.run or "")
-            measured.add_row(*(Text(cell) for cell in cells))
-    if measured.row_count:
-        print_figures(console, measured)
-    if any(ceiling.best is not None and tells_little(ceiling.best) for ceiling in ceilings):
-        console.print(Padding(Text(TELLS_LITTLE), _INDENT))
-    if missing.row_count:
-        console.print(Padding(missing, _INDENT))
+def _print_ceilings(ceilings: Sequence[Ceiling], widest: int, console: Console) -> None:
+    measured = [
+        ("", ceiling.what, figure(ceiling.best), ceiling.setting or "", ceiling.run or "")
+        for ceiling in ceilings
+        if ceiling.best is not None
+    ]
+    missing = [(ceiling.what, f"unknown: {ceiling.reason}") for ceiling in ceilings if ceiling.best is None]
+    if measured:
+        columns = ("", "what", "best", "in", "run")
+        print_figures(console, table_of(columns, measured, words=range(5), unbroken=(4,), has_heading=False))
+    for note in wide_interval_notes(ceiling.best for ceiling in ceilings if ceiling.best is not None):
+        console.print(Padding(Text(note), _INDENT))
+    if missing:
+        _print_named(console, missing, widest)
 
 
 def _comparison(page: Page) -> Table | Text:
     comparison = page.comparison
     if isinstance(comparison, Absent):
         return Text("unknown, for the same reason" if comparison == page.ceilings else f"unknown: {comparison.reason}")
-    of = f"{comparison.run} ({comparison.strategy}, {_when(comparison.started_ns)})"
+    started = datetime.fromtimestamp(comparison.started_ns / 1e9)
+    of = f"{comparison.run} ({comparison.strategy}, {started:%Y-%m-%d %H:%M})"
     if not comparison.differences:
         return Text(f"nothing differs from {of}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("what", f"in {of}", "now"):
-        table.add_column(column, overflow="fold")
-    for difference in comparison.differences:
-        table.add_row(*(Text(cell) for cell in (difference.field, difference.before, difference.now)))
-    return table
-
-
-def _when(time_ns: int) -> str:
-    return f"{datetime.fromtimestamp(time_ns / 1e9):%Y-%m-%d %H:%M}"
+    rows = [(difference.field, difference.before, difference.now) for difference in comparison.differences]
+    return table_of(("what", f"in {of}", "now"), rows, words=range(3))
 
 
 def _rows(page: Page) -> Iterator[dict[str, object]]:
@@ -183,31 +166,17 @@ def _rows(page: Page) -> Iterator[dict[str, object]]:
         for entry in section.entries:
             yield {"section": section.title, **msgspec.to_builtins(entry)}
     yield from field_rows(page.fields)
-    yield from _ceiling_rows(page.ceilings)
-    yield from _comparison_rows(page.comparison)
-
-
-def _ceiling_rows(ceilings: tuple[Ceiling, ...] | Absent) -> Iterator[dict[str, object]]:
-    if isinstance(ceilings, Absent):
-        yield {"section": "ceilings", "reason": ceilings.reason}
-        return
-    for ceiling in ceilings:
-        row: dict[str, object] = {"section": "ceilings", "name": ceiling.what, "reason": ceiling.reason}
-        if ceiling.best is not None:
-            best = ceiling.best
-            row |= {"value": best.median, "unit": best.metric, "low": best.low, "high": best.high}
-        yield {**row, "setting": ceiling.setting, "run": ceiling.run}
-
-
-def _comparison_rows(comparison: Comparison | Absent) -> Iterator[dict[str, object]]:
-    if isinstance(comparison, Absent):
-        yield {"section": "differences", "reason": comparison.reason}
-        return
-    for found in comparison.differences:
-        yield {
-            "section": "differences",
-            "name": found.field,
-            "before": found.before,
-            "value": found.now,
-            "run": comparison.run,
-        }
+    if isinstance(page.ceilings, Absent):
+        yield {"section": "ceilings", "reason": page.ceilings.reason}
+    else:
+        for ceiling in page.ceilings:
+            row: dict[str, object] = {"section": "ceilings", "name": ceiling.what, "reason": ceiling.reason}
+            if (best := ceiling.best) is not None:
+                row |= {"value": best.median, "unit": best.metric, "low": best.low, "high": best.high}
+            yield {**row, "setting": ceiling.setting, "run": ceiling.run}
+    if isinstance(page.comparison, Absent):
+        yield {"section": "differences", "reason": page.comparison.reason}
+    else:
+        for one in page.comparison.differences:
+            row = {"section": "differences", "name": one.field, "before": one.before, "value": one.now}
+            yield {**row, "run": page.comparison.run}

@@ -8,9 +8,9 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -68,16 +68,14 @@ def print_figures(console: Console, table: Table, *, keys: int = 0) -> None:
     """
     if not console.is_terminal:
         table.width = widest(console, table)
-    parts = [table]
-    if console.is_terminal and keys and widest(console, table) > console.width:
-        parts = list(_parts(console, table, keys))
-    for number, part in enumerate(parts):
+    is_split = console.is_terminal and keys and widest(console, table) > console.width
+    for number, block in enumerate(_blocks(console, table, keys) if is_split else [table]):
         if number:
             console.print()
-        console.print(part, crop=False)
+        console.print(block, crop=False)
 
 
-def _parts(console: Console, table: Table, keys: int) -> Iterator[Table]:
+def _blocks(console: Console, table: Table, keys: int) -> Iterator[Table]:
     """Split the table's columns into tables that fit, each with the keys."""
     places = list(range(keys))
     for place in range(keys, len(table.columns)):
@@ -105,12 +103,61 @@ def widest(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update_width(_NO_EDGE), table).maximum
 
 
-def print_words(console: Console, line: str, *, style: str = "") -> None:
-    """Print a sentence on one line, however long; on a terminal it is broken between words."""
-    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+def print_words(console: Console, *lines: str, style: str = "") -> None:
+    """Print each sentence on one line, however long; on a terminal it is broken between words."""
+    for line in lines:
+        console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
 
 
-# Numbers to two or three digits, so that only 0 is shown as 0.
+def table_of(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    words: Container[int] = (0,),
+    unbroken: Container[int] = (),
+    has_heading: bool = True,
+) -> Table:
+    """Return a table without lines.
+
+    words: columns aligned to the left, which hold words; the others hold figures, and are aligned to the right.
+    unbroken: columns whose cells are never folded.
+    """
+    table = Table(box=None, pad_edge=False, show_header=has_heading)
+    for place, column in enumerate(columns):
+        justify: Literal["left", "right"] = "left" if place in words else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=place in unbroken)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+# Numbers: two or three digits, in a unit of their size, so that only 0 is shown as 0.
+
+_Scale: TypeAlias = tuple[float, float, str]
+"""The least value that a unit is used for, the unit's size, its sign."""
+
+_CELL_SCALES: dict[str, Sequence[_Scale]] = {
+    "ns": ((1e9, 1e9, "s"), (1e6, 1e6, "ms"), (1e3, 1e3, "us"), (0, 1, "ns")),
+    "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "B")),
+    "bytes/s": ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (1e3, 1e3, "kB/s"), (0, 1, "B/s")),
+    "ratio": ((0, 0.01, "%"),),
+}
+_FLOPS: Sequence[_Scale] = ((1e11, 1e12, "TFLOP/s"), (0, 1e9, "GFLOP/s"))
+# Runs side by side are read across, so that small values stay in the unit of their neighbours: MiB from 0.01 on.
+_METRIC_SCALES: dict[str, Sequence[_Scale]] = {
+    "seconds": ((1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "us")),
+    "bytes": ((2**30, 2**30, "GiB"), (2**20 / 100, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "B")),
+    "bytes_per_second": ((1e8, 1e9, "GB/s"), (0, 1e6, "MB/s")),
+    "ratio": ((0, 0.01, "%"),),
+}
+_SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if metric.unit in _METRIC_SCALES} | {
+    metric.name: _FLOPS
+    for metric in (results.RUN_FLOPS, probes_metrics.RUN_MATMUL_FLOPS, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS)
+}
+
+WIDE_INTERVALS = (
+    "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
+)
 
 
 def digits(value: float) -> str:
@@ -118,31 +165,7 @@ def digits(value: float) -> str:
     size = abs(value)
     if size == 0:
         return "0"
-    if size < 0.1 or size >= 1e9:
-        return f"{value:#.2g}"
-    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3}f}"
-
-
-def with_interval(value: float, low: float | None, high: float | None) -> str:
-    """Return the value with its interval behind it, where it has one: `20.5 [19.8, 21.3]`."""
-    if low is None or high is None:
-        return digits(value)
-    return f"{digits(value)} [{digits(low)}, {digits(high)}]"
-
-
-# Cells of an analysis for people: times, bytes and ratios scaled, long names shortened.
-
-NAME_WIDTH = 60
-_MARK = "..."
-
-_OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
-
-_SCALES: dict[Unit, Sequence[tuple[float, str]]] = {
-    "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")),
-    "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1, "B")),
-    "bytes/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")),
-    "ratio": ((0.01, "%"),),
-}
+    return f"{value:#.2g}" if size < 0.1 or size >= 1e9 else f"{value:,.{_decimals(value)}f}"
 
 
 def readable(cell: Cell, unit: Unit) -> str:
@@ -151,67 +174,32 @@ def readable(cell: Cell, unit: Unit) -> str:
         return "-"
     if isinstance(cell, str):
         return on_one_line(cell)
-    scales = _SCALES.get(unit)
-    if scales is None:
+    if unit == "":
         return str(cell) if isinstance(cell, int) else digits(cell)
     if cell == 0:
         return "0"
-    size, sign = next((scale for scale in scales if abs(cell) >= scale[0]), scales[-1])
+    size, sign = _scale_of(cell, _CELL_SCALES[unit])
     return f"{cell} {sign}" if size == 1 and isinstance(cell, int) else f"{digits(cell / size)} {sign}"
 
 
-def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
-    """Return both ends of each name, in this many letters; in more where different names would then look alike."""
-    short: dict[str, str] = {}
-    left = set(names)
-    while left:
-        # Keep the cuts that are unique or whole, and cut the other names again at twice the width.
-        cut = {name: _cut(on_one_line(name), width) for name in left}
-        counted = Counter(cut.values())
-        apart = {name for name in left if counted[cut[name]] == 1 or len(on_one_line(name)) <= width}
-        short |= {name: cut[name] for name in apart}
-        left -= apart
-        width *= 2
-    return short
+def figure(estimate: Estimate) -> str:
+    """Return the median in a unit for people, and its interval where that tells enough: `84.1 ms [82.0, 86.3]`."""
+    size, sign = _scale_of(estimate.median, _SCALES.get(estimate.metric, ((0, 1, ""),)))
+    decimals = 0 if sign == "B" else _decimals(estimate.median / size)
+    return _with_interval(estimate, size, lambda shown: f"{shown:,.{decimals}f}", sign)
 
 
-def on_one_line(text: str) -> str:
-    """Return the text with a "?" for each line break and other character that is not printable."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+def percent(ratio: Ratio) -> str:
+    """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
+    return _with_interval(ratio, 0.01, "{:.1f}".format, "%")
 
 
-def said_of_ranks(lines: Iterable[str]) -> list[str]:
-    """Return the lines; those that say the same of several ranks become one, where the first of them stands.
-
-    `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
-    """
-    said: dict[tuple[str, bool], list[str]] = {}  # By text and whether it is of ranks: the ranks.
-    for line in lines:
-        found = _OF_A_RANK.fullmatch(line)
-        ranks = said.setdefault((line, False) if found is None else (found[2], True), [])
-        if found is not None:
-            ranks.append(found[1])
-    return [
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}" if is_of_ranks else text
-        for (text, is_of_ranks), ranks in said.items()
-    ]
+def in_units(estimate: Estimate | None, size: float) -> str:
+    """Return the median in units of this size, which its column names, and its interval: `20.5 [19.8, 21.3]`."""
+    return "-" if estimate is None else _with_interval(estimate, size, digits)
 
 
-def _cut(name: str, width: int) -> str:
-    if len(name) <= width:
-        return name
-    kept = width - len(_MARK)
-    return f"{name[: kept - kept // 2]}{_MARK}{name[len(name) - kept // 2 :]}"
-
-
-# Estimates for people: base units scaled, an interval behind the median.
-
-TELLS_LITTLE = (
-    "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
-)
-
-
-def tells_little(found: Estimate | Ratio) -> bool:
+def has_wide_interval(found: Estimate | Ratio) -> bool:
     """Return whether the figure is of two trials and narrower than its interval.
 
     With one degree of freedom the interval may be tens of times as wide, and says nothing to a reader.
@@ -223,70 +211,74 @@ def tells_little(found: Estimate | Ratio) -> bool:
     return found.low is not None and found.high is not None and trials == 2 and found.high - found.low > abs(value)
 
 
-def little(shown: Iterable[Estimate | Ratio]) -> list[str]:
+def wide_interval_notes(shown: Iterable[Estimate | Ratio]) -> list[str]:
     """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
-    return [TELLS_LITTLE] if any(tells_little(one) for one in shown) else []
+    return [WIDE_INTERVALS] if any(map(has_wide_interval, shown)) else []
 
 
-def figure(estimate: Estimate) -> str:
-    """Return the median in a unit for people, and its interval where that tells enough: `84.1 ms [82.0, 86.3]`."""
-    scale, unit, decimals = _scaled(estimate)
-    text = f"{estimate.median * scale:,.{decimals}f}{unit}"
-    if estimate.low is None or estimate.high is None or tells_little(estimate):
+def _with_interval(found: Estimate | Ratio, size: float, show: Callable[[float], str], sign: str = "") -> str:
+    value = found.value if isinstance(found, Ratio) else found.median
+    text = f"{show(value / size)} {sign}".rstrip()
+    if found.low is None or found.high is None or has_wide_interval(found):
         return text
-    return f"{text} [{estimate.low * scale:,.{decimals}f}, {estimate.high * scale:,.{decimals}f}]"
+    return f"{text} [{show(found.low / size)}, {show(found.high / size)}]"
 
 
-def percent(ratio: Ratio) -> str:
-    """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
-    text = f"{100 * ratio.value:.1f} %"
-    if ratio.low is None or ratio.high is None or tells_little(ratio):
-        return text
-    return f"{text} [{100 * ratio.low:.1f}, {100 * ratio.high:.1f}]"
+def _scale_of(value: float, scales: Sequence[_Scale]) -> tuple[float, str]:
+    return next((size, sign) for least, size, sign in scales if abs(value) >= least)
 
 
-def _scaled(estimate: Estimate) -> tuple[float, str, int]:
-    """Return the factor, the unit's sign and the decimals that leave about three digits."""
-    unit = _UNITS.get(estimate.metric)
-    scale, sign = unit(estimate.median) if unit else (1.0, "")
-    shown = abs(estimate.median * scale)
-    return scale, sign, 0 if shown >= 100 or sign == " B" else 1 if shown >= 10 else 2 if shown >= 1 else 3
+def _decimals(shown: float) -> int:
+    """Return the decimals that leave about three digits."""
+    size = abs(shown)
+    return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
 
-def _seconds(value: float) -> tuple[float, str]:
-    if value >= 1:
-        return 1.0, " s"
-    return (1e3, " ms") if value >= 1e-3 else (1e6, " us")
+# Names and lines: shortened in the middle, without line breaks, said once of several ranks.
+
+NAME_WIDTH = 60
+_OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 
-def _flops(value: float) -> tuple[float, str]:
-    return (1e-12, " TFLOP/s") if value >= 1e11 else (1e-9, " GFLOP/s")
+def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
+    """Return both ends of each name, in this many letters; in more where different names would then look alike."""
+    short: dict[str, str] = {}
+    left = {name: on_one_line(name) for name in names}
+    while left:
+        # Keep the cuts that are unique or whole, and cut the other names again at twice the width.
+        head = width - len("...") - (width - len("...")) // 2
+        tail = (width - len("...")) // 2
+        cut = {
+            name: line if len(line) <= width else f"{line[:head]}...{line[len(line) - tail :]}"
+            for name, line in left.items()
+        }
+        counted = Counter(cut.values())
+        short |= {name: cut[name] for name, line in left.items() if counted[cut[name]] == 1 or len(line) <= width}
+        left = {name: line for name, line in left.items() if name not in short}
+        width *= 2
+    return short
 
 
-def _bytes(value: float) -> tuple[float, str]:
-    if value >= 2**20 / 100:  # 0.01 MiB or more.
-        return (2**-30, " GiB") if value >= 2**30 else (2**-20, " MiB")
-    return (2**-10, " KiB") if value >= 2**10 else (1.0, " B")
+def on_one_line(text: str) -> str:
+    """Return the text with a "?" for each line break and other character that is not printable."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _percent(value: float) -> tuple[float, str]:
-    return 100.0, " %"
+def merge_ranks(lines: Iterable[str]) -> list[str]:
+    """Return the lines on one line each; those that say the same of several ranks become one, at the first's place.
 
-
-def _bytes_per_second(value: float) -> tuple[float, str]:
-    return (1e-9, " GB/s") if value >= 1e8 else (1e-6, " MB/s")
-
-
-_BY_UNIT: dict[str, Callable[[float], tuple[float, str]]] = {
-    "seconds": _seconds,
-    "bytes": _bytes,
-    "bytes_per_second": _bytes_per_second,
-    "ratio": _percent,
-}
-_UNITS = {metric.name: _BY_UNIT[metric.unit] for metric in METRICS if metric.unit in _BY_UNIT} | {
-    metric.name: _flops
-    for metric in (results.RUN_FLOPS, probes_metrics.RUN_MATMUL_FLOPS, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS)
-}
+    `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
+    """
+    ranks_of: dict[tuple[str, bool], list[str]] = {}  # By text and whether it is of ranks.
+    for line in lines:
+        if (found := _OF_A_RANK.fullmatch(line)) is None:
+            ranks_of[line, False] = []
+        else:
+            ranks_of.setdefault((found[2], True), []).append(found[1])
+    return [
+        on_one_line(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}" if is_of_ranks else text)
+        for (text, is_of_ranks), ranks in ranks_of.items()
+    ]
 
 
 # JSON and CSV for programs, and standard output whose reader may leave early.

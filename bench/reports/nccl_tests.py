@@ -13,15 +13,16 @@ from rich.text import Text
 from bench.analysis.estimate import Estimate
 from bench.analysis.probes import LIBRARY
 from bench.reports.format import (
-    TELLS_LITTLE,
+    digits,
+    in_units,
     open_console,
     print_csv,
     print_figures,
     print_json,
-    tells_little,
-    with_interval,
+    table_of,
+    wide_interval_notes,
 )
-from bench.reports.nccl_tests_reader import COLLECTIVES, Imported, Placement, Row
+from bench.reports.nccl_tests_reader import COLLECTIVES, Imported, Row
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
@@ -33,6 +34,12 @@ COLUMNS = (
     *("out_of_place_wrong", "in_place_s", "in_place_algorithm_bytes_per_second", "in_place_bus_bytes_per_second"),
     *("in_place_wrong", "own_run", "own_s", "own_low_s", "own_high_s", "own_algorithm_bytes_per_second"),
     *("own_bus_bytes_per_second", "own_time_ratio"),
+)
+
+_OWN = (
+    probes_metrics.RUN_COLLECTIVE_SECONDS,
+    probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH,
+    probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH,
 )
 
 REDUCTION = "sum"
@@ -49,49 +56,37 @@ def print_beside(
     rows = [_fields(imported, row, summary) for row in imported.rows]
     if format_name == "json":
         print_json({**msgspec.to_builtins(imported), "rows": rows, "differences": _differences(imported, summary)})
-        return
-    if format_name == "csv":
+    elif format_name == "csv":
         print_csv(rows, COLUMNS)
-        return
-    console = console or open_console()
-    print_figures(console, _table(imported, summary, rows), keys=1)
-    console.print()
-    for line in _below(imported, summary):
-        console.print(Text(line), soft_wrap=True)
+    else:
+        console = console or open_console()
+        print_figures(console, _table(imported, summary, rows), keys=1)
+        console.print()
+        for line in _below(imported, summary):
+            console.print(Text(line), soft_wrap=True)
 
 
 def _fields(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
+    """Return a size's figures by column: nccl-tests' in both placements, and ours where our run measured the size."""
     fields: dict[str, Any] = {
+        **dict.fromkeys(COLUMNS),
         "collective": imported.collective,
         "size_bytes": row.size_bytes,
         "dtype": row.dtype,
         "reduction": row.reduction,
-        **_placement("out_of_place", row.out_of_place),
-        **_placement("in_place", row.in_place),
     }
-    return {**dict.fromkeys(COLUMNS), **fields, **_own(imported, row, summary)}
-
-
-def _placement(name: str, placement: Placement | None) -> dict[str, Any]:
-    if placement is None:
-        return {}
-    return {
-        f"{name}_s": placement.elapsed_s,
-        f"{name}_algorithm_bytes_per_second": placement.algorithm_bytes_per_second,
-        f"{name}_bus_bytes_per_second": placement.bus_bytes_per_second,
-        f"{name}_wrong": placement.wrong_count,
-    }
-
-
-def _own(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
-    """Return what our run measured of this size; nothing where it did not."""
-    elapsed = _find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row)
+    for name, placement in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
+        if placement is not None:
+            fields[f"{name}_s"] = placement.elapsed_s
+            fields[f"{name}_algorithm_bytes_per_second"] = placement.algorithm_bytes_per_second
+            fields[f"{name}_bus_bytes_per_second"] = placement.bus_bytes_per_second
+            fields[f"{name}_wrong"] = placement.wrong_count
+    elapsed, algorithm, bus = (_find(summary, metric, imported, row) for metric in _OWN)
     if summary is None or elapsed is None:
-        return {}
-    algorithm = _find(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, imported, row)
-    bus = _find(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, imported, row)
+        return fields
     theirs = row.in_place if imported.collective in IN_PLACE else row.out_of_place
     return {
+        **fields,
         "own_run": summary.run,
         "own_s": elapsed.median,
         "own_low_s": elapsed.low,
@@ -109,41 +104,34 @@ def _find(summary: Summary | None, metric: Metric, imported: Imported, row: Row)
 
 
 def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the figures in nccl-tests' units, microseconds and GB/s."""
     has_kinds = len({_kind(row) for row in imported.rows}) > 1
-    table = Table(box=None, pad_edge=False)
-    headers = ["size\nB", *(["type\n"] if has_kinds else [])]
-    headers += [*("out of\nplace us", "algbw\nGB/s", "busbw\nGB/s"), *("in\nplace us", "algbw\nGB/s", "busbw\nGB/s")]
+    columns = ["size\nB", *(["type\n"] if has_kinds else [])]
+    columns += [*("out of\nplace us", "algbw\nGB/s", "busbw\nGB/s"), *("in\nplace us", "algbw\nGB/s", "busbw\nGB/s")]
     if summary is not None:
-        headers += ["ours\nus", "algbw\nGB/s", "busbw\nGB/s", "ratio\n"]
-    for header in headers:
-        table.add_column(header, justify="right", overflow="fold")
+        columns += ["ours\nus", "algbw\nGB/s", "busbw\nGB/s", "ratio\n"]
+    table = table_of(columns, words=())
     for fields, row in zip(rows, imported.rows, strict=True):
         cells = [str(row.size_bytes), *([_kind(row)] if has_kinds else [])]
         for name in ("out_of_place", "in_place"):
-            cells += _times(fields, name)
+            cells += [_scaled(fields[f"{name}_s"], 1e-6), *_bandwidths(fields, name)]
         if summary is not None:
-            own = _find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row)
-            without = {"own_low_s": None, "own_high_s": None} if own is not None and tells_little(own) else {}
-            cells += [*_times({**fields, **without}, "own"), _scaled(fields["own_time_ratio"])]
-        table.add_row(*(Text(cell) for cell in cells))
+            own = in_units(_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row), 1e-6)
+            cells += [own, *_bandwidths(fields, "own"), _scaled(fields["own_time_ratio"])]
+        table.add_row(*cells)
     return table
+
+
+def _bandwidths(fields: Mapping[str, Any], name: str) -> list[str]:
+    return [_scaled(fields[f"{name}_{kind}_bytes_per_second"], 1e9) for kind in ("algorithm", "bus")]
+
+
+def _scaled(value: float | None, size: float = 1) -> str:
+    return "-" if value is None else digits(value / size)
 
 
 def _kind(row: Row) -> str:
     return row.dtype if row.reduction is None else f"{row.dtype} {row.reduction}"
-
-
-def _times(fields: Mapping[str, Any], name: str) -> list[str]:
-    """Return the time, with its interval where it has one, algorithm and bus bandwidth, in nccl-tests' units."""
-    elapsed = _scaled(fields[f"{name}_s"], 1e6, fields.get(f"{name}_low_s"), fields.get(f"{name}_high_s"))
-    bandwidths = (fields[f"{name}_{kind}_bytes_per_second"] for kind in ("algorithm", "bus"))
-    return [elapsed, *(_scaled(bandwidth, 1e-9) for bandwidth in bandwidths)]
-
-
-def _scaled(value: float | None, scale: float = 1, low: float | None = None, high: float | None = None) -> str:
-    if value is None:
-        return "-"
-    return with_interval(value * scale, *(None if end is None else end * scale for end in (low, high)))
 
 
 def _below(imported: Imported, summary: Summary | None) -> list[str]:
@@ -154,12 +142,23 @@ def _below(imported: Imported, summary: Summary | None) -> list[str]:
         f"nccl-tests: {imported.collective} on {imported.ranks} ranks, {', '.join(kinds)};"
         f" {', '.join(imported.devices) or 'unnamed devices'}; NCCL {version}; {imported.source}"
     ]
-    wrong = [row.size_bytes for row in imported.rows if _wrong_count(row)]
+    wrong = [
+        str(row.size_bytes)
+        for row in imported.rows
+        if any(placement and placement.wrong_count for placement in (row.out_of_place, row.in_place))
+    ]
     if wrong:
-        lines.append(f"nccl-tests: WRONG RESULTS at {', '.join(map(str, wrong))} bytes: times of them mean nothing")
+        lines.append(f"nccl-tests: WRONG RESULTS at {', '.join(wrong)} bytes: times of them mean nothing")
     lines += [f"nccl-tests: {note}" for note in imported.notes]
     if summary is None:
-        return [*lines, f"ours: {_why_alone(imported)}"]
+        if imported.collective in COLLECTIVES.values():
+            why = (
+                f"no run of {imported.collective} on {imported.ranks} ranks is beside it;"
+                f" `observatory run collectives --ranks {imported.ranks}` makes one"
+            )
+        else:
+            why = f"{imported.collective} is none of our collectives, so no run can be beside it"
+        return [*lines, f"ours: {why}"]
     case = summary.case
     placement = "in place" if imported.collective in IN_PLACE else "out of place"
     lines.append(
@@ -167,24 +166,10 @@ def _below(imported: Imported, summary: Summary | None) -> list[str]:
         f" {summary.hardware}; {placement}, the median of {summary.trials_done} trials with its 95 % interval"
     )
     own = [_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
-    if any(found is not None and tells_little(found) for found in own):
-        lines.append(f"ours: {TELLS_LITTLE}")
+    lines += [f"ours: {note}" for note in wide_interval_notes(found for found in own if found is not None)]
     if not any(own):
         lines.append(f"ours: {imported.collective} was measured at none of these sizes")
     return lines + [f"not the same: {difference}" for difference in _differences(imported, summary)]
-
-
-def _why_alone(imported: Imported) -> str:
-    if imported.collective not in COLLECTIVES.values():
-        return f"{imported.collective} is none of our collectives, so no run can be beside it"
-    return (
-        f"no run of {imported.collective} on {imported.ranks} ranks is beside it;"
-        f" `observatory run collectives --ranks {imported.ranks}` makes one"
-    )
-
-
-def _wrong_count(row: Row) -> int:
-    return sum(placement.wrong_count or 0 for placement in (row.out_of_place, row.in_place) if placement is not None)
 
 
 def _differences(imported: Imported, summary: Summary | None) -> list[str]:

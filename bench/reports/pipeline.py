@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import NamedTuple, get_args
@@ -12,12 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.analysis.estimate import Estimate
-from bench.analysis.pipeline import PARTS, TimedStep, Work, bubble_ratio, pipelines
-from bench.reports.format import digits, figure, open_console, print_csv, print_figures, print_json
+from bench.analysis.estimate import Estimate, by_labels
+from bench.analysis.pipeline import PARTS, TimedStep, bubble_ratio, pipelines
+from bench.reports.format import (
+    digits,
+    figure,
+    open_console,
+    print_csv,
+    print_figures,
+    print_json,
+    print_words,
+    table_of,
+)
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages, timed_steps, typical, write_trace
-from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
     RUN_BUBBLE_PART_RATIO,
     RUN_BUBBLE_RATIO,
@@ -37,67 +45,41 @@ def print_pipeline(summary: Summary, console: Console) -> None:
 
 
 def _bubble(summary: Summary) -> Table:
-    table = _table(f"{summary.case.strategy} on {summary.case.ranks}: bubble", "share of the ranks' time")
-    accounts = _by_labels(summary, RUN_BUBBLE_RATIO)
-    parts = _by_labels(summary, RUN_BUBBLE_PART_RATIO)
-    for account in ("measured", "expected"):
-        if (account,) in accounts:
-            table.add_row(account, figure(accounts[account,]))
-        if account == "measured" and accounts:
-            for part in PARTS:
-                if (part,) in parts:
-                    table.add_row(f"  {part.replace('_', ' ')}", figure(parts[part,]))
-    return table
+    accounts = by_labels(summary.estimates, RUN_BUBBLE_RATIO)
+    parts = by_labels(summary.estimates, RUN_BUBBLE_PART_RATIO)
+    found = {
+        "measured": accounts.get(("measured",)),
+        **{f"  {part.replace('_', ' ')}": parts.get((part,)) for part in PARTS},
+        "predicted": accounts.get(("expected",)),
+    }
+    rows = [(name, figure(one)) for name, one in found.items() if one is not None]
+    return table_of((f"{summary.case.strategy} on {summary.case.ranks}: bubble", "share of the ranks' time"), rows)
 
 
 def _stages(summary: Summary) -> Table:
-    found = _by_labels(summary, RUN_STAGE_SECONDS)
-    kinds = [kind for kind in get_args(ActionKind) if any(action == kind for _, action in found)]
-    live = _by_labels(summary, RUN_LIVE_MICROBATCHES)
-    activations = _by_labels(summary, RUN_STAGE_ACTIVATION_BYTES)
+    times = by_labels(summary.estimates, RUN_STAGE_SECONDS)
+    kinds = [kind for kind in get_args(ActionKind) if any(action == kind for _, action in times)]
+    live = by_labels(summary.estimates, RUN_LIVE_MICROBATCHES)
+    activations = by_labels(summary.estimates, RUN_STAGE_ACTIVATION_BYTES)
     names = [kind.replace("_", " ") for kind in kinds]
-    table = _table("stage", "pipeline rank", *names, "live microbatches", "activations")
-    stages = dict.fromkeys(stage for stage, _ in (*found, *live, *activations))
+    table = table_of(("stage", "pipeline rank", *names, "live microbatches", "activations"))
+    stages = dict.fromkeys(stage for stage, _ in (*times, *live, *activations))
     pipeline = summary.case.spec().pipeline(summary.case) if stages else None
     for stage in stages:
         rank = "-" if pipeline is None else str(pipeline.rank_of(int(stage)))
-        times = [_cell(found, stage, kind) for kind in kinds]
-        table.add_row(stage, rank, *times, _beside_law(live, stage), _beside_law(activations, stage))
+        cells = [figure(times[stage, kind]) if (stage, kind) in times else "-" for kind in kinds]
+        counts = _beside_predicted(live, stage, lambda found: f"{found.median:g}")
+        table.add_row(stage, rank, *cells, counts, _beside_predicted(activations, stage, figure))
     return table
 
 
-def _beside_law(found: Mapping[tuple[str, ...], Estimate], stage: str) -> str:
-    """Return what was measured, and behind it what the cost model expects."""
-    measured, expected = found.get((stage, "measured")), found.get((stage, "expected"))
-    words = [] if measured is None else [_figure(measured)]
-    if expected is not None:
-        words.append(f"law {_figure(expected)}")
+def _beside_predicted(found: Mapping[tuple[str, ...], Estimate], stage: str, show: Callable[[Estimate], str]) -> str:
+    """Return what was measured, and behind it what the cost model predicts."""
+    measured, predicted = found.get((stage, "measured")), found.get((stage, "expected"))
+    words = [] if measured is None else [show(measured)]
+    if predicted is not None:
+        words.append(f"predicted {show(predicted)}")
     return ", ".join(words) or "-"
-
-
-def _figure(estimate: Estimate) -> str:
-    """Return the estimate as text; a count has no decimals."""
-    return f"{estimate.median:g}" if estimate.metric == RUN_LIVE_MICROBATCHES.name else figure(estimate)
-
-
-def _cell(found: Mapping[tuple[str, ...], Estimate], stage: str, kind: ActionKind) -> str:
-    return figure(found[stage, kind]) if (stage, kind) in found else "-"
-
-
-def _by_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
-    return {
-        tuple(found.labels[name] for name in metric.labels): found
-        for found in summary.estimates
-        if found.metric == metric.name
-    }
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for other in others:
-        table.add_column(other, justify="right", overflow="fold")
-    return table
 
 
 # The timeline: one timed step on a terminal, a row for each rank, a box for each action.
@@ -119,7 +101,6 @@ _LOOKS: dict[ActionKind, _Look] = {
     "weight_backward": _Look("W", "~", "bold black on yellow", "backward of weights"),
 }
 
-
 ROWS_SCHEMA_VERSION = 1
 _COLUMNS = ("trial", "step", "rank", "stage", "action", "microbatch", "start_ns", "end_ns")
 
@@ -140,15 +121,9 @@ def show_timeline(summary: Summary, format_name: str | None, console: Console | 
         groups = pipelines(summary.case.spec().mesh(summary.case))
         print_timeline(typical(steps), groups, console or open_console())
     elif format_name == "json":
-        one_clock = all(step.is_one_clock for step in steps)
-        print_json(
-            {
-                "schema_version": ROWS_SCHEMA_VERSION,
-                "run": summary.run,
-                "is_one_clock": one_clock,
-                "actions": _rows(steps),
-            }
-        )
+        is_one_clock = all(step.is_one_clock for step in steps)
+        head = {"schema_version": ROWS_SCHEMA_VERSION, "run": summary.run, "is_one_clock": is_one_clock}
+        print_json({**head, "actions": _rows(steps)})
     elif format_name == "csv":
         print_csv(_rows(steps), _COLUMNS)
     return write_trace(summary.case, steps, folder)
@@ -168,18 +143,19 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
     narrow = 0
     for rank, title in zip(ranks, titles, strict=True):
         row = Text(title)
-        drawn = 0
+        drawn = 0  # Columns drawn so far.
         for work in sorted((work for work in step.works if work.rank == rank), key=lambda work: work.start_ns):
-            start, end = (
-                round((moment_ns - begins_ns) * columns / span_ns) for moment_ns in (work.start_ns, work.end_ns)
-            )
+            start, end = (round((ns - begins_ns) * columns / span_ns) for ns in (work.start_ns, work.end_ns))
             narrow += start == end  # Rounded to no column, the action is counted and not drawn.
             row.append(" " * (start - drawn))
-            row.append(_box(work, letters.get((rank, work.action.stage), ""), end - start))
+            # Letter and microbatch; without room the letter alone, as half a number would be another.
+            look = _LOOKS[work.action.kind]
+            name = f"{look.letter}{work.action.microbatch}{letters.get((rank, work.action.stage), '')}"
+            shown = name if len(name) <= end - start else look.letter
+            row.append(Text(shown.ljust(end - start, look.filling)[: end - start], look.style))
             drawn = end
         console.print(row.append(" " * (columns - drawn)).append("|"), soft_wrap=True)
-    for line in _below(step, groups, span_ns / columns, narrow):
-        console.print(Text(line), soft_wrap=True)
+    print_words(console, *_legend(step, groups, span_ns / columns, narrow))
 
 
 def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
@@ -200,14 +176,6 @@ def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
     ]
 
 
-def _box(work: Work, stage_letter: str, columns: int) -> Text:
-    """Return the action's letter and microbatch; without room the letter alone, as half a number would be another."""
-    look = _LOOKS[work.action.kind]
-    name = f"{look.letter}{work.action.microbatch}{stage_letter}"
-    shown = name if len(name) <= columns else look.letter
-    return Text(shown.ljust(columns, look.filling)[:columns], look.style)
-
-
 def _stage_letters(step: TimedStep) -> dict[tuple[int, int], str]:
     """Return a letter for each stage of each rank, in the order of the model; none where no rank has several."""
     places = sorted({(work.rank, work.action.stage) for work in step.works})
@@ -221,7 +189,7 @@ def _stage_letters(step: TimedStep) -> dict[tuple[int, int], str]:
     return letters
 
 
-def _below(step: TimedStep, groups: Sequence[Sequence[int]], column_ns: float, narrow: int) -> list[str]:
+def _legend(step: TimedStep, groups: Sequence[Sequence[int]], column_ns: float, narrow: int) -> list[str]:
     kinds = {work.action.kind for work in step.works}
     names = [f"{look.letter} {look.name}" for kind, look in _LOOKS.items() if kind in kinds]
     stages = "; a, b, ...: the rank's first stage, its second" if _stage_letters(step) else ""

@@ -10,11 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from bench.case import Case, parse_options
-from bench.reports.format import open_console, print_words
+from bench.reports.format import open_console, print_words, table_of
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
 
@@ -114,54 +113,45 @@ WIDE = 120
 def print_strategies(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
     """Print what each strategy is and needs."""
     console = console or open_console()
-    is_wide = console.width >= WIDE
-    columns = ("strategy", "kind", "needs", "parity", "what it is") if is_wide else ("strategy", "needs", "what it is")
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=column == "strategy")
-    for spec in specs:
-        cells = {
-            "strategy": spec.name,
-            "kind": spec.kind,
-            "needs": spec.needs.text(),
-            "parity": spec.parity.kind,
-            "what it is": spec.summary,
-        }
-        table.add_row(*(Text(cells[column]) for column in columns))
-    console.print(table)
+    if console.width >= WIDE:
+        columns: tuple[str, ...] = ("strategy", "kind", "needs", "parity", "what it is")
+        rows = [(spec.name, spec.kind, spec.needs.text(), spec.parity.kind, spec.summary) for spec in specs]
+        console.print(table_of(columns, rows, words=range(5), unbroken=(0,)))
+    else:
+        columns = ("strategy", "needs", "what it is")
+        short = [(spec.name, spec.needs.text(), spec.summary) for spec in specs]
+        console.print(table_of(columns, short, words=range(3), unbroken=(0,)))
     console.print()
     print_words(console, "`observatory list STRATEGY` tells its options and refusals; --options tells all options")
 
 
 def print_options(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
-    """Print every option with the strategies that take it."""
+    """Print every option once, with the strategies that take it."""
     console = console or open_console()
-    table = Table(box=None, pad_edge=False)
-    for column in ("--option", "taken by", "what it does"):
-        table.add_column(column, no_wrap=column == "--option")
-    for option, takers in _takers(specs):
-        table.add_row(Text(_with_default(option)), Text(takers), Text(_what_it_does(option)))
-    console.print(table)
+    takers: dict[Option, list[str]] = {}
+    for spec in specs:
+        for option in spec.options:
+            takers.setdefault(option, []).append(spec.name)
+    training = [spec.name for spec in specs if spec.kind == "training"]
+    rows = []
+    for option, names in takers.items():
+        shown = "all training" if names == training and len(names) > 1 else ", ".join(names)
+        rows.append((_with_default(option), shown, f"{option.help} ({option.allowed})"))
+    console.print(table_of(("--option", "taken by", "what it does"), rows, words=range(3), unbroken=(0,)))
 
 
 def print_strategy(spec: StrategySpec, console: Console | None = None) -> None:
     """Print what one strategy is, needs, takes and refuses, and a command line that runs it."""
     console = console or open_console()
     print_words(console, f"{spec.name}: {spec.summary}")
-    facts = Table(box=None, pad_edge=False, show_header=False)
     parity = spec.parity.kind + (f": {spec.parity.reason}" if spec.parity.reason else "")
-    for name, value in (("kind", spec.kind), ("needs", spec.needs.text()), ("parity", parity)):
-        facts.add_row(name, Text(value.replace("_", " ")))
-    console.print(facts)
+    facts = (("kind", spec.kind), ("needs", spec.needs.text()), ("parity", parity))
+    rows = [(name, value.replace("_", " ")) for name, value in facts]
+    console.print(table_of(("", ""), rows, words=(0, 1), has_heading=False))
     console.print()
-    options = Table(box=None, pad_edge=False)
-    options.add_column("--option", no_wrap=True)
-    options.add_column("what it does (what it may be)")
-    for option in spec.options:
-        options.add_row(Text(_with_default(option)), Text(_what_it_does(option)))
-    console.print(options)
-    refusals = tried_refusals(spec)
-    if refusals:
+    rows = [(_with_default(option), f"{option.help} ({option.allowed})") for option in spec.options]
+    console.print(table_of(("--option", "what it does (what it may be)"), rows, words=(0, 1), unbroken=(0,)))
+    if refusals := tried_refusals(spec):
         console.print()
         print_words(console, "refused, found by trying each option and each two together:")
         for reason in refusals:
@@ -190,20 +180,3 @@ def spec_fields(spec: StrategySpec, *, is_whole: bool) -> dict[str, object]:
 
 def _with_default(option: Option) -> str:
     return f"{option.name}={written(option.default)}"
-
-
-def _what_it_does(option: Option) -> str:
-    return f"{option.help} ({option.allowed})"
-
-
-def _takers(specs: Sequence[StrategySpec]) -> list[tuple[Option, str]]:
-    """Return each option once, with the strategies that take it."""
-    takers: dict[Option, list[str]] = {}
-    for spec in specs:
-        for option in spec.options:
-            takers.setdefault(option, []).append(spec.name)
-    training = [spec.name for spec in specs if spec.kind == "training"]
-    return [
-        (option, "all training" if names == training and len(names) > 1 else ", ".join(names))
-        for option, names in takers.items()
-    ]

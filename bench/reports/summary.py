@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bench.analysis.estimate import Estimate, Ratio
 from bench.analysis.scaling import ScalingEfficiency
-from bench.analysis.trials import by_labels, read_rank_logs
+from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
 from bench.reports.format import (
     digits,
-    little,
     open_console,
     percent,
     print_csv,
     print_figures,
     print_json,
     print_words,
+    table_of,
+    wide_interval_notes,
     widest,
 )
 from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
-from bench.reports.run_rows import MOST_ROWS, all_rows, first_rows, headline, print_list
+from bench.reports.run_rows import MOST_ROWS, all_rows, first_rows, headline, most_important, print_list
 from bench.runs.scaling_baseline import Point
 from bench.runs.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
-from workloads.cost_models.shape import Shape
 
 # The memory of one step by category, of the rank that held most at its peak.
 
@@ -48,16 +47,19 @@ def show_memory(summary: Summary, console: Console | None = None) -> None:
     if not peaks:
         return
     rank = max(peaks, key=lambda rank: peaks[rank]["total"])
-    held = dict(peaks[rank])
-    total = held.pop("total")
-    parts = [f"{name} {digits(size / MIB)} MiB ({100 * size / total:.1f} %)" for name, size in _largest_first(held)]
-    line = f"{summary.case.strategy} on {summary.case.ranks}: peak of rank {rank}: {digits(total / MIB)} MiB in a step:"
+    total = peaks[rank]["total"]
+    sizes = sorted(peaks[rank].items(), key=lambda part: -part[1])
+    parts = [f"{name} {digits(size / MIB)} MiB ({100 * size / total:.1f} %)" for name, size in sizes if name != "total"]
+    lines = [f"{_name(summary)}: peak of rank {rank}: {digits(total / MIB)} MiB in a step: {', '.join(parts)}"]
+    lines += [
+        f"rank{rank}.{ending} in the run's folder opens in {site}"
+        for ending, site in DRAWN_BY.items()
+        if (Path(summary.folder) / f"rank{rank}.{ending}").exists()
+    ]
     console = console or open_console()
     console.print()
-    console.print(Text(f"{line} {', '.join(parts)}"), soft_wrap=True)
-    for ending, opens_in in DRAWN_BY.items():
-        if (Path(summary.folder) / f"rank{rank}.{ending}").exists():
-            console.print(Text(f"rank{rank}.{ending} in the run's folder opens in {opens_in}"), soft_wrap=True)
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
 
 
 def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
@@ -67,16 +69,9 @@ def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
         NewerSchema: a newer version wrote the logs.
     """
     trials = read_rank_logs(folder, ranks, mark="memory").trials
-    if not trials:
-        return {}
-    told = {
-        rank: by_labels([part], "memory", TIMELINE_PEAK_BYTES, max) for rank, part in enumerate(trials[max(trials)])
-    }
-    return {rank: {name: size for (name,), size in found.items()} for rank, found in told.items() if found}
-
-
-def _largest_first(held: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(held.items(), key=lambda part: -part[1])
+    last = trials[max(trials)] if trials else ()
+    peaks = {rank: join_by_labels([part], "memory", TIMELINE_PEAK_BYTES, max) for rank, part in enumerate(last)}
+    return {rank: {name: size for (name,), size in found.items()} for rank, found in peaks.items() if found}
 
 
 # The notes below the table of runs: all of them, or the five lines that a person wants first.
@@ -87,29 +82,28 @@ _ABSENT = re.compile(r"(?:the )?(.+?) (?:is|are) absent(?: from [^:,;]*)?[:,;] "
 _COMMAND = re.compile(r"`observatory run [^`]*`")
 _INFORMATION = re.compile(
     r"(?:trial [^:]*: )?(?:ranks? \d.* on host |the measured ceiling is |waits and stragglers are of the last "
-    r"|no straggler is named: )"
+    r"|no straggler(?: is named)?: )"
 )
-"""Notes on what a figure rests on, where nothing is wrong."""
+"""Notes on what a figure rests on, where nothing is wrong; older runs say that no straggler "is named"."""
 
 
 def all_notes(summary: Summary) -> list[str]:
     """Return the run's notes: efficiency, the machine, the peak behind MFU, what is absent and why."""
-    name = _name(summary)
     lines = [
-        f"{name}: {found.scaling} scaling efficiency {percent(found.ratio)}"
-        f" against {_baseline(found)}" + (f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else "")
+        f"{found.scaling} scaling efficiency {percent(found.ratio)} against {_baseline(found)}"
         for found in summary.scaling
     ]
-    lines.append(f"{name}: {_machine(summary)}")
-    if summary.peak is not None:
-        lines.append(f"{name}: {_peak(summary)}")
-    return [*lines, *(f"{name}: {note}" for note in summary.notes), *_ad_hoc([summary])]
+    lines.append(_machine(summary))
+    if (peak := summary.peak) is not None:
+        tflops = f"{peak.flops_per_second / 1e12:g} TFLOP/s"
+        lines.append(f"MFU by PaLM's formula, of {tflops} dense {peak.precision} ({peak.source})")
+    return [*(f"{_name(summary)}: {line}" for line in (*lines, *summary.notes)), *_ad_hoc([summary])]
 
 
-def little_notes(summaries: Sequence[Summary]) -> list[str]:
+def interval_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
     figures: list[Estimate | Ratio] = [one for summary in summaries for one in summary.estimates]
-    return little([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
+    return wide_interval_notes([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -117,48 +111,50 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
 
     The line of what is absent also counts the notes that only `--details` shows, and names the command for it.
     """
-    several = len(summaries) > 1
-    wrong = [
-        f"{_name(summary)}: {note}" if several else note
+
+    def named(summary: Summary, line: str) -> str:
+        return f"{_name(summary)}: {line}" if len(summaries) > 1 else line
+
+    notes = [(summary, note) for summary in summaries for note in summary.notes]
+    absent = [(summary, note, found[1]) for summary, note in notes if (found := _ABSENT.match(note))]
+    information = [note for _, note in notes if _INFORMATION.match(note)]
+    wrong = [(summary, note) for summary, note in notes if not _ABSENT.match(note) and not _INFORMATION.match(note)]
+    rest_on = [
+        (summary, f"{found.scaling} scaling efficiency is against {_baseline(found)}")
         for summary in summaries
-        for note in summary.notes
-        if not _ABSENT.match(note) and not _INFORMATION.match(note)
+        for found in summary.scaling
     ]
-    rest_on = [line for summary in summaries for line in _baselines(summary, is_named=several)]
-    machines = list(dict.fromkeys(_machine(summary) for summary in summaries))
-    absent = _absent(summaries)
-    would_tell = list(
-        dict.fromkeys(
-            command
-            for summary in summaries
-            for note in summary.notes
-            if _ABSENT.match(note)
-            for command in _COMMAND.findall(note)
-        )
-    )
-    last = [f"these would tell more: {', '.join(would_tell)}"] if would_tell else []
+    machines = list(dict.fromkeys(map(_machine, summaries)))
+    commands = dict.fromkeys(command for _, note, _ in absent for command in _COMMAND.findall(note))
+    last = [f"these would tell more: {', '.join(commands)}"] if commands else []
     # In the order of the screen. Where there are more lines than fit, those with the lowest numbers stay.
-    found = [
-        *((5 if number else 0, line) for number, line in enumerate(wrong)),
-        *((6, line) for line in rest_on),
-        *((2, line) for line in little_notes(summaries)),
+    lines = [
+        *((5 if number else 0, named(*line)) for number, line in enumerate(wrong)),
+        *((6, named(*line)) for line in rest_on),
+        *((2, line) for line in interval_notes(summaries)),
         *((3, line) for line in _ad_hoc(summaries)),
         *((1, line) for line in machines[:1]),
-        *((4, line) for line in last),
     ]
-    kept = sorted(range(len(found)), key=lambda place: found[place][0])[: MOST_NOTES - 1]
-    shown = [found[place][1] for place in sorted(kept)]
+    shown = most_important([*lines, *((4, line) for line in last)], MOST_NOTES - 1)
     at_end = [line for line in shown if line in last]
+    shown = shown[: len(shown) - len(at_end)]
     # Only in the details: notes that did not fit, further machines, information, and the peaks behind MFU.
-    hidden = (
-        len(found)
-        - len(shown)
-        - (len(last) - len(at_end))
-        + len(machines[1:])
-        + sum(bool(_INFORMATION.match(note)) for summary in summaries for note in summary.notes)
-        + sum(summary.peak is not None for summary in summaries)
-    )
-    return [*(line for line in shown if line not in last), *_in_details(absent, hidden, summaries), *at_end]
+    peaks = [summary.peak for summary in summaries if summary.peak is not None]
+    hidden = len(lines) - len(shown) + len(machines[1:]) + len(information) + len(peaks)
+    # What is absent, each thing once, with the runs that lack it where not all do.
+    names_of: dict[str, list[str]] = {}
+    for summary, _, what in absent:
+        names_of.setdefault(what, []).append(_name(summary))
+    things = [
+        what if len(set(names)) == len(summaries) else f"{what} ({', '.join(dict.fromkeys(names))})"
+        for what, names in names_of.items()
+    ]
+    words = [f"absent: {', '.join(things)}"] if things else []
+    if hidden:
+        words.append(f"{hidden} more note{'s' if hidden > 1 else ''}")
+    run = summaries[0].run if len(summaries) == 1 else "RUN"
+    details = [f"{'; '.join(words)} (`observatory show {run} --details` tells)"] if words else []
+    return [*shown, *details, *at_end]
 
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
@@ -174,38 +170,12 @@ def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
     ]
 
 
-def _baselines(summary: Summary, *, is_named: bool) -> Iterator[str]:
-    for found in summary.scaling:
-        why = f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else ""
-        name = f"{_name(summary)}: " if is_named else ""
-        yield f"{name}{found.scaling} scaling efficiency is against {_baseline(found)}{why}"
-
-
 def _baseline(found: ScalingEfficiency) -> str:
-    """Return the run that the efficiency is read against, with its ranks where they are several."""
+    """Return the run that the efficiency is read against, and why the efficiency has no interval."""
     of_ranks = "" if found.baseline_ranks == 1 else f" on {found.baseline_ranks} ranks"
-    return f"{found.baseline_run}{of_ranks}{'' if found.is_beside else ', which was not measured beside it'}"
-
-
-def _absent(summaries: Sequence[Summary]) -> list[str]:
-    """Return what is absent, each thing once, with the runs that lack it where not all do."""
-    of_runs: dict[str, list[str]] = {}
-    for summary in summaries:
-        for note in summary.notes:
-            if (found := _ABSENT.match(note)) is not None:
-                of_runs.setdefault(found[1], []).append(_name(summary))
-    return [
-        what if len(set(names)) == len(summaries) else f"{what} ({', '.join(dict.fromkeys(names))})"
-        for what, names in of_runs.items()
-    ]
-
-
-def _in_details(absent: Sequence[str], hidden: int, summaries: Sequence[Summary]) -> list[str]:
-    run = summaries[0].run if len(summaries) == 1 else "RUN"
-    words = [f"absent: {', '.join(absent)}"] if absent else []
-    if hidden:
-        words.append(f"{hidden} more note{'s' if hidden > 1 else ''}")
-    return [f"{'; '.join(words)} (`observatory show {run} --details` tells)"] if words else []
+    apart = "" if found.is_beside else ", which was not measured beside it"
+    why = f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else ""
+    return f"{found.baseline_run}{of_ranks}{apart}{why}"
 
 
 def _name(summary: Summary) -> str:
@@ -217,42 +187,36 @@ def _machine(summary: Summary) -> str:
     return f"on {summary.hardware}; torch {summary.torch_version}, commit {commit}, seed {summary.case.seed}"
 
 
-def _peak(summary: Summary) -> str:
-    assert summary.peak is not None
-    peak = summary.peak
-    return f"MFU by PaLM's formula, of {peak.flops_per_second / 1e12:g} TFLOP/s dense {peak.precision} ({peak.source})"
-
-
 # A curve over numbers of ranks.
 
 
 def print_curve(points: Sequence[Point], console: Console | None = None) -> None:
     """Print a row for each number of ranks: its throughput, and its efficiency against the first."""
     console = console or open_console()
-    first = points[0].summary
-    is_training = first.case.model is not None
-    table = Table(box=None, pad_edge=False)
-    for column in ("ranks", "throughput", *(("efficiency",) if is_training else ()), "outcome"):
-        table.add_column(column, justify="left" if column == "outcome" else "right")
+    first = points[0].summary.case
+    columns = ["ranks", "throughput", *(["efficiency"] if first.model is not None else []), "outcome"]
+    table = table_of(columns, words=(len(columns) - 1,))
     for point in points:
-        summary, found = point.summary, point.efficiency
-        efficiency = "-" if found is None else percent(found)
-        cells = [str(summary.case.ranks), headline(summary), *([efficiency] if is_training else [])]
+        summary = point.summary
+        efficiency = "-" if point.efficiency is None else percent(point.efficiency)
+        cells = [str(summary.case.ranks), headline(summary), *([efficiency] if first.model is not None else [])]
         table.add_row(*cells, summary.outcome.replace("_", " "))
     console.print()
     print_figures(console, table, keys=1)
-    if first.case.model is None:
+    if first.model is None:
         return
-    print_words(
-        console,
-        f"efficiency: tokens/s and rank over those on {first.case.ranks}, all of batch {first.case.model.batch}"
-        " (strong scaling), measured in turn",
-    )
-    for why in dict.fromkeys(_whys(points)):
-        print_words(console, why)
-    if not little_notes([point.summary for point in points]):  # Else the note stands above.
-        for line in little(point.efficiency for point in points if point.efficiency is not None):
-            print_words(console, line)
+    lines = [
+        f"efficiency: tokens/s and rank over those on {first.ranks}, all of batch {first.model.batch} (strong scaling),"
+        " measured in turn"
+    ]
+    lines += [
+        f"efficiency on {point.summary.case.ranks} is absent: {point.reason}" for point in points[1:] if point.reason
+    ]
+    known = [point.efficiency for point in points if point.efficiency is not None]
+    lines += [f"intervals of efficiency are absent: {one.why_no_interval}" for one in known if one.why_no_interval]
+    if not interval_notes([point.summary for point in points]):  # Else the note stands above.
+        lines += wide_interval_notes(known)
+    print_words(console, *dict.fromkeys(lines))
 
 
 def print_curve_json(points: Sequence[Point]) -> None:
@@ -271,18 +235,6 @@ def print_curve_json(points: Sequence[Point]) -> None:
             for point in points
         ]
     )
-
-
-def _whys(points: Sequence[Point]) -> list[str]:
-    """Return why a row has no efficiency, or none with an interval."""
-    missing = [
-        f"efficiency on {point.summary.case.ranks} is absent: {point.reason}" for point in points[1:] if point.reason
-    ]
-    return missing + [
-        f"intervals of efficiency are absent: {point.efficiency.why_no_interval}"
-        for point in points
-        if point.efficiency is not None and point.efficiency.why_no_interval
-    ]
 
 
 # Runs side by side, the history as a list, and one run in full.
@@ -310,8 +262,7 @@ def print_summaries(
         print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
         return
     console = console or open_console()
-    trained = [summary for summary in summaries if summary.case.model is not None]
-    _print_abreast(trained, console, has_details)
+    _print_abreast([summary for summary in summaries if summary.case.model is not None], console, has_details)
     for summary in summaries:
         if summary.case.model is None:
             print_probe(summary, console, most_rows=None if has_details else MOST_ROWS)
@@ -321,31 +272,28 @@ def print_summaries(
     if has_details:
         for summary in summaries:
             console.print()
-            for line in all_notes(summary):
-                print_words(console, line)
-        for line in little_notes(summaries):
-            print_words(console, line)
+            print_words(console, *all_notes(summary))
+        print_words(console, *interval_notes(summaries))
     elif summaries:
         console.print()
-        for line in first_notes(summaries):
-            print_words(console, line)
+        print_words(console, *first_notes(summaries))
     console.print()
     for summary in summaries:
         console.print(f"run folder: {summary.folder}", soft_wrap=True)
 
 
 def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: bool) -> None:
-    """Print as many runs side by side as fit a terminal, at most RUNS_ABREAST."""
-    abreast = RUNS_ABREAST
-    while abreast > 1 and console.is_terminal:
-        tables = [
-            _table(summaries[first : first + abreast], has_details) for first in range(0, len(summaries), abreast)
-        ]
-        if all(widest(console, table) <= console.width for table in tables):
+    """Print as many training runs side by side as fit a terminal, at most RUNS_ABREAST."""
+    for abreast in range(RUNS_ABREAST, 0, -1):
+        tables = []
+        for first in range(0, len(summaries), abreast):
+            runs = summaries[first : first + abreast]
+            rows = [(row.title, *row.cells) for row in (all_rows(runs) if has_details else first_rows(runs))]
+            tables.append(table_of(["", *(summary.case.strategy for summary in runs)], rows, unbroken=(0,)))
+        if not console.is_terminal or all(widest(console, table) <= console.width for table in tables):
             break
-        abreast -= 1
-    for first in range(0, len(summaries), abreast):
-        print_figures(console, _table(summaries[first : first + abreast], has_details))
+    for table in tables:
+        print_figures(console, table)
 
 
 def cause_lines(summary: Summary) -> list[str]:
@@ -359,81 +307,58 @@ def cause_lines(summary: Summary) -> list[str]:
 
 def print_history(summaries: Sequence[Summary], format_name: str) -> None:
     """Print runs as a list, newest first."""
-    if format_name != "table":
+    if format_name == "table":
+        print_list(summaries)
+    else:
         print_summaries(summaries, format_name)
-        return
-    print_list(summaries)
 
 
 def print_whole(summary: Summary, format_name: str, *, has_details: bool = False) -> None:
     """Print one run with its settings: those that say what it is, or with details all."""
-    if format_name == "table":
-        console = open_console()
-        settings = Table(box=None, pad_edge=False, show_header=False)
-        for name, value in _settings(summary, has_details).items():
-            settings.add_row(name, Text(value))  # A note may look like markup.
-        console.print(settings)
-        console.print()
+    if format_name != "table":
+        print_summaries([summary], format_name)
+        return
+    console = open_console()
+    console.print(table_of(("", ""), _settings(summary, has_details), words=(0, 1), has_heading=False))
+    console.print()
     print_summaries([summary], format_name, has_details=has_details)
-    if format_name == "table":
-        for line in cause_lines(summary):
-            open_console().print(Text(line), soft_wrap=True)
+    for line in cause_lines(summary):
+        console.print(Text(line), soft_wrap=True)
 
 
-def _settings(summary: Summary, has_details: bool) -> dict[str, str]:
+def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
     case = summary.case
     defaults = {option.name: option.default for option in known_options(case.strategy)}
-    options = {name: value for name, value in case.options.items() if has_details or defaults.get(name) != value}
-    told = ", ".join(f"{name}={value}" for name, value in options.items())
+    options = ", ".join(
+        f"{name}={value}" for name, value in case.options.items() if has_details or defaults.get(name) != value
+    )
     measured = (
         f"{summary.trials_done} of {case.trials} trials, {case.steps}"
         f" {'steps' if case.model is not None else 'calls of each'} after {case.warm_up} of warm-up"
     )
-    note = {} if summary.purpose.note is None else {"note": summary.purpose.note}
-    run, outcome = summary.run, summary.outcome.replace("_", " ")
+    outcome = summary.outcome.replace("_", " ")
+    note = [] if summary.purpose.note is None else [("note", summary.purpose.note)]
     if not has_details:
-        return {"run": f"{run}: {outcome}, {measured}", **({"options": told} if told else {}), **note}
-    return {
-        "run": run,
-        "outcome": outcome,
-        "hardware": summary.hardware,
-        **({} if case.model is None else {"shape": _shape(case.model)}),
-        "setting": f"{case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank,"
-        f" seed {case.seed}",
-        "options": told,
-        "measured": measured,
-        **note,
-    }
-
-
-def _shape(shape: Shape) -> str:
-    return (
-        f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values),"
-        f" MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
-        f" {shape.parameters():,} parameters"
-    )
-
-
-def _table(summaries: Sequence[Summary], has_details: bool) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for summary in summaries:
-        table.add_column(summary.case.strategy, justify="right")
-    for row in all_rows(summaries) if has_details else first_rows(summaries):
-        table.add_row(row.title, *row.cells)
-    return table
+        shown = [("options", options)] if options else []
+        return [("run", f"{summary.run}: {outcome}, {measured}"), *shown, *note]
+    rows = [("run", summary.run), ("outcome", outcome), ("hardware", summary.hardware)]
+    if (shape := case.model) is not None:
+        words = (
+            f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values),"
+            f" MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
+            f" {shape.parameters():,} parameters"
+        )
+        rows.append(("shape", words))
+    setting = f"{case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank, seed {case.seed}"
+    return [*rows, ("setting", setting), ("options", options), ("measured", measured), *note]
 
 
 COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", "low", "high", "trials")
 
 
 def _rows(summary: Summary) -> list[dict[str, object]]:
-    run = {
-        "run": summary.run,
-        "strategy": summary.case.strategy,
-        "ranks": summary.case.ranks,
-        "outcome": summary.outcome,
-    }
+    case = summary.case
+    run = {"run": summary.run, "strategy": case.strategy, "ranks": case.ranks, "outcome": summary.outcome}
     figures = [
         {
             "metric": estimate.metric,

@@ -10,29 +10,27 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
-from rich.table import Table as Drawn
-from rich.text import Text
 
 from bench.errors import Misuse
 from bench.reports.format import (
     NAME_WIDTH,
+    merge_ranks,
     on_one_line,
     open_console,
     print_figures,
     print_words,
     readable,
-    said_of_ranks,
     shortened,
+    table_of,
 )
 from bench.traces.inputs import TraceSet
-from collectors.traces.table import Cell, Column, Table, Unit
+from collectors.traces.table import Table, Unit
 
 # A table drawn for people, as wide as their terminal; columns that do not fit continue below.
 
 LEAST_NAME_WIDTH = 20
 PROSE = frozenset({"reason", "why"})
 """Columns that hold sentences, which are folded instead of shortened."""
-_WHOLE = 10_000
 _BETWEEN = 2
 """Blanks between two columns."""
 
@@ -48,22 +46,19 @@ def draw(table: Table, console: Console, *, limit: int) -> None:
     print_words(console, table.title, style="bold")
     if table.rows:
         _draw_rows(table, console, limit)
-    for line in said_of_ranks(table.notes):
-        print_words(console, on_one_line(line))
+    print_words(console, *merge_ranks(table.notes))
     if len(table.rows) > limit:
         print_words(console, f"{len(table.rows) - limit} more rows; --limit {len(table.rows)} shows them")
 
 
-def name_width(console: Console) -> int:
+def _name_width(console: Console) -> int:
     """Return how many letters of a name are shown."""
-    if not console.is_terminal:
-        return NAME_WIDTH
-    return min(NAME_WIDTH, max(LEAST_NAME_WIDTH, console.width // 3))
+    return min(NAME_WIDTH, max(LEAST_NAME_WIDTH, console.width // 3)) if console.is_terminal else NAME_WIDTH
 
 
 def shortens(table: Table, console: Console, *, limit: int) -> bool:
     """Return whether a name in the shown rows is shortened."""
-    letters = name_width(console)
+    letters = _name_width(console)
     return any(
         isinstance(cell, str) and len(cell) > letters and column.name not in PROSE
         for row in table.rows[:limit]
@@ -73,56 +68,42 @@ def shortens(table: Table, console: Console, *, limit: int) -> bool:
 
 def _draw_rows(table: Table, console: Console, limit: int) -> None:
     shown = table.rows[:limit]
-    letters = name_width(console)
-    # Texts of all cells and headings by column, and the letters that each column takes.
-    cells = [_cells(column, [row[place] for row in shown], letters) for place, column in enumerate(table.columns)]
-    headings = [_heading(column, column_cells) for column, column_cells in zip(table.columns, cells, strict=True)]
-    widths = [
-        min(max(map(len, (*heading.splitlines(), *column_cells))), letters if console.is_terminal else _WHOLE)
-        for heading, column_cells in zip(headings, cells, strict=True)
-    ]
+    letters = _name_width(console)
+    # By column: its cells as text, its heading, and the letters that it takes.
+    cells, headings, widths = [], [], []
+    for place, column in enumerate(table.columns):
+        values = [row[place] for row in shown]
+        names = [value for value in values if isinstance(value, str) and column.name not in PROSE]
+        short = shortened(names, letters)
+        cells.append(
+            [
+                short[value] if isinstance(value, str) and value in short else readable(value, column.unit)
+                for value in values
+            ]
+        )
+        # A heading's words stand one below the other where they would widen the column.
+        words = column.name.split("_")
+        heading = textwrap.wrap(" ".join(words), max(map(len, (*words, *cells[-1]))))
+        headings.append("\n".join(heading))
+        width = max(map(len, (*heading, *cells[-1])))
+        widths.append(min(width, letters) if console.is_terminal else width)
     edge = console.width if console.is_terminal else sum(widths) + _BETWEEN * len(widths)
-    keys = _keys(table.columns)
+    # The first columns, before the first with a unit, name what a row is of: how many, and how many tell rows apart.
+    keys = next((place for place, column in enumerate(table.columns) if column.unit), 0)
+    names_of_rows = list(zip(*cells[:keys], strict=True))
+    telling = next(
+        (count for count in range(keys) if len({row[:count] for row in names_of_rows}) == len(names_of_rows)), keys
+    )
     # One drawn table for each block of columns that fits, one below the other.
-    for number, places in enumerate(_blocks(widths, keys, _telling(cells[:keys]), edge)):
+    for number, places in enumerate(_blocks(widths, keys, telling, edge)):
         if number:
             console.print()
-        drawn = Drawn(box=None, pad_edge=False)
-        for place in places:
-            is_text = any(isinstance(row[place], str) for row in shown)
-            drawn.add_column(
-                Text(headings[place]),
-                justify="left" if is_text else "right",
-                overflow="fold",
-                max_width=widths[place],
-            )
-        for row_cells in zip(*(cells[place] for place in places), strict=True):
-            drawn.add_row(*map(Text, row_cells))
+        texts = {block for block, place in enumerate(places) if any(isinstance(row[place], str) for row in shown)}
+        rows = zip(*(cells[place] for place in places), strict=True)
+        drawn = table_of([headings[place] for place in places], rows, words=texts)
+        for drawn_column, place in zip(drawn.columns, places, strict=True):
+            drawn_column.max_width = widths[place]
         print_figures(console, drawn)
-
-
-def _cells(column: Column, cells: Sequence[Cell], letters: int) -> list[str]:
-    if column.name in PROSE:
-        return [readable(cell, column.unit) for cell in cells]
-    short = shortened((cell for cell in cells if isinstance(cell, str)), letters)
-    return [short[cell] if isinstance(cell, str) else readable(cell, column.unit) for cell in cells]
-
-
-def _heading(column: Column, cells: Sequence[str]) -> str:
-    """Return the column's words, one below the other where they would widen the column."""
-    words = column.name.split("_")
-    return "\n".join(textwrap.wrap(" ".join(words), max(map(len, (*words, *cells)))))
-
-
-def _keys(columns: Sequence[Column]) -> int:
-    """Return how many first columns name what a row is of: those before the first with a unit."""
-    return next((place for place, column in enumerate(columns) if column.unit), 0)
-
-
-def _telling(cells: Sequence[Sequence[str]]) -> int:
-    """Return how many of these first columns are enough to tell all rows apart."""
-    rows = list(zip(*cells, strict=True))
-    return next((count for count in range(len(cells)) if len({row[:count] for row in rows}) == len(rows)), len(cells))
 
 
 def _blocks(widths: Sequence[int], keys: int, telling: int, edge: int) -> Iterator[list[int]]:
@@ -130,16 +111,13 @@ def _blocks(widths: Sequence[int], keys: int, telling: int, edge: int) -> Iterat
 
     Widths 5, 5, 9 and 9 with one key in 25 letters: [0, 1, 2] and [0, 3].
     """
-    block, again = list(range(keys)), list(range(telling))
-    used = sum(widths[place] + _BETWEEN for place in block)
-    has_figures = False
+    block, first_figure = list(range(keys)), keys
     for place in range(keys, len(widths)):
-        if has_figures and used + widths[place] > edge:
+        used = sum(widths[other] + _BETWEEN for other in block)
+        if len(block) > first_figure and used + widths[place] > edge:
             yield block
-            block, used = list(again), sum(widths[key] + _BETWEEN for key in again)
+            block, first_figure = list(range(telling)), telling
         block.append(place)
-        used += widths[place] + _BETWEEN
-        has_figures = True
     if block:
         yield block
 
@@ -182,25 +160,20 @@ def write(
     Raises:
         Misuse: there is no such table; or there are several, and the format takes one.
     """
-    tables = _chosen(found, table_name)
+    tables = tuple(table for table in found.tables if table_name in (None, table.name))
+    if not tables:
+        raise Misuse(f'--table is "{table_name}"; {found.analysis} has {_names(found.tables)}')
     if format_name == "table":
         _write_for_people(found, tables, file, limit)
         return
+    notices = found.notices()
     if format_name == "json":
         _write_json(found, tables, file)
     else:
         _write_csv(found, tables, file)
-        for line in (*tables[0].notes, *found.notes):
-            on_notice(on_one_line(line))
-    for line in found.notices():
+        notices = [*tables[0].notes, *found.notes, *notices]
+    for line in notices:
         on_notice(on_one_line(line))
-
-
-def _chosen(found: AnalysisReport, name: str | None) -> tuple[Table, ...]:
-    tables = tuple(table for table in found.tables if name in (None, table.name))
-    if not tables:
-        raise Misuse(f'--table is "{name}"; {found.analysis} has {_names(found.tables)}')
-    return tables
 
 
 def _write_for_people(found: AnalysisReport, tables: Sequence[Table], file: TextIO, limit: int) -> None:
@@ -211,8 +184,7 @@ def _write_for_people(found: AnalysisReport, tables: Sequence[Table], file: Text
     lines = [*found.notes, *found.notices()]
     if any(shortens(table, console, limit=limit) for table in tables):
         lines.append("some names are shortened in the middle; --format json has them whole")
-    for line in said_of_ranks(lines):
-        print_words(console, on_one_line(line))
+    print_words(console, *merge_ranks(lines))
 
 
 def _write_json(found: AnalysisReport, tables: Sequence[Table], file: TextIO) -> None:

@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         single, swept, *summaries = _measure([alone, sweep, *cases], Path(folder))
     law = _Law(single=single, link=link_by(swept.estimates))
-    print(f"| strategy | {' | '.join(STATES)} | traffic, counted / law | step | law |")
+    print(f"| strategy | {' | '.join(STATES)} | traffic, counted / predicted | step | predicted |")
     print("|---|---|---|---|---|---|---|")
     for summary in summaries:
         print(_row(summary, law))
@@ -133,7 +133,7 @@ def _state(summary: Summary, part: str) -> str:
     measured = _figure(summary, results.RUN_MEMORY_ACCOUNT_BYTES, part=part, account="measured")
     for found in summary.estimates:
         if found.metric == results.RUN_MEMORY_PREDICTED_RATIO.name and found.labels["part"] == part:
-            return f"{measured}, law {100 * (found.median - 1) + 0.0:+.1f} %"
+            return f"{measured}, predicted {100 * (found.median - 1) + 0.0:+.1f} %"
     return measured
 
 

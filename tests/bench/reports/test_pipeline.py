@@ -32,7 +32,7 @@ def _measured(folder: Path) -> Summary:
         return against_history(summary, history)
 
 
-def test_the_bubble_stands_with_its_parts_and_what_was_expected(tmp_path: Path) -> None:
+def test_the_bubble_stands_with_its_parts_and_what_was_predicted(tmp_path: Path) -> None:
     lines = _printed(_measured(tmp_path))
     assert lines[:6] == [
         ["gpipe", "on", "2:", "bubble", "share", "of", "the", "ranks'", "time"],
@@ -42,15 +42,15 @@ def test_the_bubble_stands_with_its_parts_and_what_was_expected(tmp_path: Path) 
         ["uneven", "0.000", "%"],
         ["unexplained", "0.000", "%"],
     ]
-    assert lines[6] == ["expected", "20.0", "%"]
+    assert lines[6] == ["predicted", "20.0", "%"]
 
 
 def test_each_stage_has_its_times_and_what_it_holds(tmp_path: Path) -> None:
     lines = _printed(_measured(tmp_path))
     assert lines[7] == ["stage", "pipeline", "rank", "forward", "backward", "live", "microbatches", "activations"]
     assert [line[:12] for line in lines[8:]] == [
-        ["0", "0", "1.00", "ms", "2.00", "ms", "4,", "law", "4", "0.954", "MiB,", "law"],
-        ["1", "1", "1.00", "ms", "2.00", "ms", "4,", "law", "4", "1.91", "MiB,", "law"],
+        ["0", "0", "1.00", "ms", "2.00", "ms", "4,", "predicted", "4", "0.954", "MiB,", "predicted"],
+        ["1", "1", "1.00", "ms", "2.00", "ms", "4,", "predicted", "4", "1.91", "MiB,", "predicted"],
     ]
 
 

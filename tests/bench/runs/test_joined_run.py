@@ -126,7 +126,7 @@ def test_the_straggler_reaches_the_metrics(tmp_path: Path) -> None:
 def test_the_straggler_stands_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     joined = (estimate_share(RUN_STRAGGLER_RATIO, [0.2, 0.3, 0.4], rank="2", cause="compute"),)
     print_summaries([make_summary(estimates=joined)], "table")
-    assert any(row.startswith("held up by rank 2 compute") for row in capsys.readouterr().out.splitlines())
+    assert any(row.startswith("straggler rank 2 compute") for row in capsys.readouterr().out.splitlines())
     print_summaries([make_summary(estimates=joined)], "json")
     (run,) = json.loads(capsys.readouterr().out)
     found: list[dict[str, Any]] = run["estimates"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.analysis.trials import by_labels, read_rank_logs
+from bench.analysis.trials import join_by_labels, read_rank_logs
 from collectors.metrics.probes import COPY_SECONDS
 from collectors.sample_log import Ended, Note, Reading, SampleLog
 
@@ -51,4 +51,4 @@ def test_values_are_joined_over_the_ranks_that_have_them(tmp_path: Path) -> None
     write_rank(tmp_path, 0, {0: 1.0})
     write_rank(tmp_path, 1, {0: 4.0})
     (parts,) = read_rank_logs(tmp_path, 2, mark="probe").trials.values()
-    assert by_labels(parts, "probe", COPY_SECONDS, sum) == {("memory_copy", "8"): 5.0}
+    assert join_by_labels(parts, "probe", COPY_SECONDS, sum) == {("memory_copy", "8"): 5.0}

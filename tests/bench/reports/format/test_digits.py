@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.reports.format import digits, with_interval
+from bench.analysis.estimate import Estimate
+from bench.reports.format import digits, in_units
 
 
 @pytest.mark.parametrize(
@@ -25,9 +26,15 @@ def test_a_figure_has_two_or_three_digits_and_only_0_is_0(value: float, text: st
     assert digits(value) == text
 
 
+def _estimate(median: float, low: float | None, high: float | None) -> Estimate:
+    return Estimate(metric="any", labels={}, median=median, low=low, high=high, trials=(median,) * 3)
+
+
 def test_each_end_of_an_interval_has_digits_of_its_own() -> None:
-    assert with_interval(0.00031, 0.0000002, 6.8) == "0.00031 [2.0e-07, 6.80]"
+    assert in_units(_estimate(0.00031, 0.0000002, 6.8), 1) == "0.00031 [2.0e-07, 6.80]"
+    assert in_units(_estimate(3.1e-7, 2e-10, 6.8e-3), 1e-6) == "0.310 [0.00020, 6,800]"
 
 
 def test_without_an_end_there_is_no_interval() -> None:
-    assert with_interval(20.5, None, 21.0) == "20.5"
+    assert in_units(_estimate(20.5, None, 21.0), 1) == "20.5"
+    assert in_units(None, 1) == "-"

@@ -20,11 +20,11 @@ def _cell(ratio: float) -> str:
 
 
 def test_a_law_that_is_off_by_next_to_nothing_is_off_by_plus_0() -> None:
-    assert _cell(0.99999) == "3.50 MiB, law +0.0 %"
+    assert _cell(0.99999) == "3.50 MiB, predicted +0.0 %"
 
 
 def test_a_law_that_is_too_low_keeps_its_sign() -> None:
-    assert _cell(0.95) == "3.50 MiB, law -5.0 %"
+    assert _cell(0.95) == "3.50 MiB, predicted -5.0 %"
 
 
 @pytest.mark.parametrize("parts", [(), ("other",), ("other", "unexplained")], ids=len)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.case import ONE_RUN
-from bench.reports.format import TELLS_LITTLE
+from bench.reports.format import WIDE_INTERVALS
 from bench.reports.run_rows import MOST_ROWS, all_rows, first_rows
 from bench.reports.summary import (
     MOST_NOTES,
@@ -75,7 +75,7 @@ def test_at_most_fifteen_rows_say_speed_step_memory_and_efficiency_first() -> No
     titles = [row.title for row in first_rows([_full()])]
     assert len(titles) == MOST_ROWS
     wanted = ["ranks", "tokens/s", "median step", "mean step", "  of it forward", "exposed communication"]
-    wanted += ["held up by rank 1 compute", "peak memory allocated", "weak scaling efficiency", "MFU, data sheet"]
+    wanted += ["straggler rank 1 compute", "peak memory allocated", "weak scaling efficiency", "MFU, data sheet"]
     assert [title for title in titles if title in wanted] == wanted
     assert "loss, last step" not in titles
 
@@ -134,7 +134,7 @@ def test_what_two_trials_tell_and_that_a_run_is_ad_hoc_stay_with_the_first_of_wh
     lines = first_notes([run, replace(run, run="run-b")])
     assert len(lines) == MOST_NOTES
     assert lines[0] == "ddp on 2: GPU 0 was held back"
-    assert lines[1] == TELLS_LITTLE
+    assert lines[1] == WIDE_INTERVALS
     assert lines[2].startswith("ddp on 2: kept as ad hoc (trials 2, usual are 3")
     assert lines[4] == "17 more notes (`observatory show RUN --details` tells)"
     details = all_notes(run)
