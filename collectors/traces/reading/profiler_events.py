@@ -16,7 +16,7 @@ import numpy as np
 from collectors.traces.event_names import RECORD
 from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
 from collectors.traces.reading.reader import timeline
-from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, About, Allocations, Timeline, numbered, numbered_but
+from collectors.traces.timeline import ABSENT, About, Timeline, numbered, numbered_but
 
 NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
 OF_HOST = (CATEGORIES.index("cpu_op"), CATEGORIES.index("user_annotation"))
@@ -40,18 +40,12 @@ class Event(Protocol):
     def extra_meta(self) -> Mapping[str, str]: ...
 
 
-def read_events(
-    events: Iterable[Event],
-    *,
-    rank: int,
-    allocations: Allocations = NO_ALLOCATIONS,
-    about: About | None = None,
-) -> Timeline:
-    """Return the Timeline of these events. allocations: see `tree_memory`; the events do not hold them."""
+def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
+    """Return the Timeline of these events. It has no allocations: the events do not hold their addresses."""
     rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
     kept = [event for _, event in rows]
     names, name = numbered([event.name() for event in kept])
-    shapes, shape = numbered_but("", [_shape(category, event) for category, event in rows])
+    shapes, shape = numbered_but("", [_shape(event) if category in OF_HOST else "" for category, event in rows])
     start_ns = np.array([event.start_ns() for event in kept], dtype=np.int64)
     raw = RawEvents(
         names=names,
@@ -66,34 +60,30 @@ def read_events(
         ),
         shapes=shapes,
         shape=shape,
-        said=tuple(sorted(_said(rows).items())),
-        allocations=allocations,
-        without_address=0,
-        unknown=frozenset(),
-        unread_phases=frozenset(),
+        said=tuple(sorted(_collective_args(rows).items())),
     )
-    return timeline(raw, rank=rank, about=About() if about is None else about)
+    return timeline(raw, rank=rank, about=About())
 
 
-def _shape(category: int, event: Event) -> str:
+def _shape(operator: Event) -> str:
     """Return the sizes of an operator's inputs as kineto writes them; "" if there are none."""
-    sizes = event.structured_input_shapes() if category in OF_HOST else ()
-    return str([[] if _is_long(each) else each for each in sizes]) if sizes else ""
+    sizes = operator.structured_input_shapes()
+    # A long list of tensors has the sizes of each; kineto leaves such a list out.
+    written = [
+        [] if isinstance(each, list) and len(each) > LONGEST_LIST and isinstance(each[0], list) else each
+        for each in sizes
+    ]
+    return str(written) if written else ""
 
 
-def _is_long(sizes: object) -> bool:
-    """Return whether these are the sizes of a list of tensors that is so long that kineto leaves them out."""
-    return isinstance(sizes, list) and len(sizes) > LONGEST_LIST and isinstance(sizes[0], list)
-
-
-def _said(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
-    """Return what operators tell of their collectives, by row; their kernels get a copy, as kineto does it."""
+def _collective_args(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
+    """Return the args of collectives by row: an operator's own, which its kernels get too, as kineto does it."""
     said: dict[int, CollectiveArgs] = {}
     by_operator: dict[int, CollectiveArgs] = {}
     for row, (category, event) in enumerate(rows):
         if category in OF_HOST and event.name() == RECORD and "Collective name" in (meta := event.extra_meta()):
-            words = {key: value.strip('"') for key, value in meta.items()}
-            said[row] = msgspec.convert({**words, "External id": event.correlation_id()}, CollectiveArgs, strict=False)
+            values = {key: value.strip('"') for key, value in meta.items()}
+            said[row] = msgspec.convert({**values, "External id": event.correlation_id()}, CollectiveArgs, strict=False)
             by_operator[event.correlation_id()] = said[row]
     for row, (category, event) in enumerate(rows):
         if category == KERNEL and by_operator and (its := by_operator.get(event.linked_correlation_id())):

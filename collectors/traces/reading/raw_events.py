@@ -139,11 +139,11 @@ class RawEvents:
     correlation: NDArray[np.int64]
     shapes: tuple[str, ...]
     shape: NDArray[np.int32]
-    said: tuple[tuple[int, CollectiveArgs], ...]
-    allocations: Allocations
-    without_address: int
-    unknown: frozenset[str]
-    unread_phases: frozenset[str]
+    said: tuple[tuple[int, CollectiveArgs], ...] = ()
+    allocations: Allocations = NO_ALLOCATIONS
+    without_address: int = 0
+    unknown: frozenset[str] = frozenset()
+    unread_phases: frozenset[str] = frozenset()
 
 
 Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]
