@@ -7,40 +7,30 @@ guesses where a chunk may end.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import msgspec
 
-from collectors.traces.reading.decoders import PROBLEMS, UNDECODABLE, Args, Written, columns
-from collectors.traces.reading.json_chunks import Window
+from collectors.traces.reading.decoders import PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
+from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan
 from collectors.traces.reading.raw_events import RawEvents
 
 # Lenient decoding of one event: kineto writes some invalid JSON, other writers values of other types.
 
-# inf or nan as a value, such as the bandwidth of a copy that took no time; or a whole string, which may hold the same
-# letters and is kept.
-_STRING_OR_NO_NUMBER = re.compile(
-    rb'("[^"\\]*(?:\\.[^"\\]*)*")|:\s*[+-]?(?:inf(?:inity)?|nan)\b', re.IGNORECASE | re.DOTALL
-)
+
+class _EventWithAnyArgs(EventWithDigits, gc=False):
+    # Values are decoded one by one, so that one of another type costs no other.
+    args: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)  # type: ignore[assignment]
 
 
-class _ButArgs(Written, gc=False):
-    args: Any = None
+_event = msgspec.json.Decoder(EventWithDigits)
+_event_with_any_args = msgspec.json.Decoder(_EventWithAnyArgs)
 
 
-class _OfArgs(msgspec.Struct, gc=False):
-    args: dict[str, msgspec.Raw] = {}
-
-
-_event = msgspec.json.Decoder(Written)
-_but_args = msgspec.json.Decoder(_ButArgs)
-_of_args = msgspec.json.Decoder(_OfArgs)
-
-
-def lenient(text: bytes) -> Written | None:
+def decode_leniently(text: bytes) -> EventWithDigits | None:
     """Return the event of this text; None if it is not one.
 
     inf and nan become null and invalid UTF-8 is replaced; a value of args that is not of kineto's type is left out.
@@ -48,27 +38,17 @@ def lenient(text: bytes) -> Written | None:
     try:
         return _event.decode(text)
     except UNDECODABLE:
-        mended = (
-            _STRING_OR_NO_NUMBER.sub(lambda match: match[1] or b": null", text)
-            .decode("utf-8", errors="replace")
-            .encode()
-        )
+        mended = null_for_inf_and_nan(text).decode("utf-8", errors="replace").encode()
     try:
-        event = _but_args.decode(mended)
-        event.args = _args(_of_args.decode(mended).args)
+        event = _event_with_any_args.decode(mended)
     except UNDECODABLE:
         return None
-    return event
-
-
-def _args(values: Mapping[str, msgspec.Raw]) -> Args:
-    """Return the args whose values have the right type; leave out the others."""
     fit: dict[str, Any] = {}
     for field in msgspec.structs.fields(Args):
-        if field.encode_name in values:
+        if field.encode_name in event.args:
             with suppress(*UNDECODABLE):
-                fit[field.name] = msgspec.json.decode(values[field.encode_name], type=field.type)
-    return Args(**fit)
+                fit[field.name] = msgspec.json.decode(event.args[field.encode_name], type=field.type)
+    return EventWithDigits(**{**msgspec.structs.asdict(event), "args": Args(**fit)})
 
 
 LARGEST_EVENT_BYTES = 1 << 26
@@ -82,7 +62,7 @@ _EVENT = re.compile(_FIRST_KEYS)
 
 # A string ends before its line does, so a stray quotation mark does no harm beyond its line.
 _TOKEN = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|["\[\]{}]')
-_SPACE = re.compile(rb"[\s,]*")
+_NO_SPACE_OR_COMMA = re.compile(rb"[^\s,]")
 
 
 def likely_boundary(window: Window) -> int | None:
@@ -90,9 +70,9 @@ def likely_boundary(window: Window) -> int | None:
 
     Decoding the text before it tells whether the guess was right: cut anywhere else, that text is not valid JSON.
     """
-    for begin in (max(window.start, window.end - SEARCHED_BYTES), window.start):
+    for begin in (max(window.start, len(window.text) - SEARCHED_BYTES), window.start):
         index = None
-        for match in _BETWEEN_EVENTS.finditer(window.text, begin, window.end):
+        for match in _BETWEEN_EVENTS.finditer(window.text, begin):
             index = match.start(1)
         if index is not None:
             return index
@@ -104,74 +84,63 @@ class Split:
     """What was found in a window. Places are bytes of the whole text.
 
     raw: the good events. broken_at: the places where broken events begin.
-    is_end: no events are left after the window's start. is_closed: the closing bracket of the list was seen.
-    is_whole: the window ends right behind an event, without a bracket. left_at: the place where the unread rest begins.
+    end: how the list of events ends: closed by its bracket, unclosed right behind an event, or cut. None if the text
+    goes on. rest_at: the place where the unread rest begins.
     """
 
     raw: RawEvents
     broken_at: tuple[int, ...]
-    is_end: bool
-    is_closed: bool
-    is_whole: bool
-    left_at: int
+    end: Literal["closed", "unclosed", "cut"] | None
+    rest_at: int
 
 
 def split(window: Window) -> Split:
     """Read the events of the window from its start on, and move the window's start behind them."""
-    events: list[tuple[int, Written]] = []
+    events: list[tuple[int, EventWithDigits]] = []
     broken_at: list[int] = []
     while True:
-        _pass(window)
-        place, is_whole = window.at, window.start >= window.end
-        if is_whole or window.text[window.start : window.start + 1] == b"]":
+        following = _NO_SPACE_OR_COMMA.search(window.text, window.start)
+        window.start = len(window.text) if following is None else following.start()
+        rest_at = window.offset
+        if following is None or following[0] == b"]":
             break
         end = _end_of_event(window)
         if end is None and not window.is_last:
-            break
-        event = lenient(bytes(window.text[window.start : end])) if end else None
+            break  # The event goes on behind the window.
+        event = decode_leniently(window.text[window.start : end]) if end else None
         if end and event is not None:
-            events.append((place, event))
+            events.append((rest_at, event))
             window.start = end
         elif _go_to_next(window):
-            broken_at.append(place)
+            broken_at.append(rest_at)
         else:
             if end is not None:
-                broken_at.append(place)
+                broken_at.append(rest_at)
             break
-    is_closed = window.start < window.end and window.text[window.start : window.start + 1] == b"]"
-    window.start += is_closed
     raw, unfit_at = _columns(events)
-    return Split(
-        raw=raw,
-        broken_at=tuple(sorted((*broken_at, *unfit_at))),
-        is_end=is_closed or window.is_last,
-        is_closed=is_closed,
-        is_whole=is_whole,
-        left_at=place,
-    )
-
-
-def _pass(window: Window) -> None:
-    """Skip spaces and commas."""
-    match = _SPACE.match(window.text, window.start, window.end)
-    assert match is not None
-    window.start = match.end()
+    found = Split(raw=raw, broken_at=tuple(sorted((*broken_at, *unfit_at))), end=None, rest_at=rest_at)
+    if window.text.startswith(b"]", window.start):
+        window.start += 1
+        return replace(found, end="closed")
+    if window.is_last:
+        return replace(found, end="unclosed" if following is None else "cut")
+    return found
 
 
 def _end_of_event(window: Window) -> int | None:
     """Return the index behind the brace that ends the event here; 0 if it is broken, None if the window ends first."""
-    if window.text[window.start : window.start + 1] != b"{":
+    if not window.text.startswith(b"{", window.start):
         return 0
     depth = 0
-    is_too_large = window.end - window.start > LARGEST_EVENT_BYTES
-    for token in _TOKEN.finditer(window.text, window.start, window.end):
+    is_too_large = window.unread_bytes > LARGEST_EVENT_BYTES
+    for token in _TOKEN.finditer(window.text, window.start):
         mark = token[0]
         if mark in (b"{", b"["):
             depth += 1
         elif mark in (b"}", b"]"):
             depth -= 1
         elif mark == b'"':  # A quotation mark without an end on its line: broken, or cut by the window's end.
-            is_last_line = window.text.find(b"\n", token.start(), window.end) < 0
+            is_last_line = window.text.find(b"\n", token.start()) < 0
             return None if is_last_line and not is_too_large else 0
         if depth == 0:
             return token.end()
@@ -181,28 +150,25 @@ def _end_of_event(window: Window) -> int | None:
 def _go_to_next(window: Window) -> bool:
     """Move to what looks like the beginning of the next event; return False if the text holds no more."""
     window.start += 1
-    while (match := _EVENT.search(window.text, window.start, window.end)) is None:
+    while (match := _EVENT.search(window.text, window.start)) is None:
         if window.is_last:
             return False
-        window.start = max(window.start, window.end - LONGEST_BEGINNING_BYTES)
+        window.start = max(window.start, len(window.text) - LONGEST_BEGINNING_BYTES)
         window.fill()
     window.start = match.start()
     return True
 
 
-def _columns(events: Sequence[tuple[int, Written]]) -> tuple[RawEvents, list[int]]:
+def _columns(events: Sequence[tuple[int, EventWithDigits]]) -> tuple[RawEvents, list[int]]:
     """Return the events that have all that they need as columns, and the places of the others."""
     try:
         return columns([event for _, event in events]), []
     except PROBLEMS:
-        fit = [_is_fit(event) for _, event in events]
-        good = [event for is_fit, (_, event) in zip(fit, events, strict=True) if is_fit]
-        return columns(good), [place for is_fit, (place, _) in zip(fit, events, strict=True) if not is_fit]
-
-
-def _is_fit(event: Written) -> bool:
-    try:
-        columns([event])
-    except PROBLEMS:
-        return False
-    return True
+        good, unfit_at = [], []
+        for place, event in events:
+            try:
+                columns([event])
+                good.append(event)
+            except PROBLEMS:
+                unfit_at.append(place)
+        return columns(good), unfit_at

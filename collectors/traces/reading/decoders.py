@@ -205,7 +205,7 @@ class Args(CollectiveArgs, frozen=True, gc=False):
 
 
 # Both structs have their fields in the order in which kineto writes them: msgspec reads that fastest.
-class Plain(msgspec.Struct, gc=False):
+class EventWithNumbers(msgspec.Struct, gc=False):
     """An event; None where a field is missing."""
 
     ph: str
@@ -218,7 +218,7 @@ class Plain(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class Written(msgspec.Struct, gc=False):
+class EventWithDigits(msgspec.Struct, gc=False):
     """An event with its times as the digits that are written."""
 
     ph: str
@@ -231,9 +231,7 @@ class Written(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-Event: TypeAlias = Plain | Written
-
-
+Event: TypeAlias = EventWithNumbers | EventWithDigits
 NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
 NUMBERS |= {name: NUMBERS[now] for name, now in OF_2021.items()}
 KNOWN = NOT_KEPT | NUMBERS.keys()
@@ -242,8 +240,8 @@ PHASES = frozenset(KNOWN_PHASES)
 PROBLEMS = (*UNDECODABLE, ValueError, TypeError, OverflowError)
 """What decoding a chunk raises if an event in it is malformed or lacks what it needs."""
 
-_plain = msgspec.json.Decoder(list[Plain])
-_written = msgspec.json.Decoder(list[Written])
+_plain = msgspec.json.Decoder(list[EventWithNumbers])
+_written = msgspec.json.Decoder(list[EventWithDigits])
 
 
 def decode_in_python(chunk: bytes | bytearray | memoryview) -> RawEvents | None:
@@ -307,7 +305,7 @@ def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int3
 
 def _times(events: Sequence[Event]) -> tuple[Times, Times]:
     """Return starts and durations in nanoseconds."""
-    if written := [event for event in events if isinstance(event, Written)]:
+    if written := [event for event in events if isinstance(event, EventWithDigits)]:
         return of_digits([bytes(event.ts) for event in written], [bytes(event.dur) for event in written])
     return of_numbers([event.ts for event in events]), of_numbers([event.dur for event in events])
 
@@ -335,7 +333,7 @@ def _allocations(events: Sequence[Event]) -> Allocations:
     changes = [each.change_bytes for each in args if each.change_bytes is not None]
     if len(changes) < len(events):
         raise ValueError("a change of memory has no size")
-    if written := [event for event in events if isinstance(event, Written)]:
+    if written := [event for event in events if isinstance(event, EventWithDigits)]:
         time_ns, _ = of_digits([bytes(event.ts) for event in written], [])
     else:
         time_ns = of_numbers([event.ts for event in events])

@@ -88,20 +88,20 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
     Raises:
         NoEvents: there is no such bracket.
     """
-    if (bare := _BARE.match(window.text, window.start, window.end)) is not None:
+    if (bare := _BARE.match(window.text, window.start)) is not None:
         window.start = bare.end()
         return {}, True
     while True:
-        for match in _EVENTS.finditer(window.text, window.start, window.end):
+        for match in _EVENTS.finditer(window.text, window.start):
             # Closing the object here gives valid JSON, unless the match lies within a string or a nested object.
-            around = _decoded(bytes(window.text[window.start : match.start()]) + b'"traceEvents":[]}')
+            around = _decoded(window.text[window.start : match.start()] + b'"traceEvents":[]}')
             if around is not None:
                 window.start = match.end()
                 return around, False
-        if window.is_last or window.end - window.start > largest_head_bytes:
+        if window.is_last or window.unread_bytes > largest_head_bytes:
             break
         window.fill()
-    if (match_ := _EVENTS.search(window.text, window.start, window.end)) is not None:
+    if (match_ := _EVENTS.search(window.text, window.start)) is not None:
         window.start = match_.end()
         return None, False
     raise _no_events(window)
@@ -112,9 +112,9 @@ def tail(window: Window, *, is_bare: bool) -> Around | None:
 
     is_bare: the text is the list alone, so that nothing should follow.
     """
-    while not window.is_last and window.end - window.start <= LARGEST_HEAD_BYTES:
+    while not window.is_last and window.unread_bytes <= LARGEST_HEAD_BYTES:
         window.fill()
-    text = bytes(window.text[window.start : window.end]).strip()
+    text = window.text[window.start :].strip()
     if is_bare:
         return None if text else {}
     return _decoded(b"{" + text.removeprefix(b","))
@@ -162,15 +162,15 @@ def _decoded(text: bytes) -> Around | None:
 
 def _no_events(window: Window) -> NoEvents:
     if not window.is_last:
-        return NoEvents(0, f'it has no "traceEvents" in its first {window.place(window.end)} bytes')
-    text = bytes(window.text[window.start : window.end])
+        return NoEvents(0, f'it has no "traceEvents" in its first {window.offset + window.unread_bytes} bytes')
+    text = window.text[window.start :]
     if not text.strip():
         return NoEvents(0, "it is empty")
     try:
         msgspec.json.decode(text)
     except UNDECODABLE as error:
         at, why = _break(text, error)
-        return NoEvents(window.at + at, f"it is no JSON: {why}")
+        return NoEvents(window.offset + at, f"it is no JSON: {why}")
     return NoEvents(0, 'it has no "traceEvents", and is no list of events')
 
 

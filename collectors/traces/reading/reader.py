@@ -19,8 +19,8 @@ from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives
 from collectors.traces.reading.damaged_json import likely_boundary, split
 from collectors.traces.reading.event_kinds import devices, kinds, remarks, sound
-from collectors.traces.reading.json_chunks import Window, open_text, write_null
-from collectors.traces.reading.metadata import Around, NoEvents, Surroundings, go_to_events, surroundings, tail
+from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
+from collectors.traces.reading.metadata import Around, NoEvents, go_to_events, surroundings, tail
 from collectors.traces.reading.raw_events import ON_DEVICE, Decoder, RawEvents, Rows
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Allocations, Call, Timeline
 
@@ -151,7 +151,7 @@ class Unreadable(ValueError):
         return type(self), (self.path, self.at, self.why)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
     """What was read of a file's events.
 
@@ -159,7 +159,7 @@ class _Read:
     """
 
     rows: Rows
-    broken_at: list[int]
+    broken_at: Sequence[int]
     is_cut: bool
     ends_at: int
 
@@ -189,8 +189,14 @@ def read_trace(
     if not events.rows.count and (events.broken_at or events.is_cut):
         raise Unreadable(path, min((*events.broken_at, events.ends_at)), window.damage or "no event of it can be read")
     said = surroundings({**(head or {}), **(behind or {})})
-    told_rank, on_rank = _rank(path, rank, said)
-    left_out = [*_lost(events, head, behind, window.damage), *on_rank]
+    left_out = list(_lost(events, head, behind, window.damage))
+    if rank is None:
+        rank = said.rank
+    if rank is None and (named := _RANK.search(path.name)) is not None:
+        rank = int(named[1])
+    if rank is None:
+        rank = 0
+        left_out.append("its rank, which neither it nor its file's name tells: it is taken for rank 0")
     about = About(
         world_size=said.world_size,
         device_name=said.device_name,
@@ -199,56 +205,37 @@ def read_trace(
         left_out=tuple(left_out),
         is_cut=events.is_cut,
     )
-    return timeline(events.rows.whole(), rank=told_rank, about=about, base_ns=said.base_ns or 0)
+    return timeline(events.rows.whole(), rank=rank, about=about, base_ns=said.base_ns or 0)
 
 
 def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Read:
     """Read all events; the first is at the window's start. is_bare: the list may end without a bracket."""
-    found = _Read(rows=Rows(), broken_at=[], is_cut=False, ends_at=0)
-    is_end = False
-    while not is_end:
-        # Fast path: guess a comma between two events and decode all before it. Else split exactly.
+    rows = Rows()
+    broken_at: list[int] = []
+    while True:
         window.fill()
-        comma = likely_boundary(window)
-        raw = None if comma is None else _decoded(window, comma, decoders)
-        if raw is not None and comma is not None:
-            window.start = comma + 1
-        else:
-            exact = split(window)
-            raw, is_end = exact.raw, exact.is_end
-            found.is_cut = is_end and not exact.is_closed and not (is_bare and exact.is_whole)
-            found.broken_at.extend(exact.broken_at)
-            found.ends_at = exact.left_at
-        found.rows.add(raw)
-    return found
+        # Fast path: guess a comma between two events and decode all before it. Else split exactly.
+        if (comma := likely_boundary(window)) is not None:
+            chunk = b"".join((b"[", memoryview(window.text)[window.start : comma], b"]"))
+            if (raw := _decoded(chunk, decoders)) is not None:
+                rows.add(raw)
+                window.start = comma + 1
+                continue
+        exact = split(window)
+        rows.add(exact.raw)
+        broken_at += exact.broken_at
+        if exact.end is not None:
+            is_cut = exact.end == "cut" or (exact.end == "unclosed" and not is_bare)
+            return _Read(rows=rows, broken_at=broken_at, is_cut=is_cut, ends_at=exact.rest_at)
 
 
-def _decoded(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents | None:
-    """Decode the events before a comma; None if no decoder can, or the comma does not stand between two events."""
-    # The bytes around the events become brackets, so that the chunk is a JSON array without a copy.
-    window.text[window.start - 1], window.text[comma] = b"[]"
-    raw = _asked(window, comma, decoders)
-    if raw is None and write_null(window.text, window.start, comma):
-        raw = _asked(window, comma, decoders)
-    window.text[comma] = ord(",")
-    return raw
-
-
-def _asked(window: Window, comma: int, decoders: Sequence[Decoder]) -> RawEvents | None:
-    with memoryview(window.text) as text, text[window.start - 1 : comma + 1] as chunk:
-        return next((raw for decode in decoders if (raw := decode(chunk)) is not None), None)
-
-
-def _rank(path: Path, rank: int | None, said: Surroundings) -> tuple[int, tuple[str, ...]]:
-    """Return the rank of the trace, and a line for left_out if nothing tells it."""
-    if rank is not None:
-        return rank, ()
-    if said.rank is not None:
-        return said.rank, ()
-    named = _RANK.search(path.name)
-    if named is not None:
-        return int(named[1]), ()
-    return 0, ("its rank, which neither it nor its file's name tells: it is taken for rank 0",)
+def _decoded(chunk: bytes, decoders: Sequence[Decoder]) -> RawEvents | None:
+    """Decode a chunk, if need be with null for inf and nan; None if no decoder is sure of every event in it."""
+    for decode in decoders:
+        if (raw := decode(chunk)) is not None:
+            return raw
+    mended = null_for_inf_and_nan(chunk)
+    return None if mended == chunk else _decoded(mended, decoders)
 
 
 def _lost(events: _Read, head: Around | None, behind: Around | None, damage: str | None) -> Iterator[str]:

@@ -25,15 +25,15 @@ def test_all_events_up_to_the_bracket_are_found() -> None:
     window = _window(b" " + ONE + b",\n" + TWO + b" ], 5")
     found = split(window)
     assert _names(found) == ["one", "two"]
-    assert (found.broken_at, found.is_end, found.is_closed, found.is_whole) == ((), True, True, False)
-    assert window.text[window.start : window.end] == b", 5"
+    assert (found.broken_at, found.end) == ((), "closed")
+    assert window.text[window.start :] == b", 5"
 
 
 def test_behind_the_bracket_is_the_end_however_long_the_text_goes_on() -> None:
     window = _window(ONE + b"]" + b", " + ONE * 9, size_bytes=len(ONE) + 9)
     found = split(window)
     assert not window.is_last
-    assert (_names(found), found.is_end, found.is_closed) == (["one"], True, True)
+    assert (_names(found), found.end) == (["one"], "closed")
 
 
 def test_an_event_that_is_not_whole_yet_is_left() -> None:
@@ -41,11 +41,11 @@ def test_an_event_that_is_not_whole_yet_is_left() -> None:
     window = _window(text, size_bytes=len(text) - 3)
     found = split(window)
     assert _names(found) == ["one"]
-    assert (found.is_end, found.left_at) == (False, len(ONE) + 1)
+    assert (found.end, found.rest_at) == (None, len(ONE) + 1)
     window.fill()
     found = split(window)
     assert _names(found) == ["two"]
-    assert (found.is_end, found.is_closed, found.is_whole) == (True, False, True)
+    assert found.end == "unclosed"
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_what_is_broken_is_passed_over(broken: bytes, size_bytes: int) -> None:
     window = _window(ONE + b"," + broken + b",\n" + TWO + b"]", size_bytes)
     names: list[str] = []
     broken_at: list[int] = []
-    is_end = False
-    while not is_end:
+    end = None
+    while end is None:
         found = split(window)
         names += _names(found)
         broken_at += found.broken_at
-        is_end = found.is_end
+        end = found.end
         window.fill()
     assert names == ["one", "two"]
     assert broken_at[0] == len(ONE) + 1
@@ -82,12 +82,12 @@ def test_a_quotation_mark_too_many_is_told_by_the_end_of_its_line() -> None:
     window = _window(broken + b",\n" + b",\n".join([ONE] * 100) + b"]", size_bytes=512)
     split(window)
     window.fill()
-    assert len(window.text) == 512
+    assert len(window.text) <= 512
 
 
 def test_a_boundary_is_looked_for_from_the_end() -> None:
     window = _window(ONE + b",\n" + ONE + b" , " + TWO)
     comma = likely_boundary(window)
     assert comma is not None
-    assert window.place(comma) == 2 * len(ONE) + 3
+    assert comma == 2 * len(ONE) + 3
     assert likely_boundary(_window(ONE)) is None

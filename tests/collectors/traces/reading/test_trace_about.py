@@ -24,7 +24,7 @@ def test_the_events_begin_behind_their_bracket(size_bytes: int) -> None:
     assert around is not None
     assert sorted(around) == ["a", "b", "traceEvents"]
     assert not is_bare
-    assert window.at == 72
+    assert window.offset == 72
     window.start += len(b"{}]")
     behind = tail(window, is_bare=False)
     assert behind is not None
@@ -66,7 +66,7 @@ def test_a_text_whose_events_are_too_far_behind_is_not_said_to_be_broken() -> No
     text = b'{"segments": [' + b"1, " * 1000 + b'1], "traceEvents": []}'
     with pytest.raises(NoEvents) as caught:
         go_to_events(_window(text, size_bytes=256), largest_head_bytes=1000)
-    assert (str(caught.value), caught.value.at) == ('it has no "traceEvents" in its first 1023 bytes', 0)
+    assert (str(caught.value), caught.value.at) == ('it has no "traceEvents" in its first 1024 bytes', 0)
     assert go_to_events(_window(text, size_bytes=256)) is not None
 
 

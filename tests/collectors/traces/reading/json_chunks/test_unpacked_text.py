@@ -24,27 +24,28 @@ def library(request: pytest.FixtureRequest) -> ModuleType:
     return chosen
 
 
-def _given(packed: bytes, library: ModuleType, *, room_bytes: int = 1000) -> tuple[bytes, str | None]:
+def _given(packed: bytes, library: ModuleType, *, at_most_bytes: int = 1000) -> tuple[bytes, str | None]:
     """What is given of the text, and why not all of it is."""
-    text, room, unpacked = b"", bytearray(room_bytes), Unpacked(io.BytesIO(packed), library)
+    text, unpacked = b"", Unpacked(io.BytesIO(packed), library)
     try:
-        while count := unpacked.readinto(room):
-            text += room[:count]
+        while piece := unpacked.read(at_most_bytes):
+            assert len(piece) <= at_most_bytes
+            text += piece
     except Damaged as error:
         return text, str(error)
     return text, None
 
 
-@pytest.mark.parametrize("room_bytes", [1, 4096, 1 << 20])
-def test_a_whole_file_is_given_whole_into_rooms_of_any_size(room_bytes: int, library: ModuleType) -> None:
+@pytest.mark.parametrize("at_most_bytes", [1, 4096, 1 << 20])
+def test_a_whole_file_is_given_whole_in_pieces_of_any_size(at_most_bytes: int, library: ModuleType) -> None:
     packed = gzip.compress(TEXT[:20_000])
-    assert _given(packed, library, room_bytes=room_bytes) == (TEXT[:20_000], None)
+    assert _given(packed, library, at_most_bytes=at_most_bytes) == (TEXT[:20_000], None)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, 3000, PIECE_BYTES, PIECE_BYTES + 1, len(PACKED) - 9, len(PACKED) - 1])
 def test_a_file_that_is_cut_gives_all_that_can_be_unpacked_of_it(cut: int, library: ModuleType) -> None:
     prefix = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(PACKED[:cut])
-    text, why = _given(PACKED[:cut], library, room_bytes=1 << 20)
+    text, why = _given(PACKED[:cut], library, at_most_bytes=1 << 20)
     assert why == "its compression is cut short"
     # The libraries wait for some bits behind a letter before they give it.
     assert TEXT.startswith(text)
