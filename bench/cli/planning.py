@@ -20,7 +20,7 @@ from bench.case import (
     find_spec,
     parse_options,
 )
-from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_words
+from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
 from bench.errors import Misuse, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build, why_no_gpu
 from bench.machine.gpus import Gpus, read_gpus, read_memory
@@ -192,7 +192,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     if options.with_baseline is not None:
         cases.insert(0, (baseline_case(case, options.with_baseline), None))
     if options.is_check:
-        refuse_measuring_words(_given(options, NOT_IN_CHECKS))
+        refuse_measuring_options(_given(options, NOT_IN_CHECKS))
         cases = [(checked, None) for checked in check_cases(case, options.mistakes)]
     elif options.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")

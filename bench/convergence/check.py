@@ -1,20 +1,20 @@
 """The convergence check: whether a strategy on several ranks trains as one rank does on the same batches.
 
-`check_cases` makes the three runs of a check, `conclude` and `judge` compare their losses step by step and name what
+`check_cases` makes the three runs of a check, `conclude` and `evaluate` compare their losses step by step and name what
 explains a difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from bench.case import Case, baseline_case
-from bench.convergence.diagnosis import examine
-from bench.convergence.evidence import ConvergenceEvidence, Culprit, NotExamined, RuledOut
+from bench.convergence.diagnosis import diagnose
+from bench.convergence.evidence import ConvergenceEvidence, NoCause, RootCause
 from bench.convergence.updates import clipped_steps
 from bench.errors import Misuse
 from bench.rank.evidence import StepEvidence, read_evidence
@@ -50,7 +50,7 @@ class Losses:
     @property
     def difference_ratio(self) -> float | None:
         """The difference as a share of the one rank's loss; None where one of them is not finite."""
-        return _apart(self.one_rank, self.all_ranks)
+        return _difference_ratio(self.one_rank, self.all_ranks)
 
     @property
     def agree(self) -> bool:
@@ -73,7 +73,7 @@ class Verdict:
     outcome: Literal["agrees", "disagrees"]
     parted_at: int | None
     losses: tuple[Losses, ...]
-    causes: tuple[Culprit, ...]
+    causes: tuple[RootCause, ...]
     is_explained: bool
     ruled_out: tuple[str, ...]
     not_examined: tuple[str, ...]
@@ -81,22 +81,30 @@ class Verdict:
     clipped_steps: int
 
 
-def judge(witnessed: ConvergenceEvidence) -> Verdict:
+def evaluate(evidence: ConvergenceEvidence) -> Verdict:
     """Compare the losses, and name what differs."""
-    losses = tuple(_losses(witnessed))
+    losses = []
+    rounding_ratio = 0.0
+    for step in range(evidence.steps):
+        one_rank = _mean_loss([evidence.reference[step]])
+        rounding_ratio = max(rounding_ratio, _difference_ratio(one_rank, _mean_loss([evidence.backwards[step]])) or 0.0)
+        all_ranks = _mean_loss([rank[step] for rank in evidence.ranks])
+        allowed_ratio = tolerance(step, rounding_ratio)
+        losses.append(Losses(step=step, one_rank=one_rank, all_ranks=all_ranks, tolerance_ratio=allowed_ratio))
     parted_at = next((pair.step for pair in losses if not pair.agree), None)
-    answers = examine(witnessed)
-    causes = sorted((answer for answer in answers if isinstance(answer, Culprit)), key=lambda culprit: culprit.step)
+    findings = diagnose(evidence)
+    causes = sorted((found for found in findings if isinstance(found, RootCause)), key=lambda cause: cause.step)
+    others = [found for found in findings if isinstance(found, NoCause)]
     return Verdict(
         outcome="agrees" if parted_at is None and not causes else "disagrees",
         parted_at=parted_at,
-        losses=losses,
+        losses=tuple(losses),
         causes=tuple(causes),
-        is_explained=parted_at is None or any(culprit.step <= parted_at for culprit in causes),
-        ruled_out=tuple(answer.text for answer in answers if isinstance(answer, RuledOut)),
-        not_examined=tuple(answer.text for answer in answers if isinstance(answer, NotExamined)),
-        clip=witnessed.clip,
-        clipped_steps=clipped_steps(witnessed),
+        is_explained=parted_at is None or any(cause.step <= parted_at for cause in causes),
+        ruled_out=tuple(found.text for found in others if found.verdict == "ruled out"),
+        not_examined=tuple(found.text for found in others if found.verdict == "not examined"),
+        clip=evidence.clip,
+        clipped_steps=len(clipped_steps(evidence)),
     )
 
 
@@ -109,29 +117,16 @@ def tolerance(step: int, rounding_ratio: float) -> float:
     return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
 
 
-def _losses(witnessed: ConvergenceEvidence) -> Iterator[Losses]:
-    rounding_ratio = 0.0
-    for step in range(witnessed.steps):
-        one_rank = _mean([witnessed.reference[step]])
-        rounding_ratio = max(rounding_ratio, _apart(one_rank, _mean([witnessed.backwards[step]])) or 0.0)
-        yield Losses(
-            step=step,
-            one_rank=one_rank,
-            all_ranks=_mean([rank[step] for rank in witnessed.ranks]),
-            tolerance_ratio=tolerance(step, rounding_ratio),
-        )
-
-
-def _mean(seen: Sequence[StepEvidence]) -> float | None:
+def _mean_loss(ranks: Sequence[StepEvidence]) -> float | None:
     """Return the mean loss over the ranks that compute one; None where one of them is not finite.
 
     A plain mean serves, since these ranks have equally many sequences.
     """
-    known = [one.loss for one in seen if one.loss is not None]
-    return fmean(known) if known and all(one.is_finite for one in seen) else None
+    known = [rank.loss for rank in ranks if rank.loss is not None]
+    return fmean(known) if known and all(rank.is_finite for rank in ranks) else None
 
 
-def _apart(one_rank: float | None, other: float | None) -> float | None:
+def _difference_ratio(one_rank: float | None, other: float | None) -> float | None:
     return None if one_rank is None or other is None else abs(other - one_rank) / abs(one_rank)
 
 
@@ -159,15 +154,15 @@ LARGEST_CLIP = 0.1
 batch. A case without clipping is checked without it."""
 
 
-def refuse_measuring_words(words: Sequence[str]) -> None:
-    """Refuse options that only a measurement takes. words: the names of those that were given.
+def refuse_measuring_options(names: Sequence[str]) -> None:
+    """Refuse options that only a measurement takes. names: those that were given.
 
     Raises:
         Misuse: there is one.
     """
-    if words:
-        said = ", ".join(f"--{word}" for word in words)
-        raise Misuse(f"--check-convergence compares losses and measures no speed: {said} cannot be set with it")
+    if names:
+        given = ", ".join(f"--{name}" for name in names)
+        raise Misuse(f"--check-convergence compares losses and measures no speed: {given} cannot be set with it")
 
 
 def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
@@ -202,8 +197,8 @@ def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
     if any(summary.outcome != "done" for summary in measured.summaries):
         return measured, None
     alone, backwards, together = measured.summaries
-    verdict = judge(
-        witnessed(
+    verdict = evaluate(
+        gather_evidence(
             together.case,
             reference=read_evidence(Path(alone.folder), 0),
             backwards=read_evidence(Path(backwards.folder), 0),
@@ -211,11 +206,16 @@ def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
         )
     )
     if verdict.outcome == "disagrees":
-        together = replace(together, outcome="failed", cause=_cause(verdict))
+        causes = [f"{cause.cause} from step {cause.step}" for cause in verdict.causes]
+        causes += [] if verdict.is_explained else ["unknown"]
+        parted = "losses agree so far" if verdict.parted_at is None else f"losses part in step {verdict.parted_at}"
+        text = f"does not train as one rank does: {parted}; {', '.join(causes)}"
+        cause = Cause(kind="error", rank=None, step=verdict.parted_at, text=text)
+        together = replace(together, outcome="failed", cause=cause)
     return replace(measured, summaries=(alone, backwards, together)), verdict
 
 
-def witnessed(
+def gather_evidence(
     case: Case,
     *,
     reference: Sequence[StepEvidence],
@@ -226,13 +226,13 @@ def witnessed(
     check = check_of(case)
     assert check is not None, "it is the case of a check"
     rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
-    places = (case.spec().place_of(case, rank) for rank in range(case.ranks))
+    positions = (case.spec().place_of(case, rank) for rank in range(case.ranks))
     return ConvergenceEvidence(
         reference=reference,
         backwards=backwards,
         ranks=ranks,
-        places=[None if place is None else place.rank for place in places],
-        rates=[rate * rate_factor(case, data_ranks=data_ranks, step=step) for step in range(case.steps)],
+        data_ranks=[None if position is None else position.rank for position in positions],
+        learning_rates=[rate * rate_factor(case, data_ranks=data_ranks, step=step) for step in range(case.steps)],
         rule=f"lr_rule={case.options['lr_rule']} over {data_ranks} data rank(s)",
         epoch_steps=check.epoch_steps,
         clip=float(case.options["clip"]),
@@ -293,12 +293,3 @@ def _without_batch_norm(case: Case) -> str | None:
             " communicator of its own, and two at once may hang on nccl: take compress=none"
         )
     return None
-
-
-def _cause(verdict: Verdict) -> Cause:
-    named = [f"{culprit.cause} from step {culprit.step}" for culprit in verdict.causes]
-    causes = ", ".join(named if verdict.is_explained else [*named, "unknown"])
-    parted = "losses agree so far" if verdict.parted_at is None else f"losses part in step {verdict.parted_at}"
-    return Cause(
-        kind="error", rank=None, step=verdict.parted_at, text=f"does not train as one rank does: {parted}; {causes}"
-    )

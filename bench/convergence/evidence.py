@@ -1,14 +1,14 @@
-"""The evidence of a convergence check, and the kinds of answer that it gives: a cause, ruled out, not examined."""
+"""The evidence of a convergence check, and what it may find: a root cause, or that something is none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from bench.rank.evidence import StepEvidence
 
-Cause = Literal[
+CauseName = Literal[
     "learning_rate",
     "sampler_epoch",
     "data_shares",
@@ -30,8 +30,8 @@ class ConvergenceEvidence:
 
     reference: the steps of the one rank. ranks: the steps of each rank that is compared with it.
     backwards: the steps of one rank that reads each batch backwards, which shows the effect of rounding.
-    places: the share of the batch that each rank trains on, None where it trains on none.
-    rates: the learning rate of each step by the rule. rule: the rule, in words.
+    data_ranks: by rank, the share of the batch that it trains on; None where it trains on none.
+    learning_rates: of each step, by the rule. rule: the rule, in words.
     epoch_steps: steps of an epoch.
     clip: the norm that gradients are clipped to; 0 where nothing is clipped.
     """
@@ -39,8 +39,8 @@ class ConvergenceEvidence:
     reference: Sequence[StepEvidence]
     backwards: Sequence[StepEvidence]
     ranks: Sequence[Sequence[StepEvidence]]
-    places: Sequence[int | None]
-    rates: Sequence[float]
+    data_ranks: Sequence[int | None]
+    learning_rates: Sequence[float]
     rule: str
     epoch_steps: int
     clip: float
@@ -52,30 +52,24 @@ class ConvergenceEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class RootCause:
     """A cause that the evidence names. step: the first that shows it. next_move: what to do about it."""
 
-    cause: Cause
+    cause: CauseName
     step: int
     text: str
     next_move: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuledOut:
-    """A cause that the evidence rules out, in words."""
+class NoCause:
+    """Something that the evidence rules out as a cause, or that could not be examined, and why."""
 
+    verdict: Literal["ruled out", "not examined"]
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotExamined:
-    """A cause that could not be examined, and why."""
-
-    text: str
-
-
-Answer = Culprit | RuledOut | NotExamined
+Finding: TypeAlias = RootCause | NoCause
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from bench.case import Case, check, find_spec, parse_options
-from bench.convergence.check import Verdict, check_cases, judge, witnessed
+from bench.convergence.check import Verdict, check_cases, evaluate, gather_evidence
 from bench.rank.convergence import steps_with_evidence
 from bench.rank.evidence import StepEvidence
 from tests.bench.made.examples import make_case
@@ -121,8 +121,8 @@ def verdict_on(on_ranks: OnRanks) -> Check:
         for case in (one, backwards):
             if case.key() not in alone:
                 (alone[case.key()],) = on_ranks(1, train, case, nothing)
-        return judge(
-            witnessed(
+        return evaluate(
+            gather_evidence(
                 together,
                 reference=alone[one.key()],
                 backwards=alone[backwards.key()],

@@ -37,7 +37,7 @@ def steps_of(rank: int | None, change: Change = unchanged) -> list[StepEvidence]
     return [msgspec.structs.replace(_seen(step, rank), **change(step)) for step in range(STEPS)]
 
 
-def witnessed(
+def evidence_of(
     changes: Sequence[Change] = (unchanged, unchanged), reference: Change = unchanged, **fields: Any
 ) -> ConvergenceEvidence:
     """All evidence. changes: of each rank. reference: of the one rank."""
@@ -45,8 +45,8 @@ def witnessed(
         "reference": steps_of(None, reference),
         "backwards": steps_of(None),
         "ranks": [steps_of(rank, change) for rank, change in enumerate(changes)],
-        "places": [0, 1],
-        "rates": [RATE] * STEPS,
+        "data_ranks": [0, 1],
+        "learning_rates": [RATE] * STEPS,
         "rule": "lr_rule=linear over 2 data rank(s)",
         "epoch_steps": EPOCH_STEPS,
         "clip": CLIP,

@@ -79,7 +79,7 @@ def test_each_mistake_is_named_and_nothing_else(
     assert verdict.outcome == "disagrees"
     assert verdict.parted_at is not None
     assert verdict.is_explained
-    assert sorted(culprit.cause for culprit in verdict.causes) == sorted(mistakes)
+    assert sorted(cause.cause for cause in verdict.causes) == sorted(mistakes)
     failed = measured.summaries[2]
     assert failed.outcome == "failed"
     assert failed.cause is not None
@@ -199,7 +199,7 @@ def test_the_command_prints_the_verdict_keeps_the_runs_and_ends_with_a_failed_ca
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert (record["outcome"], record["parted_at"]) == ("disagrees", 0)
-    assert [culprit["cause"] for culprit in record["causes"]] == ["batch_statistics"]
+    assert [cause["cause"] for cause in record["causes"]] == ["batch_statistics"]
     assert [row["step"] for row in record["losses"]] == [0, 1, 2, 3]
     assert "ddp on 2: failed: does not train as one rank does: losses part in step 0; batch_statistics" in err
     assert main.run(["show", "--format", "json"]) == main.FINE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, Verdict, judge, tolerance
-from tests.bench.convergence.evidence import CLIP, RATE, Change, steps_of, unchanged, witnessed
+from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, Verdict, evaluate, tolerance
+from tests.bench.convergence.evidence import CLIP, RATE, Change, evidence_of, steps_of, unchanged
 
 
 def losses(values: Mapping[int, float | None], **others: Any) -> Change:
@@ -24,7 +24,7 @@ def losses(values: Mapping[int, float | None], **others: Any) -> Change:
 
 
 def verdict_of(*changes: Change, reference: Change = unchanged, rounding: Change = unchanged) -> Verdict:
-    return judge(witnessed(changes or (unchanged, unchanged), reference, backwards=steps_of(None, rounding)))
+    return evaluate(evidence_of(changes or (unchanged, unchanged), reference, backwards=steps_of(None, rounding)))
 
 
 def test_equal_trainings_agree() -> None:
@@ -67,7 +67,7 @@ def test_rounding_that_comes_later_excuses_nothing() -> None:
 def test_a_cause_that_is_not_later_explains_the_parting() -> None:
     change = losses({1: 1e-2}, learning_rates=[2 * RATE])
     verdict = verdict_of(change, change)
-    assert [culprit.cause for culprit in verdict.causes] == ["learning_rate"]
+    assert [cause.cause for cause in verdict.causes] == ["learning_rate"]
     assert verdict.is_explained
 
 
@@ -76,7 +76,7 @@ def test_a_cause_that_comes_later_does_not() -> None:
         return {**losses({1: 1e-2})(step), **({"learning_rates": [2 * RATE]} if step > 1 else {})}
 
     verdict = verdict_of(late, late)
-    assert (verdict.parted_at, [culprit.step for culprit in verdict.causes]) == (1, [2])
+    assert (verdict.parted_at, [cause.step for cause in verdict.causes]) == (1, [2])
     assert not verdict.is_explained
 
 
@@ -92,7 +92,7 @@ def test_causes_stand_in_the_order_of_their_evidence() -> None:
     def change(step: int) -> dict[str, Any]:
         return {"learning_rates": [2 * RATE] if step >= 4 else [RATE], "statistics": [9.0, 9.0, 9.0, 9.0]}
 
-    assert [culprit.cause for culprit in verdict_of(unchanged, change).causes] == ["batch_statistics", "learning_rate"]
+    assert [cause.cause for cause in verdict_of(unchanged, change).causes] == ["batch_statistics", "learning_rate"]
 
 
 def test_a_loss_that_is_not_finite_on_one_side_parts() -> None:

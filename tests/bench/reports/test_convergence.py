@@ -11,15 +11,17 @@ import pytest
 from rich.console import Console
 
 from bench.convergence.check import Losses, Verdict
-from bench.convergence.evidence import Culprit
+from bench.convergence.evidence import RootCause
 from bench.reports.convergence import STEPS_SHOWN, lines, print_verdict
 from tests.bench.made.examples import make_case
 
 CASE = make_case("ddp", 2)
-CULPRIT = Culprit(cause="sampler_epoch", step=7, text="rank 0 read those of step 0 again", next_move="call set_epoch")
+CAUSE = RootCause(cause="sampler_epoch", step=7, text="rank 0 read those of step 0 again", next_move="call set_epoch")
 
 
-def make_verdict(steps: int = 3, parted_at: int | None = None, *causes: Culprit, is_explained: bool = True) -> Verdict:
+def make_verdict(
+    steps: int = 3, parted_at: int | None = None, *causes: RootCause, is_explained: bool = True
+) -> Verdict:
     losses = tuple(
         Losses(
             step=step,
@@ -61,7 +63,7 @@ def test_agreement_is_said_with_the_widest_gap() -> None:
 
 
 def test_each_cause_is_one_line_with_its_step_and_the_next_move() -> None:
-    said = list(lines(make_verdict(9, 7, CULPRIT), CASE))
+    said = list(lines(make_verdict(9, 7, CAUSE), CASE))
     assert said[0].startswith("disagrees: losses of ddp on 2 ranks and of one rank part in step 7; they are 1.0e-01")
     assert said[1] == ("cause: sampler_epoch, from step 7: rank 0 read those of step 0 again. Next: call set_epoch")
     assert said[2:4] == ["ruled out: gradients of step 0: the same", "not examined: replicas: fewer than two"]
@@ -80,7 +82,7 @@ def test_whether_gradients_were_clipped_is_said_with_the_number_of_steps() -> No
 
 
 def test_a_cause_without_a_parting_is_a_disagreement_all_the_same() -> None:
-    first = next(iter(lines(make_verdict(3, None, CULPRIT), CASE)))
+    first = next(iter(lines(make_verdict(3, None, CAUSE), CASE)))
     assert first.startswith("disagrees: losses of ddp on 2 ranks agree in all 3 steps")
 
 
@@ -95,7 +97,7 @@ def test_a_long_check_shows_few_steps_and_those_where_losses_part() -> None:
 
 
 def test_json_has_every_step_and_the_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
-    print_verdict(make_verdict(5, 2, CULPRIT), CASE, "json")
+    print_verdict(make_verdict(5, 2, CAUSE), CASE, "json")
     record = json.loads(capsys.readouterr().out)
     assert (record["strategy"], record["ranks"], record["outcome"], record["parted_at"]) == ("ddp", 2, "disagrees", 2)
     assert [row["step"] for row in record["losses"]] == [0, 1, 2, 3, 4]
