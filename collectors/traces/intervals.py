@@ -5,6 +5,7 @@ A set of intervals is an int64 array of shape (n, 2), rows [start, end), sorted 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,12 @@ def union(start_ns: Times, end_ns: Times) -> Times:
     is_first = np.concatenate(([True], start_ns[1:] > latest_ns[:-1]))
     is_last = np.concatenate((is_first[1:], [True]))
     return np.stack((start_ns[is_first], latest_ns[is_last]), axis=1)
+
+
+def union_of(sets: Iterable[Times]) -> Times:
+    """Return the moments that are in at least one of these sets, whose intervals may also overlap or be unsorted."""
+    joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *sets])
+    return union(joined[:, 0], joined[:, 1])
 
 
 def length_ns(intervals: Times) -> int:

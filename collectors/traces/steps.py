@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.event_names import GLOO
-from collectors.traces.intervals import Times, clip, gaps, union
+from collectors.traces.intervals import Times, clip, gaps, union, union_of
 from collectors.traces.timeline import ABSENT, Timeline
 
 # Launches: the driver call that put each span on the device.
@@ -150,7 +150,7 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
     begins, ends = (
         np.flatnonzero(timeline.of_kind("launch") & _named(timeline, rule)) for rule in (CAPTURE_BEGINS, CAPTURE_ENDS)
     )
-    captures = [np.empty((0, 2), dtype=np.int64)]
+    captures = []
     for thread in np.unique(timeline.stream[begins]):
         begins_ns = timeline.start_ns[begins[timeline.stream[begins] == thread]]
         ends_ns = timeline.end_ns[ends[timeline.stream[ends] == thread]]
@@ -158,8 +158,7 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
         place = np.searchsorted(ends_ns, begins_ns, side="right")
         is_told = place < ends_ns.size
         captures.append(np.stack((begins_ns[is_told], ends_ns[place[is_told]]), axis=1))
-    joined = np.concatenate(captures)
-    held = union(joined[:, 0], joined[:, 1])
+    held = union_of(captures)
     # Inside a capture, the number of edges passed is odd; outside it is even.
     inside: NDArray[np.bool_] = np.searchsorted(held.ravel(), moments_ns, side="right") % 2 == 1
     return inside

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.event_names import DATA_LOADING
-from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, without
+from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, union_of, without
 from collectors.traces.steps import LONG_AGO, Launches, StepInterval, is_at_work, is_of_gloo, launches, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, Kind, Timeline
@@ -127,7 +127,7 @@ def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) 
         parts["data_loading"].append(intersection(mine, loading))
         parts["synchronisation"].append(intersection(busy, waiting))
         parts["host_bound"].append(without(busy, waiting))
-    return {cause: _together(found) for cause, found in parts.items()}
+    return {cause: union_of(found) for cause, found in parts.items()}
 
 
 def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | None = None) -> Times:
@@ -150,11 +150,6 @@ def _last_thread(timeline: Timeline, launched: Launches, moments_ns: Times) -> N
 def _lasting(intervals: Times) -> Times:
     """Return the intervals that are not empty."""
     return intervals[intervals[:, 1] > intervals[:, 0]]
-
-
-def _together(parts: Sequence[Times]) -> Times:
-    joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *parts])
-    return union(joined[:, 0], joined[:, 1])
 
 
 GAPS_SHOWN = 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from collectors.traces.analyzers.collectives import Collectives
 from collectors.traces.cross_rank.collective_times import CollectiveTime, steps_of
 from collectors.traces.cross_rank.matching import ROOTED, Matched
 from collectors.traces.event_names import DATA_LOADING
-from collectors.traces.intervals import Times, length_ns, union, without
+from collectors.traces.intervals import Times, length_ns, union, union_of, without
 from collectors.traces.operators import Foreground
 from collectors.traces.steps import StepInterval, steps
 from collectors.traces.timeline import Kind, Timeline
@@ -71,7 +70,7 @@ class Activities:
         spent_ns: dict[Activity, int] = {}
         covered = np.empty((0, 2), dtype=np.int64)
         for activity in order:
-            wider = _together(covered, _clipped(self._busy[activity], start_ns, end_ns))
+            wider = union_of([covered, _clipped(self._busy[activity], start_ns, end_ns)])
             spent_ns[activity] = length_ns(wider) - length_ns(covered)
             covered = wider
         spent_ns["host"] = end_ns - start_ns - length_ns(covered)
@@ -84,7 +83,7 @@ class Activities:
         """
         timeline, rows = self._timeline, self._rows[activity]
         if activity == "host":
-            windows = without(windows, reduce(_together, self._busy.values()))
+            windows = without(windows, union_of(self._busy.values()))
         run_ns = np.zeros(len(timeline.names), dtype=np.int64)
         for stream in np.unique(timeline.stream[rows]):
             of_stream = rows[timeline.stream[rows] == stream]
@@ -114,11 +113,6 @@ def _clipped(intervals: Times, start_ns: int, end_ns: int) -> Times:
     first = int(np.searchsorted(intervals[:, 1], start_ns, side="right"))
     last = int(np.searchsorted(intervals[:, 0], end_ns, side="left"))
     return np.clip(intervals[first:last], start_ns, end_ns)
-
-
-def _together(one: Times, other: Times) -> Times:
-    both = np.concatenate((one, other))
-    return union(both[:, 0], both[:, 1])
 
 
 def _until_ns(windows: Times, moments_ns: Times) -> Times:

@@ -15,7 +15,7 @@ import numpy as np
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.traces.event_names import collective_of
-from collectors.traces.intervals import Times, clip, intersection, length_ns, union
+from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
 from collectors.traces.steps import StepInterval, steps, stretches
 from collectors.traces.table import Cell, Column, Table
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
@@ -126,8 +126,8 @@ def _breakdown(
     copies: Times | None,
     collectives: Mapping[str, Times],
 ) -> Breakdown:
-    busy = compute if communication is None else _together(compute, communication)
-    everything = busy if copies is None else _together(busy, copies)
+    busy = compute if communication is None else union_of([compute, communication])
+    everything = busy if copies is None else union_of([busy, copies])
     overlap_ns = None if communication is None else length_ns(intersection(compute, communication))
     communication_ns = None if communication is None else length_ns(communication)
     return Breakdown(
@@ -147,11 +147,6 @@ def _breakdown(
             if intervals.size
         },
     )
-
-
-def _together(one: Times, other: Times) -> Times:
-    both = np.concatenate((one, other))
-    return union(both[:, 0], both[:, 1])
 
 
 WORKING: tuple[Kind, ...] = ("compute", "communication", "copy")

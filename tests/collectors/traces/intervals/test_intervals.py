@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.intervals import Times, clip, intersection, length_ns, union
+from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
@@ -47,3 +47,9 @@ def test_clipping_keeps_the_moments_of_the_window(spans: list[tuple[int, int]], 
 def test_nanoseconds_of_this_century_stay_exact() -> None:
     start = 1_795_187_272_350_042_681
     assert length_ns(union(np.array([start]), np.array([start + 3]))) == 3
+
+
+@given(st.lists(SPANS, max_size=4))
+def test_the_union_of_several_sets_is_that_of_all_their_intervals(spans: list[list[tuple[int, int]]]) -> None:
+    found = union_of(_set(each) for each in spans)
+    assert found.tolist() == _set([span for each in spans for span in each]).tolist()
