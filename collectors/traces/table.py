@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Cell: TypeAlias = str | int | float | None
 Unit = Literal["", "ns", "ratio", "bytes", "bytes/s"]
 """Times are whole nanoseconds; "" is a name, a count, or a number such as that of a rank."""
+
+UNIT_OF_ENDING: Mapping[str, Unit] = {
+    "_bytes_per_second": "bytes/s",
+    "_bytes": "bytes",
+    "_ratio": "ratio",
+    "_ns": "ns",
+}
+"""How the name of a field tells its unit; names in CSV end alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +39,18 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+
+
+def table_of(name: str, title: str, fields: str, rows: Iterable[object], *notes: str) -> Table:
+    """Return the rows as a table.
+
+    fields: the columns, as names of fields that end with their unit: "rank wait_ns" are the columns `rank`, and `wait`
+    in nanoseconds. rows: structs that have these fields, or tuples of cells in this order.
+    """
+    names = fields.split()
+    columns = []
+    for field in names:
+        ending = next((ending for ending in UNIT_OF_ENDING if field.endswith(ending)), "")
+        columns.append(Column(name=field.removesuffix(ending), unit=UNIT_OF_ENDING.get(ending, "")))
+    cells = (row if isinstance(row, tuple) else tuple(getattr(row, field) for field in names) for row in rows)
+    return Table(name=name, title=title, columns=tuple(columns), rows=tuple(cells), notes=notes)

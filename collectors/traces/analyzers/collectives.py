@@ -14,7 +14,7 @@ from statistics import fmean, median
 from collectors.traces.cross_rank.clock_sync import Alignment, align
 from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible, time_of
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
-from collectors.traces.table import Column, Table
+from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
 
@@ -24,7 +24,7 @@ class CollectiveFigures:
 
     wait_ns, transfer_ns: the median over the collectives of the mean over ranks, since one of two ranks never waits.
     waiting_ratio: sum of waits over the sum of waits and transfers.
-    algorithm_bandwidth, bus_bandwidth: medians, in bytes/s, over the collectives for which they are known.
+    bandwidths: medians over the collectives for which they are known.
     """
 
     collective: str
@@ -35,8 +35,8 @@ class CollectiveFigures:
     wait_ns: int
     transfer_ns: int
     waiting_ratio: float | None
-    algorithm_bandwidth: float | None
-    bus_bandwidth: float | None
+    algorithm_bandwidth_bytes_per_second: float | None
+    bus_bandwidth_bytes_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,57 +48,6 @@ class RankWaits:
     count: int
     wait_ns: int
     transfer_ns: int
-
-
-def figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
-    """Return the figures of each kind, group and size, in the order of their first collectives."""
-    alike = defaultdict(list)
-    for time in times:
-        matched = time.matched
-        alike[matched.collective, matched.group, matched.ranks, matched.missing_count, time.size_bytes].append(time)
-    return tuple(
-        CollectiveFigures(
-            collective=collective,
-            group=group,
-            ranks=len(ranks) + missing,
-            size_bytes=size_bytes,
-            count=len(of_kind),
-            wait_ns=round(median(fmean(time.wait_ns) for time in of_kind)),
-            transfer_ns=round(median(fmean(time.transfer_ns) for time in of_kind)),
-            waiting_ratio=waiting_ratio(of_kind),
-            algorithm_bandwidth=_median_known(time.algorithm_bandwidth for time in of_kind),
-            bus_bandwidth=_median_known(time.bus_bandwidth for time in of_kind),
-        )
-        for (collective, group, ranks, missing, size_bytes), of_kind in alike.items()
-    )
-
-
-def waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
-    """Return the sums of each rank and kind, sorted by rank."""
-    sums: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for time in times:
-        for rank, wait_ns, transfer_ns in zip(time.matched.ranks, time.wait_ns, time.transfer_ns, strict=True):
-            of_rank = sums[rank, time.matched.collective]
-            of_rank[0] += 1
-            of_rank[1] += wait_ns
-            of_rank[2] += transfer_ns
-    return tuple(
-        RankWaits(rank=rank, collective=collective, count=count, wait_ns=wait_ns, transfer_ns=transfer_ns)
-        for (rank, collective), (count, wait_ns, transfer_ns) in sorted(sums.items())
-    )
-
-
-def waiting_ratio(times: Iterable[CollectiveTime]) -> float | None:
-    """Return the share of the time in these collectives, summed over ranks, that was waiting; None if there is none."""
-    times = list(times)
-    wait_ns = sum(sum(time.wait_ns) for time in times)
-    transfer_ns = sum(sum(time.transfer_ns) for time in times)
-    return wait_ns / (wait_ns + transfer_ns) if wait_ns + transfer_ns else None
-
-
-def _median_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,52 +74,29 @@ class Collectives:
 
         The notes of the latter are in `notes`.
         """
-        wait, transfer = Column(name="wait", unit="ns"), Column(name="transfer", unit="ns")
         return (
-            Table(
-                name="waiting",
-                title="Share of the time in collectives that ranks wait for the last to come",
-                columns=(Column(name="collectives"), Column(name="count"), Column(name="waiting", unit="ratio")),
-                rows=(
+            table_of(
+                "waiting",
+                "Share of the time in collectives that ranks wait for the last to come",
+                "collectives count waiting_ratio",
+                [
                     ("without each rank's first", sum(one.count for one in self.figures), self.waiting_ratio),
                     ("all", len(self.times), self.waiting_ratio_with_first),
-                ),
+                ],
             ),
-            Table(
-                name="collectives",
-                title="By kind, group and size: means over ranks, of these the median, without each rank's first",
-                columns=(
-                    *(Column(name=name) for name in ("collective", "group", "ranks")),
-                    Column(name="size", unit="bytes"),
-                    Column(name="count"),
-                    wait,
-                    transfer,
-                    Column(name="waiting", unit="ratio"),
-                    Column(name="algorithm_bandwidth", unit="bytes/s"),
-                    Column(name="bus_bandwidth", unit="bytes/s"),
-                ),
-                rows=tuple(
-                    (
-                        one.collective,
-                        one.group,
-                        one.ranks,
-                        one.size_bytes,
-                        one.count,
-                        one.wait_ns,
-                        one.transfer_ns,
-                        one.waiting_ratio,
-                        one.algorithm_bandwidth,
-                        one.bus_bandwidth,
-                    )
-                    for one in self.figures
-                ),
-                notes=tuple(_why_absent(self.figures)),
+            table_of(
+                "collectives",
+                "By kind, group and size: means over ranks, of these the median, without each rank's first",
+                "collective group ranks size_bytes count wait_ns transfer_ns waiting_ratio"
+                " algorithm_bandwidth_bytes_per_second bus_bandwidth_bytes_per_second",
+                self.figures,
+                *_why_absent(self.figures),
             ),
-            Table(
-                name="by_rank",
-                title="What each rank spent in collectives: sums, without its first",
-                columns=(*(Column(name=name) for name in ("rank", "collective", "count")), wait, transfer),
-                rows=tuple((one.rank, one.collective, one.count, one.wait_ns, one.transfer_ns) for one in self.ranks),
+            table_of(
+                "by_rank",
+                "What each rank spent in collectives: sums, without its first",
+                "rank collective count wait_ns transfer_ns",
+                self.ranks,
             ),
             *(replace(table, notes=()) for table in (*self.matching.tables(), *self.alignment.tables())),
         )
@@ -192,16 +118,65 @@ def collectives(timelines: Sequence[Timeline]) -> Collectives:
         matching=matching,
         alignment=alignment,
         times=tuple(times),
-        figures=figures(later),
-        ranks=waits_by_rank(later),
-        waiting_ratio=waiting_ratio(later),
-        waiting_ratio_with_first=waiting_ratio(times),
-        notes=(
-            *_notes(later, timelines, alignment.residual_ns or 0),
-            *matching.notes,
-            *alignment.notes,
-        ),
+        figures=_figures(later),
+        ranks=_waits_by_rank(later),
+        waiting_ratio=_waiting_ratio(later),
+        waiting_ratio_with_first=_waiting_ratio(times),
+        notes=(*_notes(later, timelines, alignment.residual_ns or 0), *matching.notes, *alignment.notes),
     )
+
+
+def _figures(times: Iterable[CollectiveTime]) -> tuple[CollectiveFigures, ...]:
+    """Return the figures of each kind, group and size, in the order of their first collectives."""
+    alike = defaultdict(list)
+    for time in times:
+        matched = time.matched
+        alike[matched.collective, matched.group, matched.ranks, matched.missing_count, time.size_bytes].append(time)
+    return tuple(
+        CollectiveFigures(
+            collective=collective,
+            group=group,
+            ranks=len(ranks) + missing,
+            size_bytes=size_bytes,
+            count=len(of_kind),
+            wait_ns=round(median(fmean(time.wait_ns) for time in of_kind)),
+            transfer_ns=round(median(fmean(time.transfer_ns) for time in of_kind)),
+            waiting_ratio=_waiting_ratio(of_kind),
+            algorithm_bandwidth_bytes_per_second=_median_known(time.algorithm_bandwidth for time in of_kind),
+            bus_bandwidth_bytes_per_second=_median_known(time.bus_bandwidth for time in of_kind),
+        )
+        for (collective, group, ranks, missing, size_bytes), of_kind in alike.items()
+    )
+
+
+def _waits_by_rank(times: Iterable[CollectiveTime]) -> tuple[RankWaits, ...]:
+    """Return the sums of each rank and kind, sorted by rank."""
+    waits: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for time in times:
+        for rank, wait_ns, transfer_ns in zip(time.matched.ranks, time.wait_ns, time.transfer_ns, strict=True):
+            waits[rank, time.matched.collective].append((wait_ns, transfer_ns))
+    return tuple(
+        RankWaits(
+            rank=rank,
+            collective=collective,
+            count=len(of_rank),
+            wait_ns=sum(wait_ns for wait_ns, _ in of_rank),
+            transfer_ns=sum(transfer_ns for _, transfer_ns in of_rank),
+        )
+        for (rank, collective), of_rank in sorted(waits.items())
+    )
+
+
+def _waiting_ratio(times: Sequence[CollectiveTime]) -> float | None:
+    """Return the share of the time in these collectives, summed over ranks, that was waiting; None if there is none."""
+    wait_ns = sum(sum(time.wait_ns) for time in times)
+    transfer_ns = sum(sum(time.transfer_ns) for time in times)
+    return wait_ns / (wait_ns + transfer_ns) if wait_ns + transfer_ns else None
+
+
+def _median_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], residual_ns: int) -> Iterator[str]:
@@ -213,7 +188,8 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
             f"the traces of ranks {', '.join(map(str, missing))} are not here, one of which may come last: waits may be"
             " longer than shown and transfers shorter, and bandwidths are left out"
         )
-    if partial := sorted({_traced(time) for time in times if time.matched.missing_count > len(time.matched.missing)}):
+    partly_traced = [one.matched for one in times if one.matched.missing_count > len(one.matched.missing)]
+    if partial := sorted({(len(one.ranks), len(one.ranks) + one.missing_count) for one in partly_traced}):
         counts = ", ".join(f"{traced} of {ranks}" for traced, ranks in partial)
         yield (
             f"of process groups' ranks only some have a trace here ({counts}), and another may come last: waits may be"
@@ -232,12 +208,6 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
             f"{impossible} of {len(times)} collectives seem to end on a rank before the last has come: clocks or"
             " groups are not as they are taken to be"
         )
-
-
-def _traced(time: CollectiveTime) -> tuple[int, int]:
-    """Return how many ranks of the group have a trace, and how many ranks it has."""
-    traced = len(time.matched.ranks)
-    return traced, traced + time.matched.missing_count
 
 
 def _why_absent(found: Sequence[CollectiveFigures]) -> Iterator[str]:

@@ -35,7 +35,7 @@ from collectors.traces.dependency_graph.joined_graph import (
 )
 from collectors.traces.dependency_graph.rank_graph import RankMoments, path_kinds
 from collectors.traces.intervals import Times, clip
-from collectors.traces.table import Column, Table
+from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Timeline, stream_name
 
 
@@ -87,115 +87,76 @@ class StepPath:
 
 ALL_STEPS = "all steps"
 
-TIME = Column(name="time", unit="ns")
-SHARE = Column(name="share", unit="ratio")
-
 
 def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
     """Return the tables `critical_path`, `if_free`, `ranks`, `names` and `path`."""
-    return (_steps(steps), _free(steps), _ranks(steps), _names(steps), _path(steps))
-
-
-def _steps(steps: Sequence[StepPath]) -> Table:
-    return Table(
-        name="critical_path",
-        title="What the path that set each step's time consists of",
-        columns=(Column(name="step"), TIME, *(Column(name=kind, unit="ns") for kind in PATH_KINDS)),
-        rows=tuple((step.step, step.step_ns, *(step.spent_ns(kind) for kind in PATH_KINDS)) for step in steps),
-    )
-
-
-def _free(steps: Sequence[StepPath]) -> Table:
-    kinds = steps[0].free_ns if steps else ()
-    whole_ns = sum(step.step_ns for step in steps)
-    rows = [(ALL_STEPS, kind, whole_ns, sum(step.free_ns[kind] for step in steps)) for kind in kinds]
-    if len(steps) > 1:
-        rows += [(step.step, kind, step.step_ns, free_ns) for step in steps for kind, free_ns in step.free_ns.items()]
-    return Table(
-        name="if_free",
-        title="What steps would cost at least if a kind of work took no time",
-        columns=(
-            Column(name="step"),
-            Column(name="free"),
-            Column(name="time_then", unit="ns"),
-            Column(name="saved", unit="ns"),
-            Column(name="saved_share", unit="ratio"),
+    parts = [part for step in steps for part in step.parts]
+    total_ns = sum(part.lasting_ns for part in parts)
+    by_rank_ns: Counter[int] = Counter()
+    by_name_ns: Counter[tuple[PathKind, str]] = Counter()
+    for part in parts:
+        by_rank_ns[part.rank] += part.lasting_ns
+        by_name_ns[part.kind, part.name] += part.lasting_ns
+    counts = Counter((part.kind, part.name) for part in parts)
+    return (
+        table_of(
+            "critical_path",
+            "What the path that set each step's time consists of",
+            f"step time_ns {' '.join(f'{kind}_ns' for kind in PATH_KINDS)}",
+            [(step.step, step.step_ns, *(step.spent_ns(kind) for kind in PATH_KINDS)) for step in steps],
         ),
-        rows=tuple(
-            (step, kind, free_ns, was_ns - free_ns, _share(was_ns - free_ns, was_ns))
-            for step, kind, was_ns, free_ns in rows
-        ),
-        notes=(
+        table_of(
+            "if_free",
+            "What steps would cost at least if a kind of work took no time",
+            "step free time_then_ns saved_ns saved_share_ratio",
+            _if_free(steps),
             "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
             " all delays are as they were. One step may then last longer, if what comes before it ends earlier",
         ),
-    )
-
-
-def _ranks(steps: Sequence[StepPath]) -> Table:
-    spent_ns: Counter[int] = Counter()
-    for part in (part for step in steps for part in step.parts):
-        spent_ns[part.rank] += part.lasting_ns
-    return Table(
-        name="ranks",
-        title="How much of the path lies on each rank, over all steps",
-        columns=(Column(name="rank"), TIME, SHARE),
-        rows=tuple((rank, time_ns, _share(time_ns, spent_ns.total())) for rank, time_ns in sorted(spent_ns.items())),
-    )
-
-
-def _names(steps: Sequence[StepPath]) -> Table:
-    spent_ns: Counter[tuple[str, str]] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
-    for part in (part for step in steps for part in step.parts):
-        spent_ns[part.kind, part.name] += part.lasting_ns
-        counts[part.kind, part.name] += 1
-    whole_ns = spent_ns.total()
-    return Table(
-        name="names",
-        title="What the path consists of by name, over all steps",
-        columns=(Column(name="kind"), Column(name="name"), Column(name="parts"), TIME, SHARE),
-        rows=tuple(
-            (kind, name, counts[kind, name], time_ns, _share(time_ns, whole_ns))
-            for (kind, name), time_ns in spent_ns.most_common()
+        table_of(
+            "ranks",
+            "How much of the path lies on each rank, over all steps",
+            "rank time_ns share_ratio",
+            [(rank, time_ns, _share(time_ns, total_ns)) for rank, time_ns in sorted(by_rank_ns.items())],
         ),
+        table_of(
+            "names",
+            "What the path consists of by name, over all steps",
+            "kind name parts time_ns share_ratio",
+            [
+                (*named, counts[named], time_ns, _share(time_ns, total_ns))
+                for named, time_ns in by_name_ns.most_common()
+            ],
+        ),
+        _path_of_median_step(steps),
     )
 
 
-def _path(steps: Sequence[StepPath]) -> Table:
+def _if_free(steps: Sequence[StepPath]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the cost of all steps together if each kind were free, then that of each step where there are several."""
+    kinds = steps[0].free_ns if steps else ()
+    total_ns = sum(step.step_ns for step in steps)
+    costs = [(ALL_STEPS, kind, total_ns, sum(step.free_ns[kind] for step in steps)) for kind in kinds]
+    if len(steps) > 1:
+        costs += [(step.step, kind, step.step_ns, free_ns) for step in steps for kind, free_ns in step.free_ns.items()]
+    for name, kind, was_ns, free_ns in costs:
+        yield name, kind, free_ns, was_ns - free_ns, _share(was_ns - free_ns, was_ns)
+
+
+def _path_of_median_step(steps: Sequence[StepPath]) -> Table:
     """Return the parts of the step of median length, longest first; of two middle steps the shorter is taken."""
     rows, notes = [], []
     for step in sorted(steps, key=lambda step: step.step_ns)[(len(steps) - 1) // 2 :][:1]:
-        rows = [
-            (
-                part.start_ns - step.start_ns,
-                part.rank,
-                part.kind,
-                part.name,
-                None if part.place is None else stream_name(part.place),
-                part.lasting_ns,
-            )
-            for part in sorted(step.parts, key=lambda part: -part.lasting_ns)
-        ]
         notes = [f"of {step.step}, the step of median length; a delay has no stream or thread"]
-    return Table(
-        name="path",
-        title="The path of one step part by part, the longest first",
-        columns=(
-            Column(name="start", unit="ns"),
-            Column(name="rank"),
-            Column(name="kind"),
-            Column(name="name"),
-            Column(name="stream_or_thread"),
-            TIME,
-        ),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+        for part in sorted(step.parts, key=lambda part: -part.lasting_ns):
+            stream = None if part.place is None else stream_name(part.place)
+            rows.append((part.start_ns - step.start_ns, part.rank, part.kind, part.name, stream, part.lasting_ns))
+    title = "The path of one step part by part, the longest first"
+    return table_of("path", title, "start_ns rank kind name stream_or_thread time_ns", rows, *notes)
 
 
-def _share(part_ns: int, whole_ns: int) -> float | None:
-    return part_ns / whole_ns if whole_ns else None
+def _share(part_ns: int, total_ns: int) -> float | None:
+    return part_ns / total_ns if total_ns else None
 
 
 # Walk the dependency graph backwards from a moment, always along the dependency that finished last.

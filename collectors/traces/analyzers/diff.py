@@ -14,7 +14,7 @@ from typing import Literal
 
 from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, divided
 from collectors.traces.steps import StepInterval, stretches
-from collectors.traces.table import Cell, Column, Table
+from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import Timeline
 
 # The change of one item of a step, and its effects: count, duration and hiding.
@@ -138,12 +138,6 @@ def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
 
 Ranks = list[tuple[Timeline, tuple[StepInterval, ...]]]
 
-_CHANGE = (
-    Column(name="before", unit="ns"),
-    Column(name="after", unit="ns"),
-    Column(name="change", unit="ns"),
-    Column(name="share", unit="ratio"),
-)
 BUSY: tuple[Part, ...] = tuple(part for part in PARTS if part != "idle")
 
 
@@ -182,76 +176,53 @@ class Difference:
 
     def tables(self) -> tuple[Table, ...]:
         """Return the step and each division of its change."""
-        step = (self.before.step_ns, self.after.step_ns, self.change_ns)
         return (
-            Table(
-                name="step",
-                title="The mean step before and after",
-                columns=_CHANGE[:3],
-                rows=(step,),
+            table_of(
+                "step",
+                "The mean step before and after",
+                "before_ns after_ns change_ns",
+                [(self.before.step_ns, self.after.step_ns, self.change_ns)],
             ),
-            self._table("parts", "What the change of the step is made of", self.parts, ("part",)),
-            self._table("kernels", "By kernel", self.kernels, ("part", "name"), has_seen=True),
-            Table(
-                name="effects",
-                title="Of each kernel's change: running more often, taking longer, being hidden less",
-                columns=(
-                    *(Column(name=name) for name in ("part", "name", "count_before", "count_after")),
-                    *(
-                        Column(name=name, unit="ns")
-                        for name in ("mean_before", "mean_after", "change", "count", "duration", "hiding")
-                    ),
-                ),
-                rows=tuple(_effects(change) for change in self.kernels),
-                notes=("mean: of one run, without what others of its stream did inside of it",),
+            self._table("parts", "What the change of the step is made of", self.parts, "part"),
+            self._table("kernels", "By kernel", self.kernels, "part name seen"),
+            table_of(
+                "effects",
+                "Of each kernel's change: running more often, taking longer, being hidden less",
+                "part name count_before count_after mean_before_ns mean_after_ns"
+                " change_ns count_ns duration_ns hiding_ns",
+                map(_effects, self.kernels),
+                "mean: of one run, without what others of its stream did inside of it",
             ),
-            self._table("causes", "Idle time, by cause", self.causes, ("cause",)),
-            self._table("idle", "Idle time, by cause and what ran next", self.idle, ("cause", "name")),
+            self._table("causes", "Idle time, by cause", self.causes, "cause"),
+            self._table("idle", "Idle time, by cause and what ran next", self.idle, "cause name"),
             self._table(
                 "collectives",
                 "Exposed communication, by collective and what a rank gave",
                 self.collectives,
-                ("collective", "shape"),
-                has_seen=True,
+                "collective shape seen",
             ),
             self._table(
                 "shapes",
                 "By operator and the sizes of its inputs",
                 self.shapes,
-                ("part", "operator", "collective", "shape"),
-                has_seen=True,
-                notes=("an operator is left out where the trace does not tell which one launched the kernel",),
+                "part operator collective shape seen",
+                "an operator is left out where the trace does not tell which one launched the kernel",
             ),
         )
 
-    def _table(
-        self,
-        name: str,
-        title: str,
-        changes: Iterable[Change],
-        fields: Sequence[str],
-        *,
-        has_seen: bool = False,
-        notes: tuple[str, ...] = (),
-    ) -> Table:
-        seen = (Column(name="seen"),) if has_seen else ()
-        return Table(
-            name=name,
-            title=title,
-            columns=(*(Column(name=field) for field in fields), *seen, *_CHANGE),
-            rows=tuple(
-                (
-                    *(getattr(change.item, field) or None for field in fields),
-                    *((change.seen,) if has_seen else ()),
-                    change.before_ns,
-                    change.after_ns,
-                    change.change_ns,
-                    self.share(change),
-                )
-                for change in changes
-            ),
-            notes=notes,
+    def _table(self, name: str, title: str, changes: Iterable[Change], fields: str, *notes: str) -> Table:
+        """Return the table of a division. fields: of an `Item`, and "seen"."""
+        rows = (
+            (
+                *(change.seen if field == "seen" else getattr(change.item, field) or None for field in fields.split()),
+                change.before_ns,
+                change.after_ns,
+                change.change_ns,
+                self.share(change),
+            )
+            for change in changes
         )
+        return table_of(name, title, f"{fields} before_ns after_ns change_ns share_ratio", rows, *notes)
 
 
 def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Difference:

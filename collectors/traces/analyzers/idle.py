@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, union_of, without
-from collectors.traces.steps import LONG_AGO, Launches, StepInterval, is_at_work, is_of_gloo, launches, stretches
-from collectors.traces.table import Cell, Column, Table
+from collectors.traces.steps import LONG_AGO, StepInterval, is_at_work, is_of_gloo, launches, stretches
+from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Kind, Timeline
 
 Cause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap", "collective", "other"]
@@ -61,25 +61,31 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
     if not timeline.is_device:
         loading = _named(timeline, DATA_LOADING, "host")
-        told: dict[Cause, Times | None] = dict.fromkeys(CAUSES)
+        unknown: dict[Cause, Times | None] = dict.fromkeys(CAUSES)
         return IdleCauses(
             gaps=free,
-            by_cause=told | {"data_loading": intersection(free, loading), "other": without(free, loading)},
+            by_cause=unknown | {"data_loading": intersection(free, loading), "other": without(free, loading)},
         )
-    launched, call = launches(timeline), _next(timeline, rows, free)
-    is_known = (call != ABSENT) & launched.is_known[call]
+    launched = launches(timeline)
+    # Per gap the row of the work that ends it; `ABSENT` where none follows.
+    work = np.append(rows, ABSENT)[np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")]
+    is_known = (work != ABSENT) & launched.is_known[work]
     # After the last work the host launched nothing more; before work of an unknown launch nothing can be told.
-    is_host = (call == ABSENT) | is_of_gloo(timeline)[call]
-    is_unknown = ~is_host & ~is_known
+    is_host = (work == ABSENT) | is_of_gloo(timeline)[work]
     # Until from_ns, the start of the next work's launch, the host is late; the rest of the gap is the device's.
-    from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[call], free[:, 0], free[:, 1]))
+    from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[work], free[:, 0], free[:, 1]))
     late = np.stack((free[:, 0], from_ns), axis=1)
     rest = np.stack((from_ns, free[:, 1]), axis=1)
-    ready_ns = np.maximum(launched.end_ns, _freed_ns(timeline, rows))[call]
+    ready_ns = np.maximum(launched.end_ns, _freed_ns(timeline, rows))[work]
     is_soon = is_known & (free[:, 1] - ready_ns <= LAUNCH_GAP_NS)
-    # Work after a collective on the same stream is ready only when that has ended, so ready_ns is not before the gap.
-    is_collective = is_known & ~is_soon & (ready_ns < free[:, 0]) & _follows_collective(timeline, free)
-    thread = np.where(is_known, timeline.stream[launched.row[call]], _last_thread(timeline, launched, free[:, 1]))
+    # A collective of the device ended just as the gap began. Work after a collective on the same stream is ready only
+    # when that has ended, so ready_ns is not before the gap.
+    collective_ends_ns = timeline.end_ns[timeline.of_kind("communication") & ~is_of_gloo(timeline)]
+    is_collective = is_known & ~is_soon & (ready_ns < free[:, 0]) & np.isin(free[:, 0], collective_ends_ns)
+    # The late thread is the one that launched the next work; where that is not known, the one that launched last.
+    calls = launched.calls
+    last_thread = np.append(timeline.stream[calls], ABSENT)[np.searchsorted(timeline.start_ns[calls], free[:, 1]) - 1]
+    thread = np.where(is_known, timeline.stream[launched.row[work]], last_thread)
     return IdleCauses(
         gaps=free,
         by_cause={
@@ -88,14 +94,8 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
             "collective": _lasting(rest[is_collective]),
             "other": _lasting(rest[~is_soon & ~is_collective]),
         },
-        unknown=int(is_unknown.sum()),
+        unknown=int((~is_host & ~is_known).sum()),
     )
-
-
-def _next(timeline: Timeline, rows: NDArray[np.int64], free: Times) -> NDArray[np.int64]:
-    """Return per gap the row of the work that ends it; `ABSENT` where none follows."""
-    place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
-    return np.append(rows, ABSENT)[place]
 
 
 def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
@@ -105,12 +105,6 @@ def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
         here = rows[timeline.stream[rows] == stream]
         freed_ns[here[1:]] = np.maximum.accumulate(timeline.end_ns[here])[:-1]
     return freed_ns
-
-
-def _follows_collective(timeline: Timeline, free: Times) -> NDArray[np.bool_]:
-    """Return per gap whether a collective of the device ended just as the gap began."""
-    chosen = timeline.of_kind("communication") & ~is_of_gloo(timeline)
-    return np.isin(free[:, 0], timeline.end_ns[chosen])
 
 
 def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[Cause, Times | None]:
@@ -137,14 +131,6 @@ def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | 
     if thread is not None:
         chosen &= timeline.stream == thread
     return union(timeline.start_ns[chosen], timeline.end_ns[chosen])
-
-
-def _last_thread(timeline: Timeline, launched: Launches, moments_ns: Times) -> NDArray[np.int64]:
-    """Return the thread that launched work last before each moment; `ABSENT` where none did."""
-    calls = launched.calls
-    place = np.searchsorted(timeline.start_ns[calls], moments_ns) - 1
-    thread: NDArray[np.int64] = np.append(timeline.stream[calls], ABSENT)[place]
-    return thread
 
 
 def _lasting(intervals: Times) -> Times:
@@ -192,34 +178,27 @@ class Idle:
         """Return the causes in the whole traces, in their steps, and the longest gaps."""
         begins_ns = {share.rank: share.stretch.start_ns for share in self.shares if share.stretch.part == "trace"}
         return (
-            Table(
-                name="causes",
-                title="Why nothing ran, from each rank's first work to its last",
-                columns=(Column(name="rank"), *_COLUMNS),
-                rows=tuple((share.rank, *_cells(share)) for share in self.shares if share.stretch.part == "trace"),
+            table_of(
+                "causes",
+                "Why nothing ran, from each rank's first work to its last",
+                f"rank {_FIGURES}",
+                [(share.rank, *_figures(share)) for share in self.shares if share.stretch.part == "trace"],
             ),
-            Table(
-                name="steps",
-                title="Why nothing ran in each step; a partial one is no step of its own or not whole",
-                columns=(Column(name="rank"), Column(name="step"), Column(name="part"), *_COLUMNS),
-                rows=tuple(
-                    (share.rank, share.stretch.name, share.stretch.part, *_cells(share))
+            table_of(
+                "steps",
+                "Why nothing ran in each step; a partial one is no step of its own or not whole",
+                f"rank step part {_FIGURES}",
+                [
+                    (share.rank, share.stretch.name, share.stretch.part, *_figures(share))
                     for share in self.shares
                     if share.stretch.part != "trace"
-                ),
+                ],
             ),
-            Table(
-                name="gaps",
-                title=f"The {GAPS_SHOWN} longest gaps of each rank",
-                columns=(
-                    Column(name="rank"),
-                    Column(name="start", unit="ns"),
-                    Column(name="length", unit="ns"),
-                    Column(name="cause"),
-                    Column(name="after"),
-                    Column(name="before"),
-                ),
-                rows=tuple(
+            table_of(
+                "gaps",
+                f"The {GAPS_SHOWN} longest gaps of each rank",
+                "rank start_ns length_ns cause after before",
+                [
                     (
                         gap.rank,
                         gap.start_ns - begins_ns[gap.rank],
@@ -229,17 +208,19 @@ class Idle:
                         gap.before,
                     )
                     for gap in self.longest
-                ),
-                notes=("start: after the rank's first work. cause: that of most of the gap.",),
+                ],
+                "start: after the rank's first work. cause: that of most of the gap.",
             ),
         )
 
 
-_COLUMNS = (
-    Column(name="idle", unit="ns"),
-    Column(name="idle_share", unit="ratio"),
-    *(Column(name=cause, unit="ns") for cause in CAUSES),
-)
+_FIGURES = " ".join(("idle_ns", "idle_share_ratio", *(f"{cause}_ns" for cause in CAUSES)))
+
+
+def _figures(share: IdleShare) -> tuple[Cell, ...]:
+    span_ns = share.stretch.end_ns - share.stretch.start_ns
+    idle_ratio = share.idle_ns / span_ns if span_ns else None
+    return (share.idle_ns, idle_ratio, *(share.causes_ns[cause] for cause in CAUSES))
 
 
 def idle(timelines: Sequence[Timeline]) -> Idle:
@@ -306,12 +287,3 @@ def _longest(timeline: Timeline, trace: StepInterval, found: IdleCauses) -> list
             )
         )
     return gaps
-
-
-def _cells(share: IdleShare) -> tuple[Cell, ...]:
-    lasts_ns = share.stretch.end_ns - share.stretch.start_ns
-    return (
-        share.idle_ns,
-        share.idle_ns / lasts_ns if lasts_ns else None,
-        *(share.causes_ns[cause] for cause in CAUSES),
-    )

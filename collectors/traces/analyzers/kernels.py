@@ -5,15 +5,16 @@ In a trace without a device, the operators of the host are counted instead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times, union
 from collectors.traces.steps import is_at_work, is_of_gloo, launch_of
-from collectors.traces.table import Cell, Column, Table
+from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline, stream_name
 
 # Statistics of durations, group by group.
@@ -34,28 +35,9 @@ class Durations:
     p95_ns: int
     longest_ns: int
 
-    def cells(self) -> tuple[Cell, ...]:
-        """Return the figures in the order of `COLUMNS`."""
-        return (
-            self.count,
-            self.total_ns,
-            self.mean_ns,
-            self.median_ns,
-            self.deviation_ns,
-            self.p95_ns,
-            self.longest_ns,
-        )
 
-
-COLUMNS = (
-    Column(name="count"),
-    Column(name="total", unit="ns"),
-    Column(name="mean", unit="ns"),
-    Column(name="median", unit="ns"),
-    Column(name="deviation", unit="ns"),
-    Column(name="p95", unit="ns"),
-    Column(name="longest", unit="ns"),
-)
+DURATIONS = " ".join(field.name for field in fields(Durations))
+"""The columns of `Durations` in a table."""
 
 
 def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations]:
@@ -66,30 +48,26 @@ def durations(values_ns: Times, group: NDArray[np.int64]) -> dict[int, Durations
     numbers, first, counts = np.unique(group, return_index=True, return_counts=True)
     if not numbers.size:
         return {}
-    totals_ns = _totals(values_ns, first)
+    # The sum of a group may exceed 64 bits: add up the upper and the lower halves of the values apart.
+    high, low = np.add.reduceat(values_ns >> 32, first), np.add.reduceat(values_ns & 0xFFFF_FFFF, first)
+    totals_ns = [(upper << 32) + lower for upper, lower in zip(high.tolist(), low.tolist(), strict=True)]
     medians_ns = _medians(values_ns, first, counts)
     distances_ns = np.abs(values_ns - np.repeat(medians_ns, counts))
     deviations_ns = _medians(distances_ns[np.lexsort((distances_ns, group))], first, counts)
     p95_ns = values_ns[first + (95 * counts + 99) // 100 - 1]
     longest_ns = values_ns[first + counts - 1]
     return {
-        int(number): Durations(
-            count=int(counts[place]),
-            total_ns=totals_ns[place],
-            mean_ns=(2 * totals_ns[place] + int(counts[place])) // (2 * int(counts[place])),
-            median_ns=int(medians_ns[place]),
-            deviation_ns=int(deviations_ns[place]),
-            p95_ns=int(p95_ns[place]),
-            longest_ns=int(longest_ns[place]),
+        number: Durations(
+            count=count,
+            total_ns=totals_ns[row],
+            mean_ns=(2 * totals_ns[row] + count) // (2 * count),
+            median_ns=int(medians_ns[row]),
+            deviation_ns=int(deviations_ns[row]),
+            p95_ns=int(p95_ns[row]),
+            longest_ns=int(longest_ns[row]),
         )
-        for place, number in enumerate(numbers)
+        for row, (number, count) in enumerate(zip(numbers.tolist(), counts.tolist(), strict=True))
     }
-
-
-def _totals(values_ns: Times, first: NDArray[np.int64]) -> list[int]:
-    """Return the sum of each run. It may exceed 64 bits, so upper and lower halves of the values are added apart."""
-    high, low = np.add.reduceat(values_ns >> 32, first), np.add.reduceat(values_ns & 0xFFFF_FFFF, first)
-    return [(upper << 32) + lower for upper, lower in zip(high.tolist(), low.tolist(), strict=True)]
 
 
 def _medians(sorted_ns: Times, first: NDArray[np.int64], counts: NDArray[np.int64]) -> Times:
@@ -128,11 +106,11 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spans:
-    """All spans at work, as columns. name: the same number on all ranks. place: index of the rank's Timeline."""
+    """All spans at work, as columns. name: the same number on all ranks. trace: index of the rank's Timeline."""
 
     name: NDArray[np.int64]
     kind: NDArray[np.int64]
-    place: NDArray[np.int64]
+    trace: NDArray[np.int64]
     start_ns: Times
     end_ns: Times
 
@@ -142,8 +120,13 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
     names: dict[str, int] = {}
     spans = _spans(timelines, names)
     words, kinds = tuple(names), len(KINDS)
-    named = _grouped(spans, spans.name * kinds + spans.kind)
-    total_ns = sum(found.total_ns for _, found, _ in named)
+    # A group's number holds its name (or its trace) and its kind: number = name * kinds + kind.
+    of_names = _grouped(spans, spans.name * kinds + spans.kind)
+    of_kinds = _grouped(spans, spans.trace * kinds + spans.kind)
+    total_ns = sum(found.total_ns for _, found, _ in of_names)
+    of_rank_ns: Counter[int] = Counter()
+    for number, found, _ in of_kinds:
+        of_rank_ns[number // kinds] += found.total_ns
     by_name = [
         KernelTime(
             rank=None,
@@ -151,14 +134,9 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
             name=words[number // kinds],
             durations=found,
             union_ns=union_ns,
-            share=_share(found.total_ns, total_ns),
+            share=found.total_ns / total_ns if total_ns else 0.0,
         )
-        for number, found, union_ns in named
-    ]
-    grouped = _grouped(spans, spans.place * kinds + spans.kind)
-    totals_ns = [
-        sum(found.total_ns for number, found, _ in grouped if number // kinds == place)
-        for place in range(len(timelines))
+        for number, found, union_ns in of_names
     ]
     by_kind = [
         KernelTime(
@@ -167,9 +145,9 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
             name=None,
             durations=found,
             union_ns=union_ns,
-            share=_share(found.total_ns, totals_ns[number // kinds]),
+            share=found.total_ns / of_rank_ns[number // kinds] if of_rank_ns[number // kinds] else 0.0,
         )
-        for number, found, union_ns in grouped
+        for number, found, union_ns in of_kinds
     ]
     return KernelTimes(
         by_name=tuple(sorted(by_name, key=lambda time: (-time.durations.total_ns, time.kind, time.name))),
@@ -179,23 +157,16 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
 
 def _spans(timelines: Sequence[Timeline], names: dict[str, int]) -> _Spans:
     """Return the spans as columns, and fill `names` with the number of each name."""
-    parts = []
-    for place, timeline in enumerate(timelines):
+    columns = [np.empty((5, 0), dtype=np.int64)]
+    for trace, timeline in enumerate(timelines):
         rows = np.flatnonzero(is_at_work(timeline))
         numbers = np.array([names.setdefault(name, len(names)) for name in timeline.names], dtype=np.int64)
-        parts.append(
-            np.stack(
-                (
-                    numbers[timeline.name[rows]],
-                    timeline.kind[rows],
-                    np.full(rows.size, place),
-                    timeline.start_ns[rows],
-                    timeline.end_ns[rows],
-                )
-            )
+        name, kind = numbers[timeline.name[rows]], timeline.kind[rows]
+        columns.append(
+            np.stack((name, kind, np.full(rows.size, trace), timeline.start_ns[rows], timeline.end_ns[rows]))
         )
-    name, kind, place, start_ns, end_ns = np.concatenate([np.empty((5, 0), dtype=np.int64), *parts], axis=1)
-    return _Spans(name=name, kind=kind, place=place, start_ns=start_ns, end_ns=end_ns)
+    name, kind, traces, start_ns, end_ns = np.concatenate(columns, axis=1)
+    return _Spans(name=name, kind=kind, trace=traces, start_ns=start_ns, end_ns=end_ns)
 
 
 def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Durations, int]]:
@@ -203,7 +174,8 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
     if not group.size:
         return []
     found = durations(spans.end_ns - spans.start_ns, group)
-    numbers, which = np.unique(group * (1 + spans.place.max()) + spans.place, return_inverse=True)
+    traces = 1 + spans.trace.max()
+    numbers, which = np.unique(group * traces + spans.trace, return_inverse=True)
     # Shift each group on each rank into a range of its own, so that one call of union serves for all. The ranges are of
     # indices among all sorted edges, not of times: one wrong time makes a trace last for years, and many of these in a
     # row exceed 64 bits.
@@ -212,16 +184,10 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
     edges_ns = np.sort(np.concatenate((spans.start_ns, spans.end_ns)))
     shift = which.ravel() * edges_ns.size
     together = union(np.searchsorted(edges_ns, spans.start_ns) + shift, np.searchsorted(edges_ns, spans.end_ns) + shift)
-    owner = numbers[together[:, 0] // edges_ns.size] // (1 + spans.place.max())
-    places = np.searchsorted(np.array(list(found)), owner)
-    lasting_ns = np.diff(edges_ns[together % edges_ns.size], axis=1).ravel()
+    owner = numbers[together[:, 0] // edges_ns.size] // traces
     unions_ns = np.zeros(len(found), dtype=np.int64)
-    np.add.at(unions_ns, places, lasting_ns)
-    return [(number, times, int(unions_ns[place])) for place, (number, times) in enumerate(found.items())]
-
-
-def _share(part_ns: int, whole_ns: int) -> float:
-    return part_ns / whole_ns if whole_ns else 0.0
+    np.add.at(unions_ns, np.searchsorted(list(found), owner), np.diff(edges_ns[together % edges_ns.size]).ravel())
+    return [(number, of_group, int(unions_ns[row])) for row, (number, of_group) in enumerate(found.items())]
 
 
 # How far the device is behind the host: launch delays and queue lengths.
@@ -291,25 +257,18 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
     is_sound = delay_ns >= 0
     kinds = np.where(is_graph[timeline.name[calls]], len(KINDS), timeline.kind[started].astype(np.int64))
     found = durations(delay_ns[is_sound], kinds[is_sound])
+    launched_ns, started_ns = timeline.start_ns[calls[is_sound]], timeline.start_ns[started[is_sound]]
+    stream = timeline.stream[started[is_sound]]
+    queues = [_queue(None, launched_ns, started_ns)] if stream.size else []
+    for number in np.unique(stream).tolist():
+        queues.append(_queue(number, launched_ns[stream == number], started_ns[stream == number]))
     return LaunchQueue(
         rank=timeline.rank,
         delays={(*KINDS, GRAPH)[number]: delays for number, delays in found.items()},
-        queues=_queues(
-            timeline.start_ns[calls[is_sound]], timeline.start_ns[started[is_sound]], timeline.stream[started[is_sound]]
-        ),
+        queues=tuple(queues),
         spans_of_graphs=int(is_graph[timeline.name[launch[rows]]].sum()),
         unknown=int((is_on_device & (launch == ABSENT)).sum()),
         early=int((~is_sound).sum()),
-    )
-
-
-def _queues(launched_ns: Times, started_ns: Times, stream: NDArray[np.int64]) -> tuple[Queue, ...]:
-    if not stream.size:
-        return ()
-    streams = np.unique(stream).tolist()
-    return (
-        _queue(None, launched_ns, started_ns),
-        *(_queue(number, launched_ns[stream == number], started_ns[stream == number]) for number in streams),
     )
 
 
@@ -319,9 +278,6 @@ def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> Queue:
     change = np.zeros(moments_ns.size, dtype=np.int64)
     np.add.at(change, place.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
     return Queue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
-
-
-_AFTER = (*COLUMNS, Column(name="union", unit="ns"), Column(name="share", unit="ratio"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,56 +291,49 @@ class Kernels:
     def tables(self) -> tuple[Table, ...]:
         """Return the times by name and by kind, the launch delays, and the queues."""
         return (
-            Table(
-                name="kernels",
-                title="What ran, by name, over all ranks",
-                columns=(Column(name="kind"), Column(name="name"), *_AFTER),
-                rows=tuple(
-                    (time.kind, time.name, *time.durations.cells(), time.union_ns, time.share)
-                    for time in self.times.by_name
-                ),
+            table_of(
+                "kernels",
+                "What ran, by name, over all ranks",
+                f"kind name {DURATIONS} union_ns share_ratio",
+                [(time.kind, time.name, *_figures(time)) for time in self.times.by_name],
             ),
-            Table(
-                name="kinds",
-                title="What ran, by kind, on each rank",
-                columns=(Column(name="rank"), Column(name="kind"), *_AFTER),
-                rows=tuple(
-                    (time.rank, time.kind, *time.durations.cells(), time.union_ns, time.share)
-                    for time in self.times.by_kind
-                ),
+            table_of(
+                "kinds",
+                "What ran, by kind, on each rank",
+                f"rank kind {DURATIONS} union_ns share_ratio",
+                [(time.rank, time.kind, *_figures(time)) for time in self.times.by_kind],
             ),
-            Table(
-                name="launch_delays",
-                title="From the start of a launch to the start of what it launched; a graph is one launch",
-                columns=(Column(name="rank"), Column(name="kind"), *COLUMNS),
-                rows=tuple(
-                    (queue.rank, kind, *delays.cells())
-                    for queue in self.queues
-                    for kind, delays in queue.delays.items()
-                ),
+            table_of(
+                "launch_delays",
+                "From the start of a launch to the start of what it launched; a graph is one launch",
+                f"rank kind {DURATIONS}",
+                [
+                    (of_rank.rank, kind, *astuple(delays))
+                    for of_rank in self.queues
+                    for kind, delays in of_rank.delays.items()
+                ],
             ),
-            Table(
-                name="queues",
-                title="How much was launched and not started",
-                columns=(
-                    Column(name="rank"),
-                    Column(name="stream"),
-                    Column(name="longest"),
-                    Column(name="mean_length"),
-                ),
-                rows=tuple(
+            table_of(
+                "queues",
+                "How much was launched and not started",
+                "rank stream longest mean_length",
+                [
                     (
-                        found.rank,
+                        of_rank.rank,
                         "all" if queue.stream is None else stream_name(queue.stream),
                         queue.longest,
                         queue.mean_length,
                     )
-                    for found in self.queues
-                    for queue in found.queues
-                ),
-                notes=("mean_length: over the time from the first launch to the last start.",),
+                    for of_rank in self.queues
+                    for queue in of_rank.queues
+                ],
+                "mean_length: over the time from the first launch to the last start.",
             ),
         )
+
+
+def _figures(time: KernelTime) -> tuple[int | float, ...]:
+    return (*astuple(time.durations), time.union_ns, time.share)
 
 
 def kernels(timelines: Sequence[Timeline]) -> Kernels:

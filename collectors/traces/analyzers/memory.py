@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,7 +18,7 @@ from collectors.traces.event_names import STEP
 from collectors.traces.intervals import Times
 from collectors.traces.operators import NOBODY, PHASES, Foreground, Phase, Phases, operators_at, phases
 from collectors.traces.steps import step_names
-from collectors.traces.table import Cell, Column, Table
+from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Allocations, Timeline
 
 # The blocks of memory that a rank took while it was traced, each with when it was given back.
@@ -273,9 +274,6 @@ def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]
 CURVE_ROWS = 100
 """The most rows of a device's curve in its table; each shows the most held in an equal part of the time."""
 
-_PLACE = (Column(name="rank"), Column(name="device"))
-_TAKEN_BY = (Column(name="step"), Column(name="operator"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
@@ -286,67 +284,57 @@ class HeldMemory:
 
     def tables(self) -> tuple[Table, ...]:
         """Return the peaks, what was held there by operator, category and block, and the curves over time."""
+        begin = "rank device"
         return (
-            Table(
-                name="peaks",
-                title="The most that each device held",
-                columns=(
-                    *_PLACE,
-                    Column(name="begin", unit="bytes"),
-                    Column(name="peak", unit="bytes"),
-                    Column(name="end", unit="bytes"),
-                    Column(name="since_first_change", unit="ns"),
-                    Column(name="step"),
-                    Column(name="most_taken_in_step"),
-                    Column(name="most_taken_by"),
-                ),
-                rows=tuple(_peak(memory) for memory in self.devices),
+            table_of(
+                "peaks",
+                "The most that each device held",
+                f"{begin} begin_bytes peak_bytes end_bytes since_first_change_ns step most_taken_in_step most_taken_by",
+                map(_peak, self.devices),
             ),
-            Table(
-                name="operators",
-                title="What lived at the peak, by the step and operator that took it",
-                columns=(
-                    *_PLACE,
-                    *_TAKEN_BY,
-                    Column(name="blocks"),
-                    Column(name="held", unit="bytes"),
-                    Column(name="share", unit="ratio"),
-                ),
-                rows=tuple(row for memory in self.devices for row in _taker_rows(memory)),
-                notes=("share: of what was taken in the trace and lived at the peak",),
+            table_of(
+                "operators",
+                "What lived at the peak, by the step and operator that took it",
+                f"{begin} step operator blocks held_bytes share_ratio",
+                chain.from_iterable(map(_operators_at_peak, self.devices)),
+                "share: of what was taken in the trace and lived at the peak",
             ),
-            Table(
-                name="categories",
-                title="What lived at the peak, by what it was for",
-                columns=(*_PLACE, Column(name="category"), Column(name="held", unit="bytes")),
-                rows=tuple(row for memory in self.devices for row in _categories(memory)),
-                notes=(
-                    "a trace does not say whose a block is: parameters, gradients and optimizer state are not told "
-                    "apart; what a backward leaves is mostly gradients, what an optimizer leaves mostly its state",
-                ),
+            table_of(
+                "categories",
+                "What lived at the peak, by what it was for",
+                f"{begin} category held_bytes",
+                [
+                    (*_device(memory), category, held_bytes)
+                    for memory in self.devices
+                    if memory.by_category is not None
+                    for category, held_bytes in zip(CATEGORIES, memory.by_category[memory.peak].tolist(), strict=True)
+                    if held_bytes
+                ],
+                "a trace does not say whose a block is: parameters, gradients and optimizer state are not told "
+                "apart; what a backward leaves is mostly gradients, what an optimizer leaves mostly its state",
             ),
-            Table(
-                name="blocks",
-                title="The largest blocks that lived at the peak",
-                columns=(
-                    *_PLACE,
-                    Column(name="address"),
-                    Column(name="held", unit="bytes"),
-                    Column(name="since_first_change", unit="ns"),
-                    *_TAKEN_BY,
-                ),
-                rows=tuple(row for memory in self.devices for row in _blocks(memory)),
+            table_of(
+                "blocks",
+                "The largest blocks that lived at the peak",
+                f"{begin} address held_bytes since_first_change_ns step operator",
+                [
+                    (
+                        *_device(memory),
+                        hex(block.address),
+                        block.size_bytes,
+                        block.taken_ns - int(memory.times_ns[0]),
+                        block.step,
+                        block.operator,
+                    )
+                    for memory in self.devices
+                    for block in memory.largest
+                ],
             ),
-            Table(
-                name="curve",
-                title="What was held over time: the most of each part of it",
-                columns=(
-                    *_PLACE,
-                    Column(name="since_first_change", unit="ns"),
-                    Column(name="held", unit="bytes"),
-                    *(Column(name=category, unit="bytes") for category in CATEGORIES),
-                ),
-                rows=tuple(row for memory in self.devices for row in _curve(memory)),
+            table_of(
+                "curve",
+                "What was held over time: the most of each part of it",
+                f"{begin} since_first_change_ns held_bytes {' '.join(f'{category}_bytes' for category in CATEGORIES)}",
+                chain.from_iterable(map(_curve, self.devices)),
             ),
         )
 
@@ -387,42 +375,27 @@ def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
         yield "no name of a backward or an optimizer was seen: categories are left out"
 
 
-def _place(memory: DeviceMemory) -> tuple[Cell, Cell]:
+def _device(memory: DeviceMemory) -> tuple[Cell, Cell]:
     return memory.rank, "host" if memory.device is None else f"GPU {memory.device}"
 
 
 def _peak(memory: DeviceMemory) -> tuple[Cell, ...]:
-    most = memory.takers[0] if memory.takers else None
     return (
-        *_place(memory),
+        *_device(memory),
         memory.begin_bytes,
         memory.peak_bytes,
         int(memory.held_bytes[-1]),
         memory.peak_ns - int(memory.times_ns[0]),
         memory.step,
-        None if most is None else most.step,
-        None if most is None else most.operator,
+        *((memory.takers[0].step, memory.takers[0].operator) if memory.takers else (None, None)),
     )
 
 
-def _taker_rows(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
+def _operators_at_peak(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
     total_bytes = sum(taker.size_bytes for taker in memory.takers)
     for taker in memory.takers:
         share = taker.size_bytes / total_bytes
-        yield *_place(memory), taker.step, taker.operator, taker.blocks, taker.size_bytes, share
-
-
-def _categories(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
-    if memory.by_category is not None:
-        for category, held in zip(CATEGORIES, memory.by_category[memory.peak].tolist(), strict=True):
-            if held:
-                yield *_place(memory), category, held
-
-
-def _blocks(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
-    for block in memory.largest:
-        since_ns = block.taken_ns - int(memory.times_ns[0])
-        yield *_place(memory), hex(block.address), block.size_bytes, since_ns, block.step, block.operator
+        yield *_device(memory), taker.step, taker.operator, taker.blocks, taker.size_bytes, share
 
 
 def _curve(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
@@ -433,4 +406,4 @@ def _curve(memory: DeviceMemory) -> Iterator[tuple[Cell, ...]]:
         changes = np.flatnonzero(part == number)
         highest = changes[np.argmax(memory.held_bytes[changes])]
         by_category = [None] * len(CATEGORIES) if memory.by_category is None else memory.by_category[highest].tolist()
-        yield *_place(memory), int(since_ns[highest]), int(memory.held_bytes[highest]), *by_category
+        yield *_device(memory), int(since_ns[highest]), int(memory.held_bytes[highest]), *by_category

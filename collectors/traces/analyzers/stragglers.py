@@ -19,7 +19,7 @@ from collectors.traces.analyzers.lateness import ACTIVITIES, Activity, Lateness,
 from collectors.traces.cross_rank.clock_sync import Alignment
 from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible
 from collectors.traces.cross_rank.matching import ROOTED
-from collectors.traces.table import Column, Table
+from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
 # The p-value: how probable it is that one rank is so late by luck alone.
@@ -181,41 +181,23 @@ class Stragglers:
     def tables(self) -> tuple[Table, ...]:
         """Return the verdict, lateness by rank, who waited for whom, and the clocks, whose notes are in `notes`."""
         one = self.straggler
+        verdict = (
+            () if one is None else (one.rank, one.cause, one.delay_ns, one.cost_ratio, one.delay_ratio, one.chance)
+        )
+        activities = " ".join(f"{activity.replace(' ', '_')}_ns" for activity in ACTIVITIES)
         return (
-            Table(
-                name="straggler",
-                title="The rank that holds the others up",
-                columns=(
-                    *(Column(name=name) for name in ("rank", "cause")),
-                    Column(name="delay", unit="ns"),
-                    *(Column(name=name, unit="ratio") for name in ("of_time", "of_all_delays", "chance")),
-                    Column(name="longest_events"),
-                ),
-                rows=()
-                if one is None
-                else (
-                    (
-                        one.rank,
-                        one.cause,
-                        one.delay_ns,
-                        one.cost_ratio,
-                        one.delay_ratio,
-                        one.chance,
-                        ", ".join(one.names),
-                    ),
-                ),
-                notes=() if self.why_none is None else (f"none: {self.why_none}",),
+            table_of(
+                "straggler",
+                "The rank that holds the others up",
+                "rank cause delay_ns of_time_ratio of_all_delays_ratio chance_ratio longest_events",
+                () if one is None else ((*verdict, ", ".join(one.names)),),
+                *(() if self.why_none is None else (f"none: {self.why_none}",)),
             ),
-            Table(
-                name="lateness",
-                title="How often each rank comes last, what that costs the others, and what it does meanwhile",
-                columns=(
-                    *(Column(name=name) for name in ("rank", "collectives", "last")),
-                    *(Column(name=name, unit="ns") for name in ("delay", "others_wait")),
-                    *(Column(name=activity.replace(" ", "_"), unit="ns") for activity in ACTIVITIES),
-                    Column(name="longest_events"),
-                ),
-                rows=tuple(
+            table_of(
+                "lateness",
+                "How often each rank comes last, what that costs the others, and what it does meanwhile",
+                f"rank collectives last delay_ns others_wait_ns {activities} longest_events",
+                [
                     (
                         one.rank,
                         one.collectives,
@@ -226,13 +208,13 @@ class Stragglers:
                         ", ".join(one.names),
                     )
                     for one in self.ranks
-                ),
+                ],
             ),
-            Table(
-                name="cost",
-                title="How long each rank waited in the collectives that another came late to",
-                columns=(Column(name="late_rank"), Column(name="waiting_rank"), Column(name="wait", unit="ns")),
-                rows=tuple((one.rank, rank, wait_ns) for one in self.ranks for rank, wait_ns in one.waits_ns.items()),
+            table_of(
+                "cost",
+                "How long each rank waited in the collectives that another came late to",
+                "late_rank waiting_rank wait_ns",
+                [(one.rank, rank, wait_ns) for one in self.ranks for rank, wait_ns in one.waits_ns.items()],
             ),
             *(replace(table, notes=()) for table in self.alignment.tables()),
         )
@@ -249,20 +231,17 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     """
     found = collectives(timelines)
     lateness = traced_lateness(found)
-    said = verdict([lateness], by="step")
+    judged = verdict([lateness], by="step")
+    why_none = judged.why if isinstance(judged, NoStraggler) else None
+    if isinstance(judged, NoStraggler) and judged.more is not None:
+        why_none = f"{judged.why}; trace {judged.more} more whole steps, at least"
     return Stragglers(
         alignment=found.alignment,
         ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
-        straggler=said if isinstance(said, Straggler) else None,
-        why_none=_why(said) if isinstance(said, NoStraggler) else None,
+        straggler=judged if isinstance(judged, Straggler) else None,
+        why_none=why_none,
         notes=(*_notes(found.times, found.alignment), *found.matching.notes, *found.alignment.notes),
     )
-
-
-def _why(nobody: NoStraggler) -> str:
-    if nobody.more is None:
-        return nobody.why
-    return f"{nobody.why}; trace {nobody.more} more whole steps, at least"
 
 
 def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:

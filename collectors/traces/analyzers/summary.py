@@ -7,7 +7,7 @@ Source: HolisticTraceAnalysis, temporal breakdown and communication-computation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from collectors.metrics.metric import Sample
 from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
 from collectors.traces.steps import StepInterval, steps, stretches
-from collectors.traces.table import Cell, Column, Table
+from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
 
 NAMES_SHOWN = 5
@@ -77,17 +77,34 @@ def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]
     """Return one for each of these stretches, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
-    return [
-        _breakdown(
-            number,
-            part.end_ns - part.start_ns,
-            clip(compute, part.start_ns, part.end_ns),
-            clip(communication, part.start_ns, part.end_ns) if communication.size else None,
-            clip(copies, part.start_ns, part.end_ns) if timeline.is_device else None,
-            {name: clip(intervals, part.start_ns, part.end_ns) for name, intervals in collectives.items()},
+    has_communication = communication.size > 0
+    breakdowns = []
+    for number, part in enumerate(parts):
+        bounds_ns = part.start_ns, part.end_ns
+        computing, communicating = clip(compute, *bounds_ns), clip(communication, *bounds_ns)
+        busy = union_of([computing, communicating])
+        # Without a device, copies are operators like others, and count as computation.
+        everything = union_of([busy, clip(copies, *bounds_ns)]) if timeline.is_device else busy
+        communication_ns, overlap_ns = length_ns(communicating), length_ns(intersection(computing, communicating))
+        of_collectives = {name: clip(intervals, *bounds_ns) for name, intervals in collectives.items()}
+        breakdowns.append(
+            Breakdown(
+                step=number,
+                step_ns=part.end_ns - part.start_ns,
+                compute_ns=length_ns(computing),
+                communication_ns=communication_ns if has_communication else None,
+                overlap_ns=overlap_ns if has_communication else None,
+                exposed_communication_ns=communication_ns - overlap_ns if has_communication else None,
+                exposed_copy_ns=length_ns(everything) - length_ns(busy) if timeline.is_device else None,
+                idle_ns=part.end_ns - part.start_ns - length_ns(everything),
+                collectives_ns={
+                    name: (length_ns(intervals), length_ns(intersection(computing, intervals)))
+                    for name, intervals in of_collectives.items()
+                    if intervals.size
+                },
+            )
         )
-        for number, part in enumerate(parts)
-    ]
+    return breakdowns
 
 
 def why_no_communication(timeline: Timeline) -> str | None:
@@ -118,37 +135,6 @@ def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
     return intervals
 
 
-def _breakdown(
-    number: int,
-    step_ns: int,
-    compute: Times,
-    communication: Times | None,
-    copies: Times | None,
-    collectives: Mapping[str, Times],
-) -> Breakdown:
-    busy = compute if communication is None else union_of([compute, communication])
-    everything = busy if copies is None else union_of([busy, copies])
-    overlap_ns = None if communication is None else length_ns(intersection(compute, communication))
-    communication_ns = None if communication is None else length_ns(communication)
-    return Breakdown(
-        step=number,
-        step_ns=step_ns,
-        compute_ns=length_ns(compute),
-        communication_ns=communication_ns,
-        overlap_ns=overlap_ns,
-        exposed_communication_ns=None
-        if communication_ns is None or overlap_ns is None
-        else communication_ns - overlap_ns,
-        exposed_copy_ns=None if copies is None else length_ns(everything) - length_ns(busy),
-        idle_ns=step_ns - length_ns(everything),
-        collectives_ns={
-            name: (length_ns(intervals), length_ns(intersection(compute, intervals)))
-            for name, intervals in collectives.items()
-            if intervals.size
-        },
-    )
-
-
 WORKING: tuple[Kind, ...] = ("compute", "communication", "copy")
 
 
@@ -176,57 +162,42 @@ class Summary:
     def tables(self) -> tuple[Table, ...]:
         """Return the traces, their steps, and the collectives of each trace."""
         traces = [share for share in self.shares if share.stretch.part == "trace"]
-        parts = [share for share in self.shares if share.stretch.part != "trace"]
         begins_ns = {share.rank: share.stretch.start_ns for share in traces}
         return (
-            Table(
-                name="traces",
-                title="Where each rank's time went, from its first work to its last",
-                columns=(Column(name="rank"), *_COLUMNS),
-                rows=tuple((share.rank, *_cells(share)) for share in traces),
+            table_of(
+                "traces",
+                "Where each rank's time went, from its first work to its last",
+                f"rank {_FIGURES}",
+                [(share.rank, *_figures(share)) for share in traces],
             ),
-            Table(
-                name="steps",
-                title="Where the time of each step went; a partial one is no step of its own or not whole",
-                columns=(
-                    Column(name="rank"),
-                    Column(name="step"),
-                    Column(name="part"),
-                    Column(name="why"),
-                    Column(name="start", unit="ns"),
-                    *_COLUMNS,
-                ),
-                rows=tuple(
+            table_of(
+                "steps",
+                "Where the time of each step went; a partial one is no step of its own or not whole",
+                f"rank step part why start_ns {_FIGURES}",
+                [
                     (
                         share.rank,
                         share.stretch.name,
                         share.stretch.part,
                         share.stretch.why,
                         share.stretch.start_ns - begins_ns[share.rank],
-                        *_cells(share),
+                        *_figures(share),
                     )
-                    for share in parts
-                ),
-                notes=(
-                    "start: after the rank's first work.",
-                    "why: of a partial one, what makes it so.",
-                ),
+                    for share in self.shares
+                    if share.stretch.part != "trace"
+                ],
+                "start: after the rank's first work.",
+                "why: of a partial one, what makes it so.",
             ),
-            Table(
-                name="collectives",
-                title="How long each collective ran in the whole trace, and computation beside it",
-                columns=(
-                    Column(name="rank"),
-                    Column(name="collective"),
-                    Column(name="time", unit="ns"),
-                    Column(name="overlap", unit="ns"),
-                    Column(name="overlap_share", unit="ratio"),
-                ),
-                rows=tuple(
+            table_of(
+                "collectives",
+                "How long each collective ran in the whole trace, and computation beside it",
+                "rank collective time_ns overlap_ns overlap_share_ratio",
+                [
                     (share.rank, name, run_ns, overlap_ns, overlap_ns / run_ns)
                     for share in traces
                     for name, (run_ns, overlap_ns) in share.breakdown.collectives_ns.items()
-                ),
+                ],
             ),
         )
 
@@ -242,29 +213,18 @@ def summary(timelines: Sequence[Timeline]) -> Summary:
             Share(rank=timeline.rank, stretch=part, breakdown=breakdown, work_ns=work_ns)
             for part, breakdown, work_ns in zip(parts, divide(timeline, parts), works_ns, strict=True)
         ]
-        notes += [f"rank {timeline.rank}: {reason}" for reason in _reasons(timeline, parts)]
+        notes += [f"rank {timeline.rank}: {reason}" for reason in _unknown(timeline, parts)]
     return Summary(shares=tuple(shares), notes=tuple(notes))
 
 
-_COLUMNS = (
-    Column(name="span", unit="ns"),
-    Column(name="compute", unit="ns"),
-    Column(name="communication", unit="ns"),
-    Column(name="overlap", unit="ns"),
-    Column(name="exposed_communication", unit="ns"),
-    Column(name="exposed_copies", unit="ns"),
-    Column(name="idle", unit="ns"),
-    Column(name="overlap_share", unit="ratio"),
-    Column(name="exposed_share", unit="ratio"),
-    Column(name="idle_share", unit="ratio"),
-    Column(name="compute_work", unit="ns"),
-    Column(name="communication_work", unit="ns"),
-    Column(name="copy_work", unit="ns"),
+_FIGURES = (
+    "span_ns compute_ns communication_ns overlap_ns exposed_communication_ns exposed_copies_ns idle_ns"
+    " overlap_share_ratio exposed_share_ratio idle_share_ratio compute_work_ns communication_work_ns copy_work_ns"
 )
 """overlap_share: of communication; the other shares are of the span."""
 
 
-def _cells(share: Share) -> tuple[Cell, ...]:
+def _figures(share: Share) -> tuple[Cell, ...]:
     found = share.breakdown
     return (
         found.step_ns,
@@ -285,18 +245,17 @@ def _ratio(part_ns: int | None, whole_ns: int | None) -> float | None:
     return part_ns / whole_ns if part_ns is not None and whole_ns else None
 
 
-def _reasons(timeline: Timeline, parts: Sequence[StepInterval]) -> list[str]:
-    """Return what is not known of this rank, and why."""
+def _unknown(timeline: Timeline, parts: Sequence[StepInterval]) -> Iterator[str]:
+    """Yield what is not known of this rank, and why."""
     if not parts:
-        return ["nothing computes, communicates or copies in its trace"]
-    reasons = []
+        yield "nothing computes, communicates or copies in its trace"
+        return
     if (reason := why_no_communication(timeline)) is not None:
-        reasons.append(reason)
+        yield reason
     if not timeline.is_device:
-        reasons.append("its trace has no device: operators of the host compute, and copies are among them")
+        yield "its trace has no device: operators of the host compute, and copies are among them"
     if not timeline.of_kind("step").any():
-        reasons.append("no step is marked in its trace")
-    return reasons
+        yield "no step is marked in its trace"
 
 
 def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[Kind, int]]:
@@ -306,17 +265,17 @@ def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[Ki
     t - start over spans that started by t, less the sum of t - end over spans that ended by t: spans [0, 4) and [2, 9)
     have (5 + 3) - 1 = 7 before t = 5.
     """
-    known: dict[Kind, bool] = {
-        "compute": True,
-        "communication": bool(timeline.intervals("communication").size),
-        "copy": timeline.is_device,
-    }
     works_ns: list[dict[Kind, int]] = [{} for _ in parts]
     if not parts:
         return works_ns
     origin_ns = int(timeline.start_ns.min())
     moments_ns = np.array([(part.start_ns, part.end_ns) for part in parts], dtype=np.int64) - origin_ns
-    for kind in (kind for kind in WORKING if known[kind]):
+    known: list[Kind] = ["compute"]
+    if timeline.intervals("communication").size:
+        known.append("communication")
+    if timeline.is_device:
+        known.append("copy")
+    for kind in known:
         chosen = timeline.of_kind(kind)
         work_ns = np.zeros(moments_ns.shape, dtype=np.int64)
         for sign, edges_ns in ((1, timeline.start_ns[chosen]), (-1, timeline.end_ns[chosen])):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from collectors.traces.cross_rank.matching import ROOTED, Matching, Unmatched, match
 from collectors.traces.cross_rank.process_groups import median_ns
 from collectors.traces.intervals import Times
-from collectors.traces.table import Column, Table
+from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
 
@@ -223,23 +223,22 @@ class Alignment:
 
     def tables(self) -> tuple[Table, ...]:
         """Return tables of each rank's offset and of how well the ends of each group agree."""
-        columns = (Column(name="group"), Column(name="ranks"), Column(name="collectives"))
         return (
-            Table(
-                name="clocks",
-                title="What each rank's clock must show more",
-                columns=(Column(name="rank"), Column(name="offset", unit="ns")),
-                rows=tuple(sorted(self.offset_ns.items())),
-                notes=self.notes,
+            table_of(
+                "clocks",
+                "What each rank's clock must show more",
+                "rank offset_ns",
+                sorted(self.offset_ns.items()),
+                *self.notes,
             ),
-            Table(
-                name="residuals",
-                title="How far the ends of one collective still lie apart on different clocks",
-                columns=(*columns, Column(name="median", unit="ns"), Column(name="widest", unit="ns")),
-                rows=tuple(
+            table_of(
+                "residuals",
+                "How far the ends of one collective still lie apart on different clocks",
+                "group ranks collectives median_ns widest_ns",
+                [
                     (one.group, len(one.ranks), one.collectives, one.residual_ns, one.widest_ns)
                     for one in self.agreements
-                ),
+                ],
             ),
         )
 

@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 
 from collectors.traces.cross_rank.process_groups import Group, Placed, Rows, Stray, call_of, groups, placed
-from collectors.traces.table import Column, Table
+from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -75,18 +75,18 @@ class Matching:
         )
         unmatched = Counter((one.rank, one.reason) for one in self.unmatched)
         return (
-            Table(
-                name="matched",
-                title="Collectives that were found on all traced ranks of their groups",
-                columns=_columns("collective", "group", "traced_ranks", "ranks", "count"),
-                rows=tuple((*kind, count) for kind, count in matched.items()),
-                notes=self.notes,
+            table_of(
+                "matched",
+                "Collectives that were found on all traced ranks of their groups",
+                "collective group traced_ranks ranks count",
+                [(*kind, count) for kind, count in matched.items()],
+                *self.notes,
             ),
-            Table(
-                name="unmatched",
-                title="Events of communication without a counterpart on other ranks",
-                columns=_columns("rank", "reason", "count"),
-                rows=tuple((rank, reason, count) for (rank, reason), count in sorted(unmatched.items())),
+            table_of(
+                "unmatched",
+                "Events of communication without a counterpart on other ranks",
+                "rank reason count",
+                [(*event, count) for event, count in sorted(unmatched.items())],
             ),
         )
 
@@ -190,7 +190,3 @@ def _with_firsts(matched: Sequence[Matched]) -> Iterable[Matched]:
             first[rank] = min(first.get(rank, row), row)
     for one in matched:
         yield replace(one, is_first=any(first[rank] == row for rank, row in zip(one.ranks, one.rows, strict=True)))
-
-
-def _columns(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name=name) for name in names)

@@ -111,8 +111,8 @@ def test_figures_are_medians_of_means_over_ranks_by_kind_and_size() -> None:
     assert (one.collective, one.group, one.ranks, one.size_bytes, one.count) == ("all_reduce", "0", 2, 1_000_000, 2)
     # Of 60 and 20 ns that rank 0 waits, rank 1 waits none: 30 and 10 in the mean.
     assert (one.wait_ns, one.transfer_ns) == (20, 40)
-    assert one.algorithm_bandwidth == pytest.approx(1_000_000 / 40e-9)
-    assert one.bus_bandwidth == one.algorithm_bandwidth
+    assert one.algorithm_bandwidth_bytes_per_second == pytest.approx(1_000_000 / 40e-9)
+    assert one.bus_bandwidth_bytes_per_second == one.algorithm_bandwidth_bytes_per_second
 
 
 def test_each_rank_has_its_sums() -> None:
@@ -128,7 +128,7 @@ def test_ranks_without_a_trace_are_named() -> None:
     found = collectives([rank_of(rank, spans, about) for rank in (0, 1)])
     assert found.notes[0].startswith("the traces of ranks 2 are not here, one of which may come last")
     assert found.figures[0].ranks == 3
-    assert found.figures[0].bus_bandwidth is None
+    assert found.figures[0].bus_bandwidth_bytes_per_second is None
 
 
 @pytest.mark.parametrize("group", ["0", None])
@@ -136,7 +136,7 @@ def test_where_a_group_has_more_ranks_than_traces_nothing_is_told_as_whole(group
     call = Call(collective="all_reduce", group=group, group_size=8, dtype="float32", given_elements=4)
     found = collectives(ranks_of(*([ran(0, 1, call), ran(2, 3, call)] for _ in "ab")))
     (one,) = found.figures
-    assert (one.ranks, one.algorithm_bandwidth, one.bus_bandwidth) == (8, None, None)
+    assert (one.ranks, one.algorithm_bandwidth_bytes_per_second, one.bus_bandwidth_bytes_per_second) == (8, None, None)
     assert found.notes[0] == (
         "of process groups' ranks only some have a trace here (2 of 8), and another may come last: waits may be longer"
         " than shown and transfers shorter, and bandwidths are left out"
@@ -158,7 +158,9 @@ def test_a_rooted_collective_has_no_bandwidth_and_says_why() -> None:
         for arrived, left in [(100, 100_000), (200, 100_050), (99_900, 100_060)]
     ]
     found = collectives(ranks_of(*spans))
-    assert [(one.algorithm_bandwidth, one.bus_bandwidth) for one in found.figures] == [(None, None)]
+    assert [
+        (one.algorithm_bandwidth_bytes_per_second, one.bus_bandwidth_bytes_per_second) for one in found.figures
+    ] == [(None, None)]
     (notes,) = (table.notes for table in found.tables() if table.name == "collectives")
     assert notes[-1].startswith("bandwidths of broadcast are absent: data of a rooted collective moves before the last")
 

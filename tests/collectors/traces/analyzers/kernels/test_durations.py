@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.analyzers.kernels import COLUMNS, Durations, durations
+from collectors.traces.analyzers.kernels import Durations, durations
 
 
 def test_the_figures_of_a_few_are_what_they_are_by_hand() -> None:
@@ -29,11 +29,6 @@ def test_sums_that_exceed_64_bits_are_exact() -> None:
 
 def test_none_have_no_figures() -> None:
     assert durations(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)) == {}
-
-
-def test_each_figure_has_a_column() -> None:
-    found = durations(np.array([3], dtype=np.int64), np.array([0]))
-    assert len(found[0].cells()) == len(COLUMNS)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 3)), min_size=1, max_size=60))
