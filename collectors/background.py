@@ -1,6 +1,6 @@
-"""Background work: a fixed beat to wait on, and a thread that runs one function again and again.
+"""Background work: a fixed beat to wait on, a thread that ends when told, and one that runs a function on request.
 
-Whoever waits for the thread's answer can give up. Knows neither NVML nor any GPU.
+Whoever waits for a thread can give up. Knows neither NVML nor any GPU.
 """
 
 from __future__ import annotations
@@ -48,6 +48,28 @@ class Beat:
         self.kept += 1
         self.late_s += max(0, self._clock_ns() - due_ns) / 1e9
         return False
+
+
+class BackgroundThread:
+    """A thread that runs until it is told to stop, or has no more to do.
+
+    It is a daemon: a disk or a driver that does not answer must not keep the program from ending.
+    run: is handed the event that tells it to stop.
+    """
+
+    def __init__(self, name: str, run: Callable[[threading.Event], object]) -> None:
+        self._told_to_stop = threading.Event()
+        self._thread = threading.Thread(target=run, args=(self._told_to_stop,), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Tell the thread to stop and wait at most `timeout_s`; return whether it ended. It may be called again."""
+        self._told_to_stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
 
 Answer = TypeVar("Answer")

@@ -15,9 +15,12 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from collectors.prometheus.exposition import Owned
 
+PAUSE_S = 5.0
+"""Pause between two reads of the history."""
+
 
 class NewestResults:
-    """The newest results, to be read by `ask_every` in its own thread: a slow or absent store delays no scrape.
+    """The newest results, to be read by `keep_up` in a thread of its own: a slow or absent store delays no scrape.
 
     What was read stays when the store goes away. on_notice: is told what cannot be read.
     """
@@ -28,7 +31,6 @@ class NewestResults:
         self._seen: frozenset[str] = frozenset()
         self._newest: dict[str, Summary] = {}
         self._samples: tuple[Owned, ...] = ()
-        self._stop = threading.Event()
 
     def samples(self) -> tuple[Owned, ...]:
         """Return the results as last read from the history."""
@@ -49,15 +51,11 @@ class NewestResults:
             self._on_notice(f"results are no longer brought up to date: {in_words(error)}")
         self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
 
-    def ask_every(self, pause_s: float) -> None:
-        """Ask, with this pause after each time, until `stop`."""
-        while not self._stop.is_set():
+    def keep_up(self, told_to_stop: threading.Event) -> None:
+        """Ask again and again until told to stop."""
+        self.ask()
+        while not told_to_stop.wait(PAUSE_S):
             self.ask()
-            self._stop.wait(pause_s)
-
-    def stop(self) -> None:
-        """End `ask_every` at its next pause."""
-        self._stop.set()
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
         fresh = known - self._seen

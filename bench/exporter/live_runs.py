@@ -1,6 +1,6 @@
 """Live samples of the runs in progress: the newest of each log, with the labels of its owner.
 
-`LiveRuns` follows the logs of a folder; `FollowedRuns` does so in a thread of its own.
+`RunLogs` reads the logs of a folder; `LiveRuns` does so in a thread of its own, since a disk may hang.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.case import Case
 from bench.errors import Misuse
 from bench.exporter.gpu_placement import Place
 from bench.runs.active_runs import FollowedFolders
-from bench.runs.run_dir import CaseFile, case_file, machine_of
+from bench.runs.run_dir import case_file, machine_of
 from bench.runs.summary import series_of
 from collectors.background import BackgroundTask
 from collectors.errors import in_words
@@ -26,149 +25,18 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
 from collectors.node.node_log import NodeState
 from collectors.node.poller import HOLD_S, Part, State
-from collectors.node.watch import told_of
+from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import Follower, Mark, NewerSchema, Opened, Reading, Record
 
-# Looks at the logs, in a thread of their own: a disk may hang.
-
-LATE_S = 1.0
-"""How long a look may take before what is shown is called late."""
-PAUSE_S = 0.5
-"""Least time between two looks, however short the beat is: each reads from the disk."""
-_CLOSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What a look found and when. read_s, read_samples: totals of this look and all before it."""
-
-    samples: list[Owned]
-    at_ns: int
-    has_failed: bool
-    read_s: float
-    read_samples: int
-
-
-class FollowedRuns:
-    """Looks at the runs on request, and shows what the last look found; several threads may ask.
-
-    While a look hangs in its own thread, no other begins. A look that fails is begun anew at the next request.
-
-    look: returns what all runs say now, as `LiveRuns.samples` does. on_look: is told what each look found, in its
-    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
-    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[], list[Owned]],
-        *,
-        on_notice: Callable[[str], None],
-        on_look: Callable[[Sequence[Owned]], None] | None = None,
-        hold_s: float = HOLD_S,
-        late_s: float = LATE_S,
-        pause_s: float = PAUSE_S,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._look = look
-        self._on_notice, self._on_look = on_notice, on_look
-        self._hold_s, self._late_s, self._pause_s = hold_s, late_s, pause_s
-        self._clock_ns = clock_ns
-        self._begun_ns: int | None = None
-        self._last: _Look | None = None
-        self._asking = threading.Lock()
-        self._answerer = BackgroundTask("runs", self._take)
-
-    def ask(self) -> None:
-        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
-        self._begin(self._pause_s)
-
-    def fresh(self) -> list[Owned]:
-        """Return what a look finds now; where it is late, what the last one found."""
-        self._begin(0.0)
-        if self._state() != "late":
-            self._answerer.wait(self._late_s)
-        return self.newest()
-
-    def newest(self) -> list[Owned]:
-        """Return what the last look found; nothing where it failed or is too old."""
-        state, last = self._state(), self._last
-        if last is None:
-            return []
-        is_held = state == "answering" or self._clock_ns() - last.at_ns <= round(self._hold_s * 1e9)
-        return last.samples if is_held else []
-
-    def samples(self) -> list[Owned]:
-        """Return what the last look found, and the agent's samples about looking."""
-        return [*self.newest(), *((sample, {}) for part in self._parts() for sample in told_of(part, self._clock_ns()))]
-
-    def close(self) -> None:
-        """Stop looking; leave a look that hangs behind."""
-        self._answerer.close(_CLOSE_S)
-
-    def _begin(self, pause_s: float) -> None:
-        with self._asking:
-            if self._answerer.wait(0.0):
-                now_ns = self._clock_ns()
-                if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
-                    self._begun_ns = now_ns
-                    self._answerer.ask()
-        if self._state() == "late":
-            self._on_notice(f"runs: their logs are not read within {self._late_s:g} s at times; what is shown is old")
-
-    def _state(self) -> State:
-        begun_ns = self._begun_ns
-        is_over = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
-        if not is_over and not self._answerer.wait(0.0):
-            return "late"
-        return "failed" if self._last is not None and self._last.has_failed else "answering"
-
-    def _parts(self) -> list[Part]:
-        """Return the state of the looks as that of a node collector; none before the first look began."""
-        if self._begun_ns is None:
-            return []
-        last = self._last
-        return [
-            Part(
-                name="runs",
-                state=self._state(),
-                samples=[],
-                at_ns=None if last is None else last.at_ns,
-                read_s=0.0 if last is None else last.read_s,
-                read_samples=0 if last is None else last.read_samples,
-            )
-        ]
-
-    def _take(self) -> None:
-        before, begun_ns = self._last, self._clock_ns()
-        samples: list[Owned] = []
-        has_failed = False
-        try:
-            samples = self._look()
-        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
-            has_failed = True
-            self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
-        at_ns = self._clock_ns()
-        self._last = _Look(
-            samples=samples,
-            at_ns=at_ns,
-            has_failed=has_failed,
-            read_s=(0.0 if before is None else before.read_s) + (at_ns - begun_ns) / 1e9,
-            read_samples=(0 if before is None else before.read_samples) + len(samples),
-        )
-        if not has_failed and self._on_look is not None:
-            self._on_look(samples)
-
-
 # The log of one rank or node: following it, and which samples of a rank hold now.
 
-SPEED = frozenset(
+_SPEED = frozenset(
     metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
 )
 """Metrics taken from measured steps only: warm-up, the profiler and the memory tracker make other steps slower."""
 
-ACCOUNT = frozenset(
+_ALLOCATOR = frozenset(
     metric.name
     for metric in (
         rank_metrics.ALLOCATED_BYTES,
@@ -183,10 +51,10 @@ ACCOUNT = frozenset(
 )
 """Metrics of the allocator, which is not asked in each step where steps are short; shown until the next account."""
 
-STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
+_STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
 
 
-class LogFollower:
+class _LogFollower:
     """Follows a log until it cannot be read."""
 
     def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
@@ -204,7 +72,7 @@ class LogFollower:
             return self._give_up(f"a log is not shown: {error}")
         except OSError as error:
             if not self._path.parent.is_dir():
-                return []  # The folder is gone; `LiveRuns` tells it of the run.
+                return []  # The folder is gone; `RunLogs` tells it of the run.
             return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
         for line in self._follower.left_out:
             self._on_notice(f"{self._path.parent}/{line}")
@@ -218,7 +86,7 @@ class LogFollower:
 
 
 @dataclass(slots=True)
-class LiveRank:
+class _LiveRank:
     """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary."""
 
     opened: Opened | None = None
@@ -236,10 +104,12 @@ class LiveRank:
                 self.newest.pop("step", None)
                 self.newest.pop("account", None)
             case Reading():
-                kind = "step" if record.mark in STEP_MARKS else record.mark
-                shown = [sample for sample in record.samples if record.mark == "measured" or sample.metric not in SPEED]
-                self._replace(kind, [sample for sample in shown if sample.metric not in ACCOUNT])
-                if account := [sample for sample in shown if sample.metric in ACCOUNT]:
+                kind = "step" if record.mark in _STEP_MARKS else record.mark
+                shown = [
+                    sample for sample in record.samples if record.mark == "measured" or sample.metric not in _SPEED
+                ]
+                self._replace(kind, [sample for sample in shown if sample.metric not in _ALLOCATOR])
+                if account := [sample for sample in shown if sample.metric in _ALLOCATOR]:
                     self._replace("account", account)
 
     def _replace(self, kind: str, samples: list[Sample]) -> None:
@@ -253,14 +123,66 @@ class LiveRank:
             yield from samples
 
 
+class _ActiveRun:
+    """One run in progress, and the logs in its folder.
+
+    nodes: by the name of a node's log, the number of the read at which it said something last, and its state then.
+
+    Raises:
+        Misuse: its case or machine cannot be read.
+    """
+
+    def __init__(self, folder: Path, on_notice: Callable[[str], None], *, has_nodes: bool) -> None:
+        self.folder = folder
+        self.nodes: dict[str, tuple[int, NodeState]] = {}
+        self._file = case_file(folder)
+        self._series = series_of(self._file.case, machine_of(folder).hardware(self._file.case.device))
+        self._ranks = {str(rank): _LiveRank() for rank in range(self._file.case.ranks)}
+        self._logs: dict[str, _LogFollower] = {}
+        self._on_notice = on_notice
+        self._has_nodes = has_nodes
+
+    def read(self, number: int) -> None:
+        """Take what was appended to the logs since the last read; `number` counts reads."""
+        for rank, newest in self._ranks.items():
+            for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
+                newest.take(record)
+        for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
+            read, state = self.nodes.get(path.name, (0, NodeState()))
+            for record in self._log(path).newest():
+                read = number if state.take(record) else read
+            self.nodes[path.name] = (read, state)
+
+    def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
+        """Yield the run's own series, and its ranks'."""
+        file, slot = self._file, str(self._file.slot)
+        ranks = str(file.case.ranks)
+        yield RUN_INFO.at(1, run=file.run, slot=slot, strategy=file.case.strategy, ranks=ranks, series=self._series), {}
+        for rank, newest in self._ranks.items():
+            owner = {"rank": rank, "slot": slot}
+            if newest.opened is not None:
+                yield RANK_INFO.at(1, run=file.run, host=newest.opened.host), owner
+                for place in places_of(newest.opened):
+                    where = {"gpu": place.gpu, "slice": place.slice}
+                    yield RANK_GPU.at(1, run=file.run, **where), owner
+                    if place.memory_bytes is not None:
+                        yield RANK_GPU_MEMORY.at(place.memory_bytes, **where), owner
+            for sample in newest.samples():
+                yield sample, owner
+
+    def _log(self, path: Path) -> _LogFollower:
+        if path.name not in self._logs:
+            self._logs[path.name] = _LogFollower(path, self._on_notice)
+        return self._logs[path.name]
+
+
 PlacesOf = Callable[[Opened], Sequence[Place]]
 """Returns the GPUs of this node, or slices of them, that a rank computes on; none where unknown."""
 
 
-class LiveRuns:
-    """Follows the logs of all runs in progress in a folder; one thread at a time may ask.
+class RunLogs:
+    """Follows the logs of all runs in progress in a folder; one thread at a time may read.
 
-    It reads from the disk whenever it is asked, and hangs with it.
     has_nodes: also show what the logs say of the runs' nodes; False where this node is watched directly.
     places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
     """
@@ -279,108 +201,172 @@ class LiveRuns:
         self._on_notice = on_notice
         self._has_nodes = has_nodes
         self._places_of = places_of
-        self._followed: dict[str, _Run] = {}
-        self._looks = 0
+        self._followed: dict[str, _ActiveRun] = {}
+        self._reads = 0
 
-    def samples(self) -> list[Owned]:
-        """Return the newest samples of every rank and, with has_nodes, every node; none of a run that has ended."""
-        self._look()
-        ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
-        return [*ranks, *self._node_samples()]
+    def read(self) -> list[Owned]:
+        """Return the newest samples of every rank and, with has_nodes, every node; none of a run that has ended.
 
-    def _look(self) -> None:
-        self._look_for_runs()
-        self._looks += 1
-        for run in self._followed.values():
-            run.look(self._looks)
-
-    def _look_for_runs(self) -> None:
+        Each call reads from the disk, and hangs with it.
+        """
         try:
-            self._take_up(self._folders.running())
+            self._follow(self._folders.running())
         except OSError as error:
             self._followed.clear()
             self._on_notice(f"{self._runs} cannot be read ({error.strerror}): no live series are shown")
+        self._reads += 1
+        for run in self._followed.values():
+            run.read(self._reads)
+        ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
+        return [*ranks, *self._node_samples()]
 
-    def _take_up(self, running: Mapping[str, Path]) -> None:
+    def _follow(self, running: Mapping[str, Path]) -> None:
+        """Let go of the runs that have ended, and take up those that have begun. running: folders by name."""
         for name in self._followed.keys() - running.keys():
             run = self._followed.pop(name)
             if not run.folder.is_dir():
                 self._on_notice(f"{run.folder} was deleted while its run went on: its series are no longer shown")
         for name, folder in running.items():
-            if name not in self._followed:
-                try:
-                    hardware = machine_of(folder).hardware(case_file(folder).case.device)
-                    self._followed[name] = _Run(
-                        folder, case_file(folder), hardware, self._on_notice, has_nodes=self._has_nodes
-                    )
-                except Misuse as error:
-                    self._folders.leave_out(name)
-                    self._on_notice(f"a run is not shown: {error}")
+            if name in self._followed:
+                continue
+            try:
+                self._followed[name] = _ActiveRun(folder, self._on_notice, has_nodes=self._has_nodes)
+            except Misuse as error:
+                self._folders.leave_out(name)
+                self._on_notice(f"a run is not shown: {error}")
 
     def _node_samples(self) -> list[Owned]:
         """Return what each node's collectors said last, in whichever run: a series that is missing there is gone."""
         newest: dict[str, tuple[tuple[int, int], NodeState]] = {}
-        for name, (look, state) in (item for run in self._followed.values() for item in run.nodes().items()):
+        for name, (read, state) in (item for run in self._followed.values() for item in run.nodes.items()):
             # Ordered by when we read it, since the node's clock may jump; by its clock where that is the same.
-            when = (look, state.time_ns or 0)
+            when = (read, state.time_ns or 0)
             if name not in newest or when > newest[name][0]:
                 newest[name] = (when, state)
         return [(sample, {}) for _, state in newest.values() for sample in state.samples]
 
 
-class _Run:
-    """One run in progress, and the logs in its folder."""
+# Looks at the logs, in a thread of their own: a disk may hang.
+
+LATE_S = 1.0
+"""How long a look may take before what is shown is called late."""
+PAUSE_S = 0.5
+"""Least time between two looks, however short the beat is: each reads from the disk."""
+_CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a look found and when; at_ns is None before the first. read_s, read_samples: totals of all looks so far."""
+
+    samples: list[Owned] = field(default_factory=list)
+    at_ns: int | None = None
+    has_failed: bool = False
+    read_s: float = 0.0
+    read_samples: int = 0
+
+
+class LiveRuns:
+    """Looks at the runs on request, in a thread of its own, and shows what the last look found; many may ask at once.
+
+    While a look hangs in the thread, no other begins. A look that fails is begun anew at the next request.
+
+    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: is told what each look found, in the
+    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
+    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
+    """
 
     def __init__(
-        self, folder: Path, file: CaseFile, hardware: str, on_notice: Callable[[str], None], *, has_nodes: bool
+        self,
+        read: Callable[[], list[Owned]],
+        *,
+        on_notice: Callable[[str], None],
+        on_look: Callable[[Sequence[Owned]], None] | None = None,
+        hold_s: float = HOLD_S,
+        late_s: float = LATE_S,
+        pause_s: float = PAUSE_S,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.folder = folder
-        self._file = file
-        self._hardware = hardware
-        self._ranks = {str(rank): LiveRank() for rank in range(file.case.ranks)}
-        self._nodes: dict[str, tuple[int, NodeState]] = {}
-        self._logs: dict[str, LogFollower] = {}
-        self._on_notice = on_notice
-        self._has_nodes = has_nodes
+        self._read = read
+        self._on_notice, self._on_look = on_notice, on_look
+        self._hold_s, self._late_s, self._pause_s = hold_s, late_s, pause_s
+        self._clock_ns = clock_ns
+        self._begun_ns: int | None = None
+        self._last = _Look()
+        self._asking = threading.Lock()
+        self._task = BackgroundTask("runs", self._look)
 
-    def look(self, number: int) -> None:
-        """Take what was appended to the logs since the last look; `number` counts looks."""
-        for rank, newest in self._ranks.items():
-            for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
-                newest.take(record)
-        for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
-            look, state = self._nodes.get(path.name, (0, NodeState()))
-            for record in self._log(path).newest():
-                look = number if state.take(record) else look
-            self._nodes[path.name] = (look, state)
+    def ask(self) -> None:
+        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
+        self._begin(self._pause_s)
 
-    def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
-        """Yield the run's own series, and its ranks'."""
-        slot = str(self._file.slot)
-        yield _run_info(self._file.run, slot, self._file.case, self._hardware), {}
-        for rank, newest in self._ranks.items():
-            owner = {"rank": rank, "slot": slot}
-            if newest.opened is not None:
-                yield RANK_INFO.at(1, run=self._file.run, host=newest.opened.host), owner
-                for place in places_of(newest.opened):
-                    where = {"gpu": place.gpu, "slice": place.slice}
-                    yield RANK_GPU.at(1, run=self._file.run, **where), owner
-                    if place.memory_bytes is not None:
-                        yield RANK_GPU_MEMORY.at(place.memory_bytes, **where), owner
-            for sample in newest.samples():
-                yield sample, owner
+    def fresh(self) -> list[Owned]:
+        """Return what a look finds now; where it is late, what the last one found."""
+        self._begin(0.0)
+        if self._state() != "late":
+            self._task.wait(self._late_s)
+        return self._newest()
 
-    def nodes(self) -> Mapping[str, tuple[int, NodeState]]:
-        """Return the look at which each node said something last and what it was, by the name of the node's log."""
-        return self._nodes
+    def samples(self) -> list[Owned]:
+        """Return what the last look found, and the agent's samples about looking, as of a node's collector."""
+        if self._begun_ns is None:
+            return []
+        found, last = self._newest(), self._last
+        looking = Part(
+            name="runs",
+            state=self._state(),
+            samples=[],
+            at_ns=last.at_ns,
+            read_s=last.read_s,
+            read_samples=last.read_samples,
+        )
+        return [*found, *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
 
-    def _log(self, path: Path) -> LogFollower:
-        if path.name not in self._logs:
-            self._logs[path.name] = LogFollower(path, self._on_notice)
-        return self._logs[path.name]
+    def close(self) -> None:
+        """Stop looking; leave a look that hangs behind."""
+        self._task.close(_CLOSE_S)
 
+    def _begin(self, pause_s: float) -> None:
+        with self._asking:
+            if self._task.wait(0.0):
+                now_ns = self._clock_ns()
+                if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
+                    self._begun_ns = now_ns
+                    self._task.ask()
+        if self._state() == "late":
+            self._on_notice(f"runs: their logs are not read within {self._late_s:g} s at times; what is shown is old")
 
-def _run_info(run: str, slot: str, case: Case, hardware: str) -> Sample:
-    return RUN_INFO.at(
-        1, run=run, slot=slot, strategy=case.strategy, ranks=str(case.ranks), series=series_of(case, hardware)
-    )
+    def _state(self) -> State:
+        begun_ns = self._begun_ns
+        is_in_time = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
+        if not is_in_time and not self._task.wait(0.0):
+            return "late"
+        return "failed" if self._last.has_failed else "answering"
+
+    def _newest(self) -> list[Owned]:
+        """Return what the last look found; nothing where it failed or is too old."""
+        state, last = self._state(), self._last
+        if last.at_ns is None:
+            return []
+        is_held = state == "answering" or self._clock_ns() - last.at_ns <= round(self._hold_s * 1e9)
+        return last.samples if is_held else []
+
+    def _look(self) -> None:
+        before, begun_ns = self._last, self._clock_ns()
+        samples: list[Owned] = []
+        has_failed = False
+        try:
+            samples = self._read()
+        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
+            has_failed = True
+            self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
+        at_ns = self._clock_ns()
+        self._last = _Look(
+            samples=samples,
+            at_ns=at_ns,
+            has_failed=has_failed,
+            read_s=before.read_s + (at_ns - begun_ns) / 1e9,
+            read_samples=before.read_samples + len(samples),
+        )
+        if not has_failed and self._on_look is not None:
+            self._on_look(samples)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
-from bench.exporter.latest_results import NewestResults
-from bench.exporter.live_runs import FollowedRuns, LiveRuns
+from bench.exporter.latest_results import PAUSE_S, NewestResults
+from bench.exporter.live_runs import LiveRuns, RunLogs
+from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.registry import METRICS
 from collectors.node.poller import HOLD_S
@@ -24,8 +25,6 @@ from collectors.prometheus.http_server import CannotListen, PortTaken, Server, S
 
 HOST = "127.0.0.1"
 PORT = 9464
-ASK_STORE_S = 5.0
-"""Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
 """How long a notice must be silent before it is told again."""
 
@@ -158,55 +157,42 @@ def _open(
     node: NodePlan | None,
 ) -> Iterator[Server]:
     results = NewestResults(store_url, on_notice=on_notice)
-    # A daemon: a store that does not answer must not keep the program from ending.
-    asking = threading.Thread(target=results.ask_every, args=(ASK_STORE_S,), name="newest results", daemon=True)
+    asking = BackgroundThread("newest results", results.keep_up)
     with ExitStack() as stack:
         watch: NodeWatch | None = None
         if node is None:
-            shown = _runs_alone(runs_folder, on_notice, stack)
+            # Without a beat each scrape looks at the runs, and at what their logs say of their nodes.
+            logs = RunLogs(runs_folder, on_notice=on_notice)
+            runs = stack.enter_context(closing(LiveRuns(logs.read, on_notice=on_notice)))
+            shown: list[Source] = [runs.fresh]
         else:
-            watch, shown = _node_and_runs(runs_folder, node, on_notice, stack)
+            watch, runs = _watch_with_runs(runs_folder, node, on_notice, stack)
+            shown = [watch.samples, runs.samples]
         server = stack.enter_context(
             answering([*shown, results.samples], host=host, port=port, terms=terms, on_notice=on_notice)
         )
         asking.start()
-        stack.callback(asking.join, ASK_STORE_S)
-        stack.callback(results.stop)
+        stack.callback(asking.stop, PAUSE_S)
         if watch is not None:
             stack.enter_context(watch)
         yield server
 
 
-def _runs_alone(runs_folder: Path, on_notice: Callable[[str], None], stack: ExitStack) -> list[Source]:
-    """Return the source of the runs, read at each scrape, with what their logs say of their nodes."""
-    live = LiveRuns(runs_folder, on_notice=on_notice)
-    runs = stack.enter_context(closing(FollowedRuns(live.samples, on_notice=on_notice)))
-    return [runs.fresh]
-
-
-def _node_and_runs(
+def _watch_with_runs(
     runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
-) -> tuple[NodeWatch, list[Source]]:
-    """Return this node's watch, to be entered, and its sources; the runs are looked at after each of its beats."""
-
-    def look_at_runs() -> None:
-        runs.ask()
-
-    jobs = (
-        None
-        if node.mapping is None
-        else stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
-    )
-    watch = NodeWatch(
-        lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice, on_beat=look_at_runs
-    )
+) -> tuple[NodeWatch, LiveRuns]:
+    """Return this node's watch, to be entered, and the runs, which are looked at after each of its beats."""
+    jobs = None
+    if node.mapping is not None:
+        jobs = stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
+    watch = NodeWatch(lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice)
     placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
-    live = LiveRuns(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
-    runs = FollowedRuns(
-        live.samples,
+    logs = RunLogs(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
+    runs = LiveRuns(
+        logs.read,
         on_notice=on_notice,
         on_look=None if jobs is None else jobs.tell,
         hold_s=node.wanted.held_s(HOLD_S),
     )
-    stack.enter_context(closing(runs))
-    return watch, [watch.samples, runs.samples]
+    watch.on_beat = runs.ask
+    return watch, stack.enter_context(closing(runs))

@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import read_small
+from collectors.background import BackgroundThread
 from collectors.files import replace_file, try_lock
 
 STALE_S = 3600.0
@@ -232,26 +233,22 @@ def listed(
     """
     targets = Targets(path, on_notice=on_notice)
     targets.add(address, labels)
-    ended = threading.Event()
 
-    def keep() -> None:
-        while not ended.wait(beat_s):
+    def show_life(told_to_stop: threading.Event) -> None:
+        while not told_to_stop.wait(beat_s):
             with _saying(on_notice):
                 targets.add(address, labels)
 
-    # A daemon: a disk that does not answer must not keep the program from ending.
-    keeping = threading.Thread(target=keep, name="targets", daemon=True)
-    keeping.start()
+    thread = BackgroundThread("targets", show_life)
+    thread.start()
     try:
         yield
     finally:
-        ended.set()
-        keeping.join(_END_S)
-        if keeping.is_alive():
-            on_notice(f"{path}: the disk does not answer; {address} stays in the list until others find it stale")
-        else:
+        if thread.stop(_END_S):
             with _saying(on_notice):
                 targets.remove(address)
+        else:
+            on_notice(f"{path}: the disk does not answer; {address} stays in the list until others find it stale")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from collectors.background import Beat
+from collectors.background import BackgroundThread, Beat
 from collectors.errors import in_words
 from collectors.metrics import agent
 from collectors.metrics.metric import Sample
@@ -88,9 +88,8 @@ class Sampler:
         self._now_ns = now_ns
         self._beat = Beat(beat_s, clock_ns=clock_ns, wait=wait)
         self._reasons: dict[str, None] = {}
-        self._told_to_stop = threading.Event()
         self._is_left_behind = False
-        self._thread = threading.Thread(target=self._run, name="node-sampler", daemon=True)
+        self._thread = BackgroundThread("node-sampler", self._run)
 
     @property
     def missed(self) -> int:
@@ -113,28 +112,24 @@ class Sampler:
 
     def stop(self) -> None:
         """End the polling; a second call does nothing."""
-        self._told_to_stop.set()
-        self._thread.join(self._stop_s)
-        if self._thread.is_alive():
+        if not self._thread.stop(self._stop_s):
             self._is_left_behind = True
             self.problem = f"the node's last poll did not end within {self._stop_s:g} s and was left behind"
 
-    def _run(self) -> None:
+    def _run(self, told_to_stop: threading.Event) -> None:
         try:
             try:
-                self._poll_on_the_beat()
+                self._poll()
+                while not self._beat.wait(told_to_stop):
+                    self._poll()
+                self._poll()
+                if self.missed and not self._is_left_behind:
+                    beats = f"beats of {self._beat.beat_s:g} s"
+                    self._say(f"node: {self.missed} of {self._beat.passed} {beats} were missed")
             finally:
                 self._log.close()
         except LogUnwritable as error:
             self.problem = _unwritable(error)
-
-    def _poll_on_the_beat(self) -> None:
-        self._poll()
-        while not self._beat.wait(self._told_to_stop):
-            self._poll()
-        self._poll()
-        if self.missed and not self._is_left_behind:
-            self._say(f"node: {self.missed} of {self._beat.passed} beats of {self._beat.beat_s:g} s were missed")
 
     def _poll(self) -> None:
         time_ns = self._now_ns()
@@ -169,7 +164,7 @@ class NodeWatch:
     hangs when the watch ends is left behind.
 
     on_notice: is told what is absent and why, after every poll; from the watch's thread.
-    on_beat: is called after each poll, in the watch's thread.
+    on_beat: is called after each poll, in the watch's thread; it may be set until the watch is entered.
     clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until told to stop.
     """
 
@@ -186,13 +181,13 @@ class NodeWatch:
     ) -> None:
         self._opener = opener
         self._wanted = PollingConfig(beat_s=beat_s)
-        self._on_notice, self._on_beat = on_notice, on_beat
+        self.on_beat = on_beat
+        self._on_notice = on_notice
         self._clock_ns, self._cpu_s, self._wait = clock_ns, cpu_s, wait
         self._collectors: Sequence[NodeCollector] = ()
         self._parts: tuple[Part, ...] = ()
         self._beat: Beat | None = None
-        self._told_to_stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+        self._thread = BackgroundThread("node-watch", self._run)
 
     def __enter__(self) -> NodeWatch:
         self._thread.start()
@@ -205,12 +200,11 @@ class NodeWatch:
 
     def stop(self) -> None:
         """End the polling; a second call does nothing."""
-        self._told_to_stop.set()
-        self._thread.join(_STOP_S)
+        self._thread.stop(_STOP_S)
 
     def samples(self) -> list[Owned]:
         """Return the collectors' last answers, and the metrics of the agent itself."""
-        return [(sample, _OF_THE_NODE) for sample in (*self.node_samples(), *self._own(self._parts))]
+        return [(sample, _OF_THE_NODE) for sample in (*self.node_samples(), *self._own_samples())]
 
     def node_samples(self) -> list[Sample]:
         """Return the collectors' last answers."""
@@ -224,7 +218,7 @@ class NodeWatch:
                 found[pid] = (*found.get(pid, ()), *processes)
         return found
 
-    def _own(self, parts: Sequence[Part]) -> list[Sample]:
+    def _own_samples(self) -> list[Sample]:
         samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._wanted.beat_s)]
         if self._beat is not None:
             samples += [
@@ -233,9 +227,9 @@ class NodeWatch:
                 agent.AGENT_LATENESS_SECONDS.at(self._beat.late_s),
             ]
         now_ns = self._clock_ns()
-        return samples + [sample for part in parts for sample in told_of(part, now_ns)]
+        return samples + [sample for part in self._parts for sample in agent_samples(part, now_ns)]
 
-    def _run(self) -> None:
+    def _run(self, told_to_stop: threading.Event) -> None:
         self._collectors = self._opener()
         poller = Poller(
             self._collectors,
@@ -246,7 +240,7 @@ class NodeWatch:
         beat = self._beat = Beat(self._wanted.beat_s, clock_ns=self._clock_ns, wait=self._wait)
         try:
             self._poll(poller)
-            while not beat.wait(self._told_to_stop):
+            while not beat.wait(told_to_stop):
                 self._poll(poller)
         finally:
             poller.close()
@@ -256,12 +250,12 @@ class NodeWatch:
         for reason in poller.absent:
             self._on_notice(reason)
         try:
-            self._on_beat()
+            self.on_beat()
         except Exception as error:  # noqa: BLE001  # Whatever fails there, the node is watched.
             self._on_notice(f"what is done at each beat failed: {in_words(error)}")
 
 
-def told_of(part: Part, now_ns: int) -> list[Sample]:
+def agent_samples(part: Part, now_ns: int) -> list[Sample]:
     """Return the agent's metrics of a collector: its state, its answer's age, and time, fields and samples read."""
     samples = [
         agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),

@@ -26,7 +26,7 @@ from typing import Any, cast
 import psutil
 
 from bench.exporter.gpu_placement import Placement
-from bench.exporter.live_runs import PAUSE_S, FollowedRuns, LiveRuns
+from bench.exporter.live_runs import PAUSE_S, LiveRuns, RunLogs
 from bench.runs.run_dir import begin
 from collectors.host.collector import HostCollector
 from collectors.metrics.registry import METRICS
@@ -139,7 +139,7 @@ class _Looks:
     """The looks at the runs, begun on the beat as the agent begins them, and over before the clock moves on."""
 
     def __init__(self, look: Callable[[], list[Owned]], cost: _Cost, clock: FastTime) -> None:
-        self.followed = FollowedRuns(self._metered, on_notice=print, clock_ns=clock.ns)
+        self.followed = LiveRuns(self._metered, on_notice=print, clock_ns=clock.ns)
         self._look, self._cost, self._clock = look, cost, clock
         self._begun_ns: int | None = None
         self._over = threading.Semaphore(0)
@@ -181,13 +181,13 @@ def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _C
         opener,
         beat_s=beat_s,
         on_notice=lambda text: None,
-        on_beat=lambda: looks.begin(),
         clock_ns=clock.ns,
         wait=clock.wait,
     )
     placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
-    live = LiveRuns(runs, on_notice=print, has_nodes=False, places_of=placement.places_of, clock_ns=clock.ns)
-    looks = _Looks(live.samples, cost, clock)
+    live = RunLogs(runs, on_notice=print, has_nodes=False, places_of=placement.places_of, clock_ns=clock.ns)
+    looks = _Looks(live.read, cost, clock)
+    watch.on_beat = looks.begin
     exporter = Exporter(METRICS, [watch.samples, looks.followed.samples], on_notice=print)
     process = psutil.Process()
     ranks.begin()

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from bench.exporter.live_runs import FollowedRuns
+from bench.exporter.live_runs import LiveRuns
 from collectors.metrics import agent
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS
@@ -46,13 +46,13 @@ class FakeLogs:
         return [(STEP_SECONDS.at(self.looks), RANK)]
 
 
-def _runs(logs: FakeLogs, clock: FakeClock, notices: list[str] | None = None, hold_s: float = 60.0) -> FollowedRuns:
+def _runs(logs: FakeLogs, clock: FakeClock, notices: list[str] | None = None, hold_s: float = 60.0) -> LiveRuns:
     heard = [] if notices is None else notices
-    return FollowedRuns(logs, on_notice=heard.append, hold_s=hold_s, late_s=1.0, pause_s=0.5, clock_ns=clock)
+    return LiveRuns(logs, on_notice=heard.append, hold_s=hold_s, late_s=1.0, pause_s=0.5, clock_ns=clock)
 
 
 @contextmanager
-def _hanging(hang: FakeHang, runs: FollowedRuns) -> Iterator[None]:
+def _hanging(hang: FakeHang, runs: LiveRuns) -> Iterator[None]:
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def _hanging(hang: FakeHang, runs: FollowedRuns) -> Iterator[None]:
         ended("runs")
 
 
-def _values(runs: FollowedRuns, metric: Metric) -> list[tuple[float, dict[str, str]]]:
+def _values(runs: LiveRuns, metric: Metric) -> list[tuple[float, dict[str, str]]]:
     return [(sample.value, sample.labels) for sample, _ in runs.samples() if sample.metric == metric.name]
 
 
@@ -72,11 +72,11 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _steps(runs: FollowedRuns) -> list[float]:
+def _steps(runs: LiveRuns) -> list[float]:
     return [value for value, _ in _values(runs, STEP_SECONDS)]
 
 
-def _look(runs: FollowedRuns, step: float) -> None:
+def _look(runs: LiveRuns, step: float) -> None:
     runs.ask()
     _wait_until(lambda: _steps(runs) == [step])
 
@@ -145,7 +145,7 @@ def test_a_log_that_hangs_is_late_with_its_age_and_holds_up_no_scrape() -> None:
 @pytest.mark.timeout(30)
 def test_a_scrape_that_looks_itself_gives_up_and_later_ones_do_not_wait() -> None:
     hang = FakeHang()
-    runs = FollowedRuns(FakeLogs({2: hang}), on_notice=list[str]().append, late_s=0.01)
+    runs = LiveRuns(FakeLogs({2: hang}), on_notice=list[str]().append, late_s=0.01)
     with _hanging(hang, runs):
         seen = []
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_look_that_fails_shows_nothing_and_the_next_one_may_succeed() -> None:
 
 def test_whoever_listens_is_told_what_a_look_found_and_nothing_of_one_that_failed() -> None:
     clock, told = FakeClock(), list[float]()
-    runs = FollowedRuns(
+    runs = LiveRuns(
         FakeLogs({2: lose_its_way}),
         on_notice=lambda text: None,
         on_look=lambda samples: told.extend(sample.value for sample, _ in samples),

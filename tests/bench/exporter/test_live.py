@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bench.case import Case
-from bench.exporter.live_runs import LiveRuns
+from bench.exporter.live_runs import RunLogs
 from bench.runs.run_dir import Run, begin, case_file, save, summarise
 from bench.runs.summary import series_of
 from collectors.metrics.agent import RANK_INFO, RUN_INFO
@@ -54,8 +54,8 @@ def notices() -> Notices:
 
 
 @pytest.fixture
-def live(tmp_path: Path, notices: Notices) -> LiveRuns:
-    return LiveRuns(tmp_path, on_notice=notices)
+def live(tmp_path: Path, notices: Notices) -> RunLogs:
+    return RunLogs(tmp_path, on_notice=notices)
 
 
 def _begin(folder: Path, case: Case | None = None) -> Run:
@@ -81,13 +81,11 @@ def _step(mark: Mark, step_s: float, tokens: int) -> Reading:
     return _reading(mark, STEP_SECONDS.at(step_s), PHASE_SECONDS.at(step_s / 2, phase="data"), TOKENS.at(tokens))
 
 
-def _values(live: LiveRuns, metric: Metric) -> Sequence[tuple[float, dict[str, str]]]:
-    return [
-        (sample.value, {**sample.labels, **owner}) for sample, owner in live.samples() if sample.metric == metric.name
-    ]
+def _values(live: RunLogs, metric: Metric) -> Sequence[tuple[float, dict[str, str]]]:
+    return [(sample.value, {**sample.labels, **owner}) for sample, owner in live.read() if sample.metric == metric.name]
 
 
-def test_each_ranks_newest_step_is_shown_with_its_rank_and_slot(tmp_path: Path, live: LiveRuns) -> None:
+def test_each_ranks_newest_step_is_shown_with_its_rank_and_slot(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     for rank in range(2):
         log = run.folder / f"rank{rank}.jsonl"
@@ -101,7 +99,7 @@ def test_each_ranks_newest_step_is_shown_with_its_rank_and_slot(tmp_path: Path, 
     assert [value for value, _ in _values(live, TOKENS)] == [16, 24]
 
 
-def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: LiveRuns) -> None:
+def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     assert [labels for _, labels in _values(live, RANK_INFO)] == []
     _write(run.folder / "rank1.jsonl", _opened(run, 1))
@@ -112,7 +110,7 @@ def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: LiveRuns) ->
     assert len(series) == 12
 
 
-def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, live: LiveRuns) -> None:
+def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
     _write(log, _opened(run), _step("warm_up", 100.0, 8))
@@ -124,7 +122,7 @@ def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, liv
 
 
 def test_the_last_account_of_memory_stays_until_the_next_and_no_longer_than_its_trial(
-    tmp_path: Path, live: LiveRuns
+    tmp_path: Path, live: RunLogs
 ) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
@@ -139,18 +137,18 @@ def test_the_last_account_of_memory_stays_until_the_next_and_no_longer_than_its_
     assert _values(live, PEAK_BYTES) == []
 
 
-def test_timed_actions_change_no_live_series(tmp_path: Path, live: LiveRuns, notices: Notices) -> None:
+def test_timed_actions_change_no_live_series(tmp_path: Path, live: RunLogs, notices: Notices) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
     _write(log, _opened(run), _step("measured", 0.5, 16))
-    before = live.samples()
+    before = live.read()
     actions = [TimedAction("forward", 0, 0, 1, 2)]
     _write(log, TimedActions(trial=0, time_ns=0, step=9, begun_ns=1, clock=None, actions=actions))
-    assert live.samples() == before
+    assert live.read() == before
     assert notices == []
 
 
-def test_a_sample_that_a_newer_step_lacks_is_gone(tmp_path: Path, live: LiveRuns) -> None:
+def test_a_sample_that_a_newer_step_lacks_is_gone(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
     _write(log, _opened(run), _reading("measured", LOSS.at(2.0), TOKENS.at(8)))
@@ -159,7 +157,7 @@ def test_a_sample_that_a_newer_step_lacks_is_gone(tmp_path: Path, live: LiveRuns
     assert _values(live, LOSS) == []
 
 
-def test_a_fresh_trial_forgets_steps_and_keeps_what_is_measured_once_a_trial(tmp_path: Path, live: LiveRuns) -> None:
+def test_a_fresh_trial_forgets_steps_and_keeps_what_is_measured_once_a_trial(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
     total = LIVE_TENSOR_BYTES.at(4096, category="total")
@@ -172,18 +170,18 @@ def test_a_fresh_trial_forgets_steps_and_keeps_what_is_measured_once_a_trial(tmp
     assert [value for value, _ in _values(live, LIVE_TENSOR_BYTES)] == [4096]
 
 
-def test_an_ended_run_shows_nothing_any_more(tmp_path: Path, live: LiveRuns, notices: Notices) -> None:
+def test_an_ended_run_shows_nothing_any_more(tmp_path: Path, live: RunLogs, notices: Notices) -> None:
     run = _begin(tmp_path)
     _write(run.folder / "rank0.jsonl", _opened(run), _step("measured", 0.5, 8))
-    assert live.samples() != []
+    assert live.read() != []
     run.close()
-    assert live.samples() == []
+    assert live.read() == []
     save(summarise(run.folder, "done", None))
-    assert live.samples() == []
+    assert live.read() == []
     assert notices == []
 
 
-def test_two_runs_side_by_side_have_a_slot_each(tmp_path: Path, live: LiveRuns) -> None:
+def test_two_runs_side_by_side_have_a_slot_each(tmp_path: Path, live: RunLogs) -> None:
     runs = [_begin(tmp_path), _begin(tmp_path)]
     for number, run in enumerate(runs):
         _write(run.folder / "rank0.jsonl", _opened(run), _step("measured", 0.5 + number, 8))
@@ -193,7 +191,7 @@ def test_two_runs_side_by_side_have_a_slot_each(tmp_path: Path, live: LiveRuns) 
     assert _values(live, STEP_SECONDS) == expected[1:]
 
 
-def test_of_a_node_only_the_newest_beat_counts_whichever_run_polled_it(tmp_path: Path, live: LiveRuns) -> None:
+def test_of_a_node_only_the_newest_beat_counts_whichever_run_polled_it(tmp_path: Path, live: RunLogs) -> None:
     runs = [_begin(tmp_path), _begin(tmp_path)]
     _write(runs[0].folder / "node0.jsonl", *(Polled(time_ns=t, samples=[HOST_LOAD.at(t)]) for t in (1, 5)))
     _write(runs[1].folder / "node0.jsonl", *(Polled(time_ns=t, samples=[HOST_LOAD.at(t)]) for t in (2, 4)))
@@ -201,7 +199,7 @@ def test_of_a_node_only_the_newest_beat_counts_whichever_run_polled_it(tmp_path:
 
 
 def test_a_log_of_a_newer_version_is_said_and_the_others_are_shown(
-    tmp_path: Path, live: LiveRuns, notices: Notices
+    tmp_path: Path, live: RunLogs, notices: Notices
 ) -> None:
     run = _begin(tmp_path)
     _write(run.folder / "rank0.jsonl", msgspec.structs.replace(_opened(run), schema_version=SCHEMA_VERSION + 1))
@@ -214,7 +212,7 @@ def test_a_log_of_a_newer_version_is_said_and_the_others_are_shown(
 
 
 def test_a_line_cut_in_the_middle_is_said_once_and_the_rest_is_shown(
-    tmp_path: Path, live: LiveRuns, notices: Notices
+    tmp_path: Path, live: RunLogs, notices: Notices
 ) -> None:
     run = _begin(tmp_path)
     log = run.folder / "rank0.jsonl"
@@ -229,7 +227,7 @@ def test_a_line_cut_in_the_middle_is_said_once_and_the_rest_is_shown(
 
 
 def test_a_run_folder_deleted_while_it_is_served_is_said_and_gone(
-    tmp_path: Path, live: LiveRuns, notices: Notices
+    tmp_path: Path, live: RunLogs, notices: Notices
 ) -> None:
     run, other = _begin(tmp_path), _begin(tmp_path)
     for one in (run, other):
@@ -242,7 +240,7 @@ def test_a_run_folder_deleted_while_it_is_served_is_said_and_gone(
 
 
 def test_a_run_that_cannot_be_read_is_said_once_and_the_others_are_shown(
-    tmp_path: Path, live: LiveRuns, notices: Notices
+    tmp_path: Path, live: RunLogs, notices: Notices
 ) -> None:
     broken, newer, good = (_begin(tmp_path) for _ in range(3))
     (broken.folder / "case.json").write_text("{")
@@ -255,8 +253,8 @@ def test_a_run_that_cannot_be_read_is_said_once_and_the_others_are_shown(
 
 
 def test_a_folder_of_runs_that_is_not_there_yet_is_empty(tmp_path: Path, notices: Notices) -> None:
-    live = LiveRuns(tmp_path / "later", on_notice=notices)
-    assert live.samples() == []
+    live = RunLogs(tmp_path / "later", on_notice=notices)
+    assert live.read() == []
     run = _begin(tmp_path / "later")
     assert [labels["run"] for _, labels in _values(live, RUN_INFO)] == [run.id]
     assert notices == []
@@ -268,7 +266,7 @@ def test_series_are_named_after_what_is_comparable() -> None:
     assert series_of(small_case(), "another CPU") != series_of(small_case(), "a CPU")
 
 
-def test_a_clock_that_was_set_back_does_not_bring_old_beats_back(tmp_path: Path, live: LiveRuns) -> None:
+def test_a_clock_that_was_set_back_does_not_bring_old_beats_back(tmp_path: Path, live: RunLogs) -> None:
     runs = [_begin(tmp_path), _begin(tmp_path)]
     _write(runs[0].folder / "node0.jsonl", Polled(time_ns=7200, samples=[HOST_LOAD.at(1)]))
     assert _values(live, HOST_LOAD) == [(1, {})]
@@ -276,14 +274,14 @@ def test_a_clock_that_was_set_back_does_not_bring_old_beats_back(tmp_path: Path,
     assert _values(live, HOST_LOAD) == [(2, {})]
 
 
-def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path, live: LiveRuns) -> None:
+def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path, live: RunLogs) -> None:
     (tmp_path / "20200101-000000-broken" / "case.json").mkdir(parents=True)
     run = _begin(tmp_path)
     _write(run.folder / "rank0.jsonl", _opened(run), _step("measured", 0.5, 8))
     assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5]
 
 
-def test_the_last_line_is_the_newest_even_when_the_clock_jumped_back(tmp_path: Path, live: LiveRuns) -> None:
+def test_the_last_line_is_the_newest_even_when_the_clock_jumped_back(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     for step_s, time_ns in ((0.25, 9_000), (0.5, 5)):
         reading = msgspec.structs.replace(_step("measured", step_s, 8), time_ns=time_ns)
@@ -293,7 +291,7 @@ def test_the_last_line_is_the_newest_even_when_the_clock_jumped_back(tmp_path: P
     assert _values(live, HOST_LOAD) == [(0.5, {})]
 
 
-def test_the_rates_of_a_step_are_speed_which_only_measured_steps_have(tmp_path: Path, live: LiveRuns) -> None:
+def test_the_rates_of_a_step_are_speed_which_only_measured_steps_have(tmp_path: Path, live: RunLogs) -> None:
     run = _begin(tmp_path)
     rates = (TOKENS_PER_SECOND.at(100.0), MFU.at(0.5))
     _write(run.folder / "rank0.jsonl", _opened(run), _reading("traced", *rates), _reading("warm_up", *rates))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.exporter.gpu_placement import Place
-from bench.exporter.live_runs import LiveRuns
+from bench.exporter.live_runs import RunLogs
 from bench.runs.run_dir import Run, begin
 from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
@@ -18,8 +18,8 @@ from tests.bench.made.examples import make_machine, small_case
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> LiveRuns:
-    return LiveRuns(tmp_path, on_notice=pytest.fail)
+def live(tmp_path: Path) -> RunLogs:
+    return RunLogs(tmp_path, on_notice=pytest.fail)
 
 
 def _open(run: Run, rank: int = 0, *, pid: int = 1, host: str = "node0") -> None:
@@ -36,24 +36,22 @@ def _poll(path: Path, *beats: Sequence[Sample]) -> None:
     log.close()
 
 
-def _values(live: LiveRuns, metric: Metric) -> Sequence[tuple[float, dict[str, str]]]:
-    return [
-        (sample.value, {**sample.labels, **owner}) for sample, owner in live.samples() if sample.metric == metric.name
-    ]
+def _values(live: RunLogs, metric: Metric) -> Sequence[tuple[float, dict[str, str]]]:
+    return [(sample.value, {**sample.labels, **owner}) for sample, owner in live.read() if sample.metric == metric.name]
 
 
-def test_of_a_node_whose_log_holds_changes_the_last_beat_is_shown_whole(tmp_path: Path, live: LiveRuns) -> None:
+def test_of_a_node_whose_log_holds_changes_the_last_beat_is_shown_whole(tmp_path: Path, live: RunLogs) -> None:
     log = begin(small_case(), make_machine(), tmp_path).folder / "node0.jsonl"
     sent = [HOST_NETWORK_BYTES.at(value, interface="eth0", direction="sent") for value in (10, 20)]
     _poll(log, [HOST_LOAD.at(1), sent[0]], [HOST_LOAD.at(1), sent[1]])
-    assert live.samples()[-2:] == [(HOST_LOAD.at(1), {}), (sent[1], {})]
+    assert live.read()[-2:] == [(HOST_LOAD.at(1), {}), (sent[1], {})]
     _poll(log, [HOST_LOAD.at(2)], [HOST_LOAD.at(3)])
-    assert live.samples()[-1:] == [(HOST_LOAD.at(3), {})]
+    assert live.read()[-1:] == [(HOST_LOAD.at(3), {})]
     assert _values(live, HOST_NETWORK_BYTES) == []
 
 
 def test_where_somebody_else_watches_the_node_its_logs_are_not_shown(tmp_path: Path) -> None:
-    live = LiveRuns(tmp_path, on_notice=pytest.fail, has_nodes=False)
+    live = RunLogs(tmp_path, on_notice=pytest.fail, has_nodes=False)
     run = begin(small_case(), make_machine(), tmp_path)
     _open(run)
     _poll(run.folder / "node0.jsonl", [HOST_LOAD.at(1)])
@@ -63,7 +61,7 @@ def test_where_somebody_else_watches_the_node_its_logs_are_not_shown(tmp_path: P
 
 def test_a_rank_is_joined_to_the_gpus_that_it_computes_on(tmp_path: Path) -> None:
     places = (Place(gpu="2", memory_bytes=9), Place(gpu="7", slice="1/0"))
-    live = LiveRuns(tmp_path, on_notice=pytest.fail, places_of=lambda opened: places if opened.rank == 1 else ())
+    live = RunLogs(tmp_path, on_notice=pytest.fail, places_of=lambda opened: places if opened.rank == 1 else ())
     run = begin(small_case(), make_machine(), tmp_path)
     for rank in range(2):
         _open(run, rank)
