@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -34,6 +34,12 @@ class Allocations:
     device: NDArray[np.int16]
     thread: NDArray[np.int64]
 
+    def at(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Allocations:
+        """Return the chosen rows, in the order in which they are named."""
+        return Allocations(**{name: getattr(self, name)[rows] for name in ALLOCATION_COLUMNS})
+
+
+ALLOCATION_COLUMNS = tuple(field.name for field in fields(Allocations))
 
 NO_ALLOCATIONS = Allocations(
     time_ns=np.empty(0, dtype=np.int64),
@@ -247,7 +253,7 @@ def numbered(things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
     return tuple(numbers), number
 
 
-def numbered_but(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
+def numbered_except(nothing: T, things: Sequence[T]) -> tuple[tuple[T, ...], NDArray[np.int32]]:
     """Do as `numbered`, but leave out things equal to `nothing`, which get the number `ABSENT`."""
     distinct, number = numbered(things)
     if nothing not in distinct:
@@ -266,20 +272,19 @@ Field = TypeVar("Field")
 SCHEMA_VERSION = 2
 COLUMNS = ("name", "kind", "start_ns", "end_ns", "stream", "correlation", "call", "sequence", "shape")
 OF_VERSION_1 = ("name", "kind", "start_ns", "end_ns", "stream")
-ALLOCATIONS = tuple(field.name for field in fields(Allocations))
 
 
 def save(timeline: Timeline, path: Path) -> None:
     """Write the Timeline into one file."""
     columns = {name: getattr(timeline, name) for name in COLUMNS}
-    columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATIONS}
+    columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATION_COLUMNS}
     with path.open("wb") as file:
         np.savez_compressed(
             file,
             schema_version=np.int64(SCHEMA_VERSION),
             rank=np.int64(timeline.rank),
             is_device=np.bool_(timeline.is_device),
-            names=_bytes(list(timeline.names)),
+            names=_bytes(timeline.names),
             calls=_bytes(timeline.calls),
             shapes=_bytes(timeline.shapes),
             about=_bytes(asdict(timeline.about)),
@@ -317,6 +322,8 @@ def load(path: Path) -> Timeline:
                 shapes=(),
                 shape=absent.astype(np.int32),
             )
+        allocations = {name: file[key] for name in ALLOCATION_COLUMNS if (key := f"allocations_{name}") in file}
+        no_threads = np.full(allocations["time_ns"].size, ABSENT, dtype=np.int64)  # Older files have no threads.
         return Timeline(
             rank=rank,
             is_device=is_device,
@@ -325,14 +332,8 @@ def load(path: Path) -> Timeline:
             shapes=_decoded(file["shapes"], tuple[str, ...]),
             about=_decoded(file["about"], About),
             **{name: file[name] for name in COLUMNS},
-            allocations=_allocations(file),
+            allocations=Allocations(**{"thread": no_threads, **allocations}),
         )
-
-
-def _allocations(file: Mapping[str, NDArray[Any]]) -> Allocations:
-    columns = {name: file[key] for name in ALLOCATIONS if (key := f"allocations_{name}") in file}
-    # Older files have no threads.
-    return Allocations(**{"thread": np.full(columns["time_ns"].size, ABSENT, dtype=np.int64), **columns})
 
 
 def _bytes(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
@@ -63,25 +63,26 @@ def collectives(
     raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]
 ) -> Iterator[CollectiveEvent]:
     """Yield all events of communication. kind: for each event an index in `KINDS`. groups: ranks by process group."""
-    said = dict(raw.said)
+    args_of = dict(raw.collective_args)
     by_id: dict[int, CollectiveArgs] = {}  # By the external id that a kernel shares with the host's operator.
-    for each in said.values():
+    for each in args_of.values():
         if each.external_id is not None:
             by_id[each.external_id] = _merged(each, by_id.get(each.external_id))
-    callers = _Callers(raw, kind, said)
+    callers = _Callers(raw, kind, args_of.keys())
     for row in np.flatnonzero(kind == KINDS.index("communication")).tolist():
-        own = said.get(row)
-        if own is not None:
-            own = _merged(own, by_id.get(own.external_id) if own.external_id is not None else None)
-        caller = callers.of(row) if own is None else None
-        words = said.get(caller) if own is None and caller is not None else own
-        if words is not None:
-            yield _spoken(row, words, raw.names[raw.name[row]], groups)
+        name, caller = raw.names[raw.name[row]], None
+        args = args_of.get(row)
+        if args is not None and args.external_id is not None:
+            args = _merged(args, by_id.get(args.external_id))
+        elif args is None and (caller := callers.of(row)) is not None:
+            args = args_of.get(caller)
+        if args is not None:
+            yield _described(row, args, name, groups)
             continue
         at_host = row if caller is None else caller
-        collective = _first_known(raw.names[raw.name[at_host]], raw.names[raw.name[row]])
         shape = int(raw.shape[at_host])
         given = None if shape == ABSENT else elements_of(raw.shapes[shape])
+        collective = _first_known(raw.names[raw.name[at_host]], name)
         yield CollectiveEvent(row=row, call=Call(collective=collective, given_elements=given))
 
 
@@ -122,43 +123,32 @@ def _first_known(*names: str | None) -> str:
     return next((collective for collective in known if collective != OTHER), OTHER)
 
 
-def _spoken(row: int, said: CollectiveArgs, name: str, groups: Mapping[str, tuple[int, ...]]) -> CollectiveEvent:
-    group = said.group or None
-    ranks = ranks_of(said.ranks) if said.ranks else ()
-    if not ranks and group is not None:
-        ranks = groups.get(group, ())
+def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, tuple[int, ...]]) -> CollectiveEvent:
+    """Return the event of these args. name: of the event. groups: ranks by process group, where args tell none."""
+    ranks = ranks_of(args.ranks) if args.ranks else ()
+    # A message with both ends given has no peer, since the rank itself is one of them.
+    ends = [rank for rank in (args.source, args.destination) if rank is not None and rank >= 0]
+    size, sequence = args.group_size, args.sequence
     return CollectiveEvent(
         row=row,
         call=Call(
-            collective=_first_known(said.collective, name),
-            group=group,
-            ranks=ranks,
-            dtype=None if not said.dtype else DTYPES.get(said.dtype, said.dtype.lower()),
-            given_elements=said.given_elements,
-            filled_elements=said.filled_elements,
-            peer=_peer(said),
-            group_size=_group_size(said),
+            collective=_first_known(args.collective, name),
+            group=args.group or None,
+            ranks=ranks or (groups.get(args.group, ()) if args.group else ()),
+            dtype=None if not args.dtype else DTYPES.get(args.dtype, args.dtype.lower()),
+            given_elements=args.given_elements,
+            filled_elements=args.filled_elements,
+            peer=ends[0] if len(ends) == 1 else None,
+            group_size=size if size is not None and 0 < size < LARGEST_WORLD else None,
         ),
-        sequence=said.sequence if said.sequence is not None and 0 <= said.sequence < NO_SEQUENCE else ABSENT,
+        sequence=sequence if sequence is not None and 0 <= sequence < NO_SEQUENCE else ABSENT,
     )
-
-
-def _peer(said: CollectiveArgs) -> int | None:
-    """Return the other rank of a message; None if both ends are given, since the rank itself is one of them."""
-    told = [rank for rank in (said.source, said.destination) if rank is not None and rank >= 0]
-    return told[0] if len(told) == 1 else None
-
-
-def _group_size(said: CollectiveArgs) -> int | None:
-    """Return the number of ranks in the process group; None if the trace gives none or an impossible one."""
-    size = said.group_size
-    return size if size is not None and 0 < size < LARGEST_WORLD else None
 
 
 class _Callers:
     """Finds the host's event that surrounds the launch of a collective and tells which one it is."""
 
-    def __init__(self, raw: RawEvents, kind: NDArray[np.int8], said: Mapping[int, CollectiveArgs]) -> None:
+    def __init__(self, raw: RawEvents, kind: NDArray[np.int8], with_args: Collection[int]) -> None:
         self._raw = raw
         # Launches of communication, by correlation.
         is_launch = (kind == KINDS.index("launch")) & (raw.correlation != ABSENT)
@@ -166,31 +156,30 @@ class _Callers:
         rows = np.flatnonzero(is_launch & np.isin(raw.correlation, raw.correlation[is_wanted])).tolist()
         self._launches: dict[int, int] = dict(zip(raw.correlation[rows].tolist(), rows, strict=True))
         # Host events that describe a collective, by thread and start; a RECORD counts only if it has arguments.
-        tells = [name == RECORD or ANNOTATION.match(name) is not None for name in raw.names]
+        describes = [name == RECORD or ANNOTATION.match(name) is not None for name in raw.names]
         is_host = kind == KINDS.index("host")
-        rows = np.flatnonzero(is_host & np.array([*tells, False], dtype=np.bool_)[raw.name]).tolist()
-        by_thread: dict[tuple[int, int], list[int]] = defaultdict(list)
+        rows = np.flatnonzero(is_host & np.array([*describes, False], dtype=np.bool_)[raw.name]).tolist()
+        self._by_thread: dict[tuple[int, int], list[int]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: int(raw.start_ns[row])):
-            if row in said or raw.names[raw.name[row]] != RECORD:
-                by_thread[self._thread(row)].append(row)
-        self._told = by_thread
-        self._starts = {thread: raw.start_ns[rows].tolist() for thread, rows in by_thread.items()}
+            if row in with_args or raw.names[raw.name[row]] != RECORD:
+                self._by_thread[self._thread(row)].append(row)
+        self._starts_ns = {thread: raw.start_ns[rows].tolist() for thread, rows in self._by_thread.items()}
 
     def of(self, row: int) -> int | None:
         """Return the row of the innermost event around this one's launch, preferably a RECORD; None if none is."""
-        launch = self._launches.get(int(self._raw.correlation[row]))
-        if launch is None:
+        raw = self._raw
+        launch = self._launches.get(int(raw.correlation[row]))
+        if launch is None or (thread := self._thread(launch)) not in self._by_thread:
             return None
-        thread, start_ns = self._thread(launch), int(self._raw.start_ns[launch])
-        around = self._around(self._told.get(thread, ()), self._starts.get(thread, ()), start_ns)
-        return max(around, key=lambda each: self._raw.names[self._raw.name[each]] == RECORD, default=None)
-
-    def _around(self, rows: Sequence[int], starts_ns: Sequence[int], time_ns: int) -> Iterator[int]:
-        """Yield the rows whose events are running at the time, the innermost first."""
-        last = bisect_right(starts_ns, time_ns)
-        for row in reversed(rows[max(0, last - NESTED_AT_MOST) : last]):
-            if time_ns < int(self._raw.start_ns[row]) + int(self._raw.duration_ns[row]):
-                yield row
+        launch_ns = int(raw.start_ns[launch])
+        last = bisect_right(self._starts_ns[thread], launch_ns)
+        # The innermost first: of nested events it starts last.
+        around = [
+            each
+            for each in reversed(self._by_thread[thread][max(0, last - NESTED_AT_MOST) : last])
+            if launch_ns < int(raw.start_ns[each]) + int(raw.duration_ns[each])
+        ]
+        return max(around, key=lambda each: raw.names[raw.name[each]] == RECORD, default=None)
 
     def _thread(self, row: int) -> tuple[int, int]:
         return int(self._raw.process[row]), int(self._raw.thread[row])
@@ -237,15 +226,24 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
     issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Two of one name
     that both threads of a group take up within microseconds of each other may be swapped.
     """
-    recorded = {one.event for one in issued}
-    events = [event for event in _events(timeline) if event.name in recorded]
-    notes = tuple(_unlike(events, issued))
-    counted = Counter(one.event for one in issued)
-    alike = {name for name, count in Counter(event.name for event in events).items() if counted[name] == count}
-    events = [event for event in events if event.name in alike]
+    recorded = Counter(one.event for one in issued)
+    events = []
+    for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
+        name = timeline.names[timeline.name[row]]
+        if name.startswith(GLOO) and name in recorded:
+            start_ns, thread = int(timeline.start_ns[row]), int(timeline.stream[row])
+            events.append(_Event(row=row, name=name, start_ns=start_ns, thread=thread))
+    traced = Counter(event.name for event in events)
+    notes = tuple(
+        f"process groups and numbers of {name} are absent: {traced[name]} of its events were traced, and the Flight"
+        f" Recorder has {count}"
+        for name, count in sorted(recorded.items())
+        if traced[name] != count
+    )
+    events = [event for event in events if traced[event.name] == recorded[event.name]]
     by_group: dict[_Group, list[Issued]] = defaultdict(list)
     for one in issued:
-        if one.event in alike:
+        if traced[one.event] == recorded[one.event]:
             by_group[one.call.group, one.call.ranks].append(one)
     found = _only_way(by_group, events)
     if found is None:
@@ -255,26 +253,7 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
             f"process groups and numbers of {len(events)} collectives are absent: which threads of gloo serve which of"
             f" {groups} is not told by their events",
         )
-    return spoken(timeline, {row: one for pairs in found for row, one in pairs}), notes
-
-
-def _events(timeline: Timeline) -> Iterator[_Event]:
-    """Yield gloo's events, by start."""
-    for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
-        name = timeline.names[timeline.name[row]]
-        if name.startswith(GLOO):
-            yield _Event(row=row, name=name, start_ns=int(timeline.start_ns[row]), thread=int(timeline.stream[row]))
-
-
-def _unlike(events: Iterable[_Event], issued: Iterable[Issued]) -> Iterator[str]:
-    """Yield a line for each name that is not as often in the trace as in the record."""
-    seen, counted = Counter(event.name for event in events), Counter(one.event for one in issued)
-    for name, count in sorted(counted.items()):
-        if seen[name] != count:
-            yield (
-                f"process groups and numbers of {name} are absent: {seen[name]} of its events were traced, and the"
-                f" Flight Recorder has {count}"
-            )
+    return replace_calls(timeline, {row: one for pairs in found for row, one in pairs}), notes
 
 
 def _only_way(
@@ -319,18 +298,18 @@ def _paired(issued: Iterable[Issued], events: Iterable[_Event]) -> list[tuple[in
     by_name: dict[str, list[Issued]] = defaultdict(list)
     for one in issued:
         by_name[one.event].append(one)
-    seen: dict[str, list[_Event]] = defaultdict(list)
+    traced: dict[str, list[_Event]] = defaultdict(list)
     for event in events:
-        seen[event.name].append(event)
-    if {name: len(rows) for name, rows in seen.items()} != {name: len(ones) for name, ones in by_name.items()}:
+        traced[event.name].append(event)
+    if {name: len(rows) for name, rows in traced.items()} != {name: len(ones) for name, ones in by_name.items()}:
         return None
-    pairs = [(event, one) for name, ones in by_name.items() for event, one in zip(seen[name], ones, strict=True)]
+    pairs = [(event, one) for name, ones in by_name.items() for event, one in zip(traced[name], ones, strict=True)]
     if any(event.start_ns + CLOCKS_APART_NS < one.created_ns for event, one in pairs):
         return None
     return [(event.row, one) for event, one in pairs]
 
 
-def spoken(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
+def replace_calls(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
     """Return the Timeline with the calls and sequence numbers of these rows replaced."""
     numbers: dict[Call, int] = {}
     call = np.full(timeline.call.size, ABSENT, dtype=np.int32)

@@ -6,9 +6,9 @@ has written since 2021. Neither knows what an event means. See `raw_events` for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,9 +22,16 @@ from collectors.traces.reading.raw_events import (
     OF_2021,
     CollectiveArgs,
     RawEvents,
-    said_of,
+    decode_collective_args,
 )
-from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
+from collectors.traces.timeline import (
+    ABSENT,
+    ALLOCATION_COLUMNS,
+    NO_ALLOCATIONS,
+    Allocations,
+    numbered,
+    numbered_except,
+)
 
 # Times: decimal microseconds of a trace become exact nanoseconds, unrounded by floating point.
 
@@ -41,7 +48,7 @@ class Inexact(ValueError):
     """A double does not give the exact nanosecond (too large, or more than three decimals); its digits do."""
 
 
-def of_numbers(values: Sequence[object]) -> Times:
+def ns_of_numbers(values: Sequence[object]) -> Times:
     """Return the nanoseconds of microseconds that were read as integers and doubles.
 
     Raises:
@@ -63,7 +70,7 @@ def of_numbers(values: Sequence[object]) -> Times:
     return nearest_ns
 
 
-def of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
+def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
     """Return the nanoseconds of starts and durations as they are written; each event's start tells the unit of both.
 
     durations: one per start, or none at all.
@@ -148,36 +155,24 @@ def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None
     rows, names, shapes, said, allocations, without_address, unknown, unread_phases = found
     if not OF_2021.keys().isdisjoint(unknown):
         return None
-    row = np.frombuffer(rows, ROW)
     text = memoryview(chunk)
     try:
-        says = tuple((number, said_of(text[begin:end])) for number, begin, end in np.frombuffer(said, SAID).tolist())
+        collective_args = tuple(
+            (row, decode_collective_args(text[begin:end])) for row, begin, end in np.frombuffer(said, SAID).tolist()
+        )
     except msgspec.DecodeError:
         return None
-    allocation = np.frombuffer(allocations, ALLOCATION)
+    row, allocation = np.frombuffer(rows, ROW), np.frombuffer(allocations, ALLOCATION)
+    columns: dict[str, Any] = {name: row[name] for name in ROW.names or ()}
     return RawEvents(
         names=names,
-        name=row["name"],
-        category=row["category"],
-        start_ns=row["start_ns"],
-        duration_ns=row["duration_ns"],
-        process=row["process"],
-        thread=row["thread"],
-        correlation=row["correlation"],
         shapes=shapes,
-        shape=row["shape"],
-        said=says,
-        allocations=Allocations(
-            time_ns=allocation["time_ns"],
-            address=allocation["address"],
-            change_bytes=allocation["change_bytes"],
-            allocated_bytes=allocation["allocated_bytes"],
-            device=allocation["device"],
-            thread=allocation["thread"],
-        ),
+        collective_args=collective_args,
+        allocations=Allocations(**{name: allocation[name] for name in ALLOCATION_COLUMNS}),
         without_address=without_address,
         unknown=frozenset(unknown),
         unread_phases=frozenset(unread_phases),
+        **columns,
     )
 
 
@@ -272,7 +267,7 @@ def columns(events: Sequence[Event]) -> RawEvents:
         raise ValueError("an event has no name")
     shapes, shape = _shapes(complete)
     changes = [event for event in events if event.ph == "i" and event.name == MEMORY]
-    placed = [event for event in changes if event.args is not None and event.args.address is not None]
+    with_address = [event for event in changes if event.args is not None and event.args.address is not None]
     start_ns, duration_ns = _times(complete)
     return RawEvents(
         names=tuple(str(each) for each in names),
@@ -280,14 +275,18 @@ def columns(events: Sequence[Event]) -> RawEvents:
         category=np.fromiter(map(NUMBERS.__getitem__, categories), dtype=np.int8, count=len(categories)),
         start_ns=start_ns,
         duration_ns=duration_ns,
-        process=_places([event.pid for event in complete]),
-        thread=_places([event.tid for event in complete]),
+        process=_process_or_thread([event.pid for event in complete]),
+        thread=_process_or_thread([event.tid for event in complete]),
         correlation=_column([ABSENT if event.args is None else event.args.correlation for event in complete]),
         shapes=shapes,
         shape=shape,
-        said=tuple(_said(complete)),
-        allocations=_allocations(placed),
-        without_address=len(changes) - len(placed),
+        collective_args=tuple(
+            (row, CollectiveArgs(**{name: getattr(args, name) for name in CollectiveArgs.__struct_fields__}))
+            for row, args in enumerate(event.args for event in complete)
+            if args is not None and args.collective is not None
+        ),
+        allocations=_allocations(with_address),
+        without_address=len(changes) - len(with_address),
         unknown=frozenset(distinct - KNOWN),
         unread_phases=frozenset({event.ph for event in events} - PHASES),
     )
@@ -299,29 +298,22 @@ def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int3
     texts = b"\0".join(raws).split(b"\0") if raws else []
     if not any(texts):
         texts = [b"" if event.args is None else bytes(event.args.shape_of_2021) for event in complete]
-    distinct, number = numbered_but(b"", texts)
+    distinct, number = numbered_except(b"", texts)
     return tuple(str(text, "utf-8") for text in distinct), number
 
 
 def _times(events: Sequence[Event]) -> tuple[Times, Times]:
     """Return starts and durations in nanoseconds."""
     if written := [event for event in events if isinstance(event, EventWithDigits)]:
-        return of_digits([bytes(event.ts) for event in written], [bytes(event.dur) for event in written])
-    return of_numbers([event.ts for event in events]), of_numbers([event.dur for event in events])
+        return ns_of_digits([bytes(event.ts) for event in written], [bytes(event.dur) for event in written])
+    return ns_of_numbers([event.ts for event in events]), ns_of_numbers([event.dur for event in events])
 
 
-def _places(values: Sequence[int | str | None]) -> NDArray[np.int64]:
+def _process_or_thread(values: Sequence[int | str | None]) -> NDArray[np.int64]:
     """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
     if any(isinstance(value, str) for value in set(values)):
         return _column([value if isinstance(value, int) else int(str(value).rpartition(" ")[2]) for value in values])
     return _column(values)
-
-
-def _said(events: Sequence[Event]) -> Iterator[tuple[int, CollectiveArgs]]:
-    args = [event.args for event in events]
-    for row, each in enumerate(args):
-        if each is not None and each.collective is not None:
-            yield row, CollectiveArgs(**{field: getattr(each, field) for field in CollectiveArgs.__struct_fields__})
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:
@@ -334,9 +326,9 @@ def _allocations(events: Sequence[Event]) -> Allocations:
     if len(changes) < len(events):
         raise ValueError("a change of memory has no size")
     if written := [event for event in events if isinstance(event, EventWithDigits)]:
-        time_ns, _ = of_digits([bytes(event.ts) for event in written], [])
+        time_ns, _ = ns_of_digits([bytes(event.ts) for event in written], [])
     else:
-        time_ns = of_numbers([event.ts for event in events])
+        time_ns = ns_of_numbers([event.ts for event in events])
     return Allocations(
         time_ns=time_ns,
         address=np.array([address % 2**64 for address in addresses], dtype=np.uint64),

@@ -1,6 +1,6 @@
 """Kinds of a trace's events (compute, communication, copy, ...), and remarks on events that cannot be trusted.
 
-`kinds` goes by category, name and place; `sound` leaves out events with impossible times; `remarks` is on the rest.
+`kinds` goes by category, name and place; `drop_impossible` by the times; `remarks` are on the events that are left.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from collectors.traces.event_names import GLOO, HOST_COMPUTE, STEPS, is_communication
 from collectors.traces.intervals import Times
-from collectors.traces.reading.raw_events import ALLOCATION_COLUMNS, CATEGORIES, PLAIN_COLUMNS, RawEvents
+from collectors.traces.reading.raw_events import CATEGORIES, PLAIN_COLUMNS, RawEvents
 from collectors.traces.timeline import KINDS, Kind, stream_name
 
-Chosen = NDArray[np.bool_]
+Mask = NDArray[np.bool_]
 
 _KIND_OF_CATEGORY: dict[str, Kind] = {
     "cpu_op": "host",
@@ -47,38 +47,36 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
     communication wherever no kernel communicates: ranks that share a GPU communicate over gloo.
     """
     is_device = bool(devices(raw).size)
-    kind = np.array([_number(_KIND_OF_CATEGORY.get(name, "launch")) for name in CATEGORIES], dtype=np.int8)[
+    kind = np.array([KINDS.index(_KIND_OF_CATEGORY.get(name, "launch")) for name in CATEGORIES], dtype=np.int8)[
         raw.category
     ]
-    is_host, is_kernel = kind == _number("host"), _is_of(raw, "kernel")
+    is_host, is_kernel = kind == KINDS.index("host"), _is_of(raw, "kernel")
     communicates = _named(raw, is_communication) & (is_kernel | _is_of(raw, "gpu_memcpy"))
-    communicates[[row for row, said in raw.said if is_kernel[row]]] = True
-    kind[communicates] = _number("communication")
+    communicates[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    kind[communicates] = KINDS.index("communication")
 
     is_gloo = is_host & _named(raw, lambda name: name.startswith(GLOO))
     if not is_device:
         # gloo's own threads; send and receive run on the caller's thread, which also computes.
         is_apart = is_gloo & ~_named(raw, lambda name: name.startswith((f"{GLOO}send", f"{GLOO}recv")))
         of_gloo = np.isin(raw.thread, np.unique(raw.thread[is_apart]))
-        kind[is_host & ~of_gloo & _named(raw, lambda name: HOST_COMPUTE.match(name) is not None)] = _number("compute")
+        kind[is_host & ~of_gloo & _named(raw, lambda name: HOST_COMPUTE.match(name) is not None)] = KINDS.index(
+            "compute"
+        )
     if not (communicates & is_kernel).any():
-        kind[is_gloo] = _number("communication")
-    kind[is_host & _named(raw, lambda name: STEPS.match(name) is not None)] = _number("step")
+        kind[is_gloo] = KINDS.index("communication")
+    kind[is_host & _named(raw, lambda name: STEPS.match(name) is not None)] = KINDS.index("step")
     return kind, is_device
 
 
-def _number(kind: Kind) -> int:
-    return KINDS.index(kind)
-
-
-def _is_of(raw: RawEvents, category: str) -> Chosen:
-    chosen: Chosen = raw.category == CATEGORIES.index(category)
+def _is_of(raw: RawEvents, category: str) -> Mask:
+    chosen: Mask = raw.category == CATEGORIES.index(category)
     return chosen
 
 
-def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Chosen:
+def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Mask:
     """Return for each event whether the rule holds for its name; each distinct name is tested once."""
-    chosen: Chosen = np.array([*map(rule, raw.names), False], dtype=np.bool_)[raw.name]
+    chosen: Mask = np.array([*map(rule, raw.names), False], dtype=np.bool_)[raw.name]
     return chosen
 
 
@@ -91,23 +89,21 @@ ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communica
 """Kinds that a stream of a device runs one at a time."""
 
 
-def sound(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
+def drop_impossible(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
     """Return the events whose times are possible, moved later by base_ns; and lines on those that are left out."""
     latest_ns = LATEST_NS - max(base_ns, 0)
     is_backward = raw.duration_ns < 0
-    is_sound = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
+    is_possible = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
     kept = raw.allocations.time_ns <= latest_ns
     backward = int(is_backward.sum())
-    too_late = int((~is_sound).sum()) - backward + int((~kept).sum())
+    too_late = int((~is_possible).sum()) - backward + int((~kept).sum())
     if backward or too_late:
-        rows = np.cumsum(is_sound) - 1  # The new row of each event that is kept.
-        columns = {name: getattr(raw, name)[is_sound] for name in (*PLAIN_COLUMNS, "name", "shape")}
+        rows = np.cumsum(is_possible) - 1  # The new row of each event that is kept.
+        columns = {name: getattr(raw, name)[is_possible] for name in (*PLAIN_COLUMNS, "name", "shape")}
         raw = replace(
             raw,
-            said=tuple((int(rows[row]), said) for row, said in raw.said if is_sound[row]),
-            allocations=replace(
-                raw.allocations, **{name: getattr(raw.allocations, name)[kept] for name in ALLOCATION_COLUMNS}
-            ),
+            collective_args=tuple((int(rows[row]), args) for row, args in raw.collective_args if is_possible[row]),
+            allocations=raw.allocations.at(kept),
             **columns,
         )
     np.add(raw.start_ns, base_ns, out=raw.start_ns)

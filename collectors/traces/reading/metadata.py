@@ -11,6 +11,7 @@ import msgspec
 
 from collectors.traces.reading.decoders import UNDECODABLE
 from collectors.traces.reading.json_chunks import Window
+from collectors.traces.timeline import About
 
 V = TypeVar("V")
 
@@ -29,7 +30,7 @@ _PLACE = re.compile(r"\(byte (\d+)\)")
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 BaseTime = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
-Around = Mapping[str, msgspec.Raw]
+TopLevelKeys = Mapping[str, msgspec.Raw]
 """The keys of the trace other than its events, each with its value as text."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -60,15 +61,12 @@ class Device(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a trace tells of its rank; None or empty where it tells nothing."""
+class TraceMetadata:
+    """What a trace tells of its rank and its times; None where it tells nothing. base_ns: what its times count from."""
 
     base_ns: int | None = None
     rank: int | None = None
-    world_size: int | None = None
-    device_name: str | None = None
-    host: str | None = None
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    about: About = field(default_factory=About)
 
 
 class NoEvents(ValueError):
@@ -79,7 +77,7 @@ class NoEvents(ValueError):
         self.at = at
 
 
-def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES) -> tuple[Around | None, bool]:
+def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES) -> tuple[TopLevelKeys | None, bool]:
     """Move the window's start behind the bracket that opens the list of events.
 
     largest_head_bytes: how far to look for it at least.
@@ -94,10 +92,10 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
     while True:
         for match in _EVENTS.finditer(window.text, window.start):
             # Closing the object here gives valid JSON, unless the match lies within a string or a nested object.
-            around = _decoded(window.text[window.start : match.start()] + b'"traceEvents":[]}')
-            if around is not None:
+            keys = _decoded(window.text[window.start : match.start()] + b'"traceEvents":[]}')
+            if keys is not None:
                 window.start = match.end()
-                return around, False
+                return keys, False
         if window.is_last or window.unread_bytes > largest_head_bytes:
             break
         window.fill()
@@ -107,7 +105,7 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
     raise _no_events(window)
 
 
-def tail(window: Window, *, is_bare: bool) -> Around | None:
+def read_tail(window: Window, *, is_bare: bool) -> TopLevelKeys | None:
     """Return the keys after the list of events, where the window's start is; None if they cannot be read.
 
     is_bare: the text is the list alone, so that nothing should follow.
@@ -120,19 +118,21 @@ def tail(window: Window, *, is_bare: bool) -> Around | None:
     return _decoded(b"{" + text.removeprefix(b","))
 
 
-def surroundings(around: Around) -> Surroundings:
+def read_metadata(keys: TopLevelKeys) -> TraceMetadata:
     """Return what the keys tell; ignore values that are not as torch writes them."""
-    distributed = _value(around, "distributedInfo", DistributedInfo) or DistributedInfo()
-    groups = _value(around, "distributedInfo", _Groups) or _Groups()
-    devices = _value(around, "deviceProperties", list[Device])
+    distributed = _value(keys, "distributedInfo", DistributedInfo) or DistributedInfo()
+    groups = _value(keys, "distributedInfo", _Groups) or _Groups()
+    devices = _value(keys, "deviceProperties", list[Device])
     listed = groups.pg_config.values() if isinstance(groups.pg_config, dict) else groups.pg_config
-    return Surroundings(
-        base_ns=_value(around, "baseTimeNanoseconds", BaseTime),
+    return TraceMetadata(
+        base_ns=_value(keys, "baseTimeNanoseconds", BaseTime),
         rank=distributed.rank,
-        world_size=distributed.world_size,
-        device_name=devices[0].name if devices else None,
-        host=_value(around, "host_name", str),
-        groups={group.pg_name: ranks_of(group.ranks) for group in listed},
+        about=About(
+            world_size=distributed.world_size,
+            device_name=devices[0].name if devices else None,
+            host=_value(keys, "host_name", str),
+            groups={group.pg_name: ranks_of(group.ranks) for group in listed},
+        ),
     )
 
 
@@ -146,14 +146,14 @@ def ranks_of(written: Iterable[int] | str) -> tuple[int, ...]:
     return tuple(map(int, found))
 
 
-def _value(around: Around, key: str, type_: type[V]) -> V | None:
+def _value(keys: TopLevelKeys, key: str, type_: type[V]) -> V | None:
     try:
-        return msgspec.json.decode(around[key], type=type_) if key in around else None
+        return msgspec.json.decode(keys[key], type=type_) if key in keys else None
     except UNDECODABLE:
         return None
 
 
-def _decoded(text: bytes) -> Around | None:
+def _decoded(text: bytes) -> TopLevelKeys | None:
     try:
         return _object.decode(text)
     except UNDECODABLE:

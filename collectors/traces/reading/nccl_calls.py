@@ -18,7 +18,7 @@ import numpy as np
 
 from collectors.traces.analyzers.kernels import GRAPH_LAUNCH
 from collectors.traces.event_names import collective_of
-from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, spoken
+from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, replace_calls
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
 
@@ -62,7 +62,7 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
     for pairs, note in (_messages(kernels, issued), *_numbers(kernels, issued)):
         found |= pairs
         notes += [note] if note is not None else []
-    return (spoken(timeline, found) if found else timeline), tuple(notes)
+    return (replace_calls(timeline, found) if found else timeline), tuple(notes)
 
 
 def replayed(timeline: Timeline) -> int:
@@ -121,14 +121,15 @@ def _kernels(timeline: Timeline) -> list[_Kernel]:
 
 def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dict[int, Issued], str | None]:
     """Return the records of kernels of message batches, by row; or why they are absent."""
-    silent = [kernel for kernel in kernels if kernel.collective == "send" and kernel.group is None]
-    batches = [one for one in issued if one.call.collective == "send" and _is_batch(one)]
-    if not silent and not batches:
+    undescribed = [kernel for kernel in kernels if kernel.collective == "send" and kernel.group is None]
+    # Messages that were issued together; for one issued alone the trace has a description.
+    batches = [one for one in issued if one.call.collective == "send" and one.event.endswith("coalesced")]
+    if not undescribed and not batches:
         return {}, None
-    absent = f"process groups, peers and bytes of {len(silent)} kernels of messages are absent: "
-    if len(silent) != len(batches):
+    absent = f"process groups, peers and bytes of {len(undescribed)} kernels of messages are absent: "
+    if len(undescribed) != len(batches):
         return {}, f"{absent}the Flight Recorder has {len(batches)} batches of messages"
-    in_order = _in_order(silent)
+    in_order = _in_order(undescribed)
     if in_order is None:
         return {}, f"{absent}their launches are not in the trace"
     if not _fits(in_order, batches):
@@ -151,13 +152,13 @@ def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple
     for one in issued:
         recorded[one.call.group, one.call.collective].append(one)
     numbered: list[tuple[dict[int, Issued], str | None]] = []
-    for (group, collective), its in sorted(ran.items()):
-        if all(kernel.is_numbered for kernel in its):
+    for (group, collective), traced in sorted(ran.items()):
+        if all(kernel.is_numbered for kernel in traced):
             continue
-        ones, in_order = recorded[group, collective], _in_order(its)
+        ones, in_order = recorded[group, collective], _in_order(traced)
         absent = f"numbers of {collective} in process group {group} are absent: "
-        if len(its) != len(ones):
-            note = f"{absent}{len(its)} of its kernels were traced, and the Flight Recorder has {len(ones)}"
+        if len(traced) != len(ones):
+            note = f"{absent}{len(traced)} of its kernels were traced, and the Flight Recorder has {len(ones)}"
             numbered.append(({}, note))
         elif in_order is None or not _fits(in_order, ones):
             numbered.append(({}, f"{absent}its kernels were not launched when the Flight Recorder has them issued"))
@@ -168,11 +169,6 @@ def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple
             }
             numbered.append((pairs, None))
     return numbered
-
-
-def _is_batch(one: Issued) -> bool:
-    """Return whether these messages were issued together; for one issued alone the trace has a description."""
-    return one.event.endswith("coalesced")
 
 
 def _in_order(kernels: Sequence[_Kernel]) -> list[_Kernel] | None:

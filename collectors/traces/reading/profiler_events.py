@@ -15,8 +15,8 @@ import numpy as np
 
 from collectors.traces.event_names import RECORD
 from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
-from collectors.traces.reading.reader import timeline
-from collectors.traces.timeline import ABSENT, About, Timeline, numbered, numbered_but
+from collectors.traces.reading.reader import build_timeline
+from collectors.traces.timeline import ABSENT, About, Timeline, numbered, numbered_except
 
 NUMBERS = {name: number for number, name in enumerate(CATEGORIES)}
 OF_HOST = (CATEGORIES.index("cpu_op"), CATEGORIES.index("user_annotation"))
@@ -45,7 +45,7 @@ def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
     rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
     kept = [event for _, event in rows]
     names, name = numbered([event.name() for event in kept])
-    shapes, shape = numbered_but("", [_shape(event) if category in OF_HOST else "" for category, event in rows])
+    shapes, shape = numbered_except("", [_shape(event) if category in OF_HOST else "" for category, event in rows])
     start_ns = np.array([event.start_ns() for event in kept], dtype=np.int64)
     raw = RawEvents(
         names=names,
@@ -60,9 +60,9 @@ def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
         ),
         shapes=shapes,
         shape=shape,
-        said=tuple(sorted(_collective_args(rows).items())),
+        collective_args=tuple(sorted(_collective_args(rows).items())),
     )
-    return timeline(raw, rank=rank, about=About())
+    return build_timeline(raw, rank=rank, about=About())
 
 
 def _shape(operator: Event) -> str:
@@ -78,14 +78,16 @@ def _shape(operator: Event) -> str:
 
 def _collective_args(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
     """Return the args of collectives by row: an operator's own, which its kernels get too, as kineto does it."""
-    said: dict[int, CollectiveArgs] = {}
+    found: dict[int, CollectiveArgs] = {}
     by_operator: dict[int, CollectiveArgs] = {}
     for row, (category, event) in enumerate(rows):
         if category in OF_HOST and event.name() == RECORD and "Collective name" in (meta := event.extra_meta()):
             values = {key: value.strip('"') for key, value in meta.items()}
-            said[row] = msgspec.convert({**values, "External id": event.correlation_id()}, CollectiveArgs, strict=False)
-            by_operator[event.correlation_id()] = said[row]
+            found[row] = msgspec.convert(
+                {**values, "External id": event.correlation_id()}, CollectiveArgs, strict=False
+            )
+            by_operator[event.correlation_id()] = found[row]
     for row, (category, event) in enumerate(rows):
-        if category == KERNEL and by_operator and (its := by_operator.get(event.linked_correlation_id())):
-            said[row] = its
-    return said
+        if category == KERNEL and by_operator and (args := by_operator.get(event.linked_correlation_id())):
+            found[row] = args
+    return found

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations
+from collectors.traces.timeline import ABSENT, ALLOCATION_COLUMNS, NO_ALLOCATIONS, Allocations
 
 CATEGORIES: tuple[str, ...] = (
     "cpu_op",
@@ -105,7 +105,7 @@ class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
     external_id: int | None = msgspec.field(default=None, name="External id")
 
 
-said_of = msgspec.json.Decoder(CollectiveArgs).decode
+decode_collective_args = msgspec.json.Decoder(CollectiveArgs).decode
 """Decode the text of an event's args.
 
 Raises:
@@ -121,7 +121,7 @@ class RawEvents:
     the text of "Input Dims" as written, and the index is -1 if there is none.
     category: an index into `CATEGORIES`. start_ns, duration_ns: ts and dur, relative to the file's base time.
     process, thread: pid and tid. correlation: of args, -1 if absent.
-    said: (row, what its args tell) for each row whose args have a "Collective name" that is not null; by row.
+    collective_args: (row, its args) for each row whose args have a "Collective name" that is not null; by row.
     allocations: time_ns as start_ns; address "Addr" modulo 2**64; change_bytes "Bytes"; allocated_bytes
     "Total Allocated", -1 if absent; device "Device Id" if "Device Type" is not 0, else -1; thread tid, -1 if it is not
     a number.
@@ -139,7 +139,7 @@ class RawEvents:
     correlation: NDArray[np.int64]
     shapes: tuple[str, ...]
     shape: NDArray[np.int32]
-    said: tuple[tuple[int, CollectiveArgs], ...] = ()
+    collective_args: tuple[tuple[int, CollectiveArgs], ...] = ()
     allocations: Allocations = NO_ALLOCATIONS
     without_address: int = 0
     unknown: frozenset[str] = frozenset()
@@ -152,11 +152,12 @@ Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]
 # Joining the chunks.
 
 PLAIN_COLUMNS = ("category", "start_ns", "duration_ns", "process", "thread", "correlation")
-ALLOCATION_COLUMNS = ("time_ns", "address", "change_bytes", "allocated_bytes", "device", "thread")
+_DTYPES: dict[str, type] = {"category": np.int8, "name": np.int32, "shape": np.int32}
+"""Of all other columns: int64."""
 
 
-class Rows:
-    """Joins chunks as they come; `whole` returns all. count: of kept events, including changes of memory."""
+class ChunkJoiner:
+    """Joins chunks as they come; `joined` returns all. count: of kept events, including changes of memory."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -166,50 +167,44 @@ class Rows:
         # One growing buffer per column: chunks kept until they are joined would be in memory twice.
         self._columns = {name: bytearray() for name in (*PLAIN_COLUMNS, "name", "shape")}
         self._allocations: list[Allocations] = []
-        self._said: list[tuple[int, CollectiveArgs]] = []
+        self._collective_args: list[tuple[int, CollectiveArgs]] = []
         self._without_address = 0
         self._unknown: set[str] = set()
         self._unread_phases: set[str] = set()
 
     def add(self, raw: RawEvents) -> None:
         """Append the events of a chunk."""
-        for name in PLAIN_COLUMNS:
-            self._put(name, getattr(raw, name))
-        self._put("name", _renumbered(raw.name, raw.names, self._names))
-        self._put("shape", _renumbered(raw.shape, raw.shapes, self._shapes))
-        self._allocations.append(raw.allocations)
-        self._said.extend((self._rows + row, said) for row, said in raw.said)
+        columns = {name: getattr(raw, name) for name in PLAIN_COLUMNS}
+        columns["name"] = _renumbered(raw.name, raw.names, self._names)
+        columns["shape"] = _renumbered(raw.shape, raw.shapes, self._shapes)
+        for name, column in columns.items():
+            self._columns[name] += np.ascontiguousarray(column, dtype=_DTYPES.get(name, np.int64)).data
+        if raw.allocations.time_ns.size:
+            self._allocations.append(raw.allocations)
+        self._collective_args.extend((self._rows + row, args) for row, args in raw.collective_args)
         self._without_address += raw.without_address
         self._unknown |= raw.unknown
         self._unread_phases |= raw.unread_phases
         self._rows += raw.name.size
         self.count += raw.name.size + raw.allocations.time_ns.size
 
-    def whole(self) -> RawEvents:
+    def joined(self) -> RawEvents:
         """Return all events, in columns that may be written to; nothing can be added afterwards."""
         columns: dict[str, Any] = {
-            name: np.frombuffer(buffer, dtype=_dtype(name)) for name, buffer in self._columns.items()
+            name: np.frombuffer(buffer, dtype=_DTYPES.get(name, np.int64)) for name, buffer in self._columns.items()
         }
+        chunks = self._allocations or [NO_ALLOCATIONS]
+        allocations = {name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ALLOCATION_COLUMNS}
         return RawEvents(
             names=tuple(self._names),
             shapes=tuple(self._shapes),
-            said=tuple(self._said),
-            allocations=_joined([part for part in self._allocations if part.time_ns.size]),
+            collective_args=tuple(self._collective_args),
+            allocations=Allocations(**allocations),
             without_address=self._without_address,
             unknown=frozenset(self._unknown),
             unread_phases=frozenset(self._unread_phases),
             **columns,
         )
-
-    def _put(self, name: str, column: NDArray[Any]) -> None:
-        self._columns[name] += np.ascontiguousarray(column, dtype=_dtype(name)).data
-
-
-_DTYPES: dict[str, type] = {"category": np.int8, "name": np.int32, "shape": np.int32}
-
-
-def _dtype(name: str) -> type:
-    return _DTYPES.get(name, np.int64)
 
 
 def _renumbered(number: NDArray[np.int32], texts: Sequence[str], all_texts: dict[str, int]) -> NDArray[np.int32]:
@@ -218,9 +213,3 @@ def _renumbered(number: NDArray[np.int32], texts: Sequence[str], all_texts: dict
     moved = np.array([*(all_texts.setdefault(text, len(all_texts)) for text in texts), ABSENT], dtype=np.int32)
     renumbered: NDArray[np.int32] = moved[number]
     return renumbered
-
-
-def _joined(parts: Sequence[Allocations]) -> Allocations:
-    if not parts:
-        return NO_ALLOCATIONS
-    return Allocations(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in ALLOCATION_COLUMNS})

@@ -18,11 +18,11 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives
 from collectors.traces.reading.damaged_json import likely_boundary, split
-from collectors.traces.reading.event_kinds import devices, kinds, remarks, sound
+from collectors.traces.reading.event_kinds import devices, drop_impossible, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
-from collectors.traces.reading.metadata import Around, NoEvents, go_to_events, surroundings, tail
-from collectors.traces.reading.raw_events import ON_DEVICE, Decoder, RawEvents, Rows
-from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Allocations, Call, Timeline
+from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
+from collectors.traces.reading.raw_events import ON_DEVICE, ChunkJoiner, Decoder, RawEvents
+from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline
 
 # From raw events to a Timeline: find their kinds, sort them, and renumber their texts.
 
@@ -31,14 +31,14 @@ Order = NDArray[np.intp]
 T = TypeVar("T", bound=np.generic)
 
 
-def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Timeline:
+def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Timeline:
     """Return the Timeline of these events, whose times count from base_ns; add what is wrong with them to left_out.
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
-    raw, left_out = sound(raw, base_ns)
+    raw, left_out = drop_impossible(raw, base_ns)
     kind, is_device = kinds(raw)
-    spoken = list(collectives(raw, kind, about.groups))
+    communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
     left_out += remarks(raw, kind, stream, is_device)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
@@ -47,7 +47,7 @@ def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Ti
     sequence = raw.process  # Not needed any more, since streams now tell the device: its memory is reused.
     sequence[:] = ABSENT
     numbers: dict[Call, int] = {}
-    for each in spoken:
+    for each in communication:
         call[each.row] = numbers.setdefault(each.call, len(numbers))
         sequence[each.row] = each.sequence
     names, name = _by_appearance(raw.names, raw.name[order])
@@ -68,7 +68,7 @@ def timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0) -> Ti
         sequence=_ordered(sequence, order),
         shapes=shapes,
         shape=shape,
-        allocations=_by_time(raw.allocations),
+        allocations=raw.allocations.at(np.argsort(raw.allocations.time_ns, kind="stable")),
         about=replace(about, left_out=(*about.left_out, *left_out)),
     )
 
@@ -81,8 +81,8 @@ def _streams(raw: RawEvents) -> NDArray[np.int64]:
     found = devices(raw)
     if found.size <= 1:
         return raw.thread
-    is_told = np.isin(raw.category, ON_DEVICE) & np.isin(raw.process, found) & (raw.thread >= 0)
-    return np.where(is_told, raw.thread + (raw.process << STREAM_BITS), raw.thread)
+    is_on_device = np.isin(raw.category, ON_DEVICE) & np.isin(raw.process, found) & (raw.thread >= 0)
+    return np.where(is_on_device, raw.thread + (raw.process << STREAM_BITS), raw.thread)
 
 
 def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], end_ns: Times) -> Order:
@@ -90,11 +90,13 @@ def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], en
     # Sort by start; only the events that share their start with another are sorted again, by all keys.
     order: Order = np.argsort(raw.start_ns, kind="stable")
     starts = raw.start_ns[order]
+    # Starts of 1, 3, 3, 4 are tied at places 1 and 2.
     is_tied = np.zeros(order.size, dtype=np.bool_)
     is_tied[1:] = starts[1:] == starts[:-1]
     is_tied[:-1] |= is_tied[1:]
     if is_tied.any():
         places, rows = np.flatnonzero(is_tied), order[is_tied]
+        # By the index of a name, its place in the alphabet.
         alphabetical = np.empty(len(raw.names) + 1, dtype=np.int64)
         alphabetical[sorted(range(len(raw.names)), key=raw.names.__getitem__)] = np.arange(len(raw.names))
         keys = (alphabetical[raw.name], raw.correlation, stream, kind, -end_ns, raw.start_ns)
@@ -103,12 +105,16 @@ def _order(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], en
 
 
 def _ordered(column: NDArray[T], order: Order) -> NDArray[T]:
+    """Sort the column in place: only one column at a time is in memory twice."""
     column[:] = column[order]
     return column
 
 
 def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tuple[Any, ...], NDArray[np.int32]]:
-    """Return the things that occur in `number`, in order of first appearance, and `number` as indices into these."""
+    """Return the things that occur in `number`, in order of first appearance, and `number` as indices into these.
+
+    Example: things a, b, c and number [2, 0, ABSENT, 2] give c, a and [0, 1, ABSENT, 0].
+    """
     first = np.full(len(things) + 1, number.size, dtype=np.int64)
     # Of writes to one index the last remains, so going backwards leaves the first appearance.
     first[number[::-1]] = np.arange(number.size - 1, -1, -1)
@@ -117,18 +123,6 @@ def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tu
     moved = np.full(len(things) + 1, ABSENT, dtype=np.int32)
     moved[kept] = np.arange(len(kept), dtype=np.int32)
     return tuple(things[each] for each in kept), moved[number]
-
-
-def _by_time(allocations: Allocations) -> Allocations:
-    order = np.argsort(allocations.time_ns, kind="stable")
-    return Allocations(
-        time_ns=allocations.time_ns[order],
-        address=allocations.address[order],
-        change_bytes=allocations.change_bytes[order],
-        allocated_bytes=allocations.allocated_bytes[order],
-        device=allocations.device[order],
-        thread=allocations.thread[order],
-    )
 
 
 SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
@@ -152,13 +146,13 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _Events:
     """What was read of a file's events.
 
     broken_at: where unreadable events begin. is_cut: the text ends before its list of events does, at ends_at.
     """
 
-    rows: Rows
+    chunks: ChunkJoiner
     broken_at: Sequence[int]
     is_cut: bool
     ends_at: int
@@ -185,32 +179,25 @@ def read_trace(
         except NoEvents as error:
             raise Unreadable(path, error.at, window.damage or str(error)) from None
         events = _read_events(window, decoders, is_bare=is_bare)
-        behind = {} if events.is_cut else tail(window, is_bare=is_bare)
-    if not events.rows.count and (events.broken_at or events.is_cut):
+        behind = {} if events.is_cut else read_tail(window, is_bare=is_bare)
+    if not events.chunks.count and (events.broken_at or events.is_cut):
         raise Unreadable(path, min((*events.broken_at, events.ends_at)), window.damage or "no event of it can be read")
-    said = surroundings({**(head or {}), **(behind or {})})
-    left_out = list(_lost(events, head, behind, window.damage))
+    metadata = read_metadata({**(head or {}), **(behind or {})})
+    left_out = list(_left_out(events, head, behind, window.damage))
     if rank is None:
-        rank = said.rank
+        rank = metadata.rank
     if rank is None and (named := _RANK.search(path.name)) is not None:
         rank = int(named[1])
     if rank is None:
         rank = 0
         left_out.append("its rank, which neither it nor its file's name tells: it is taken for rank 0")
-    about = About(
-        world_size=said.world_size,
-        device_name=said.device_name,
-        host=said.host,
-        groups=said.groups,
-        left_out=tuple(left_out),
-        is_cut=events.is_cut,
-    )
-    return timeline(events.rows.whole(), rank=rank, about=about, base_ns=said.base_ns or 0)
+    about = replace(metadata.about, left_out=tuple(left_out), is_cut=events.is_cut)
+    return build_timeline(events.chunks.joined(), rank=rank, about=about, base_ns=metadata.base_ns or 0)
 
 
-def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Read:
+def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Events:
     """Read all events; the first is at the window's start. is_bare: the list may end without a bracket."""
-    rows = Rows()
+    chunks = ChunkJoiner()
     broken_at: list[int] = []
     while True:
         window.fill()
@@ -218,15 +205,15 @@ def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) 
         if (comma := likely_boundary(window)) is not None:
             chunk = b"".join((b"[", memoryview(window.text)[window.start : comma], b"]"))
             if (raw := _decoded(chunk, decoders)) is not None:
-                rows.add(raw)
+                chunks.add(raw)
                 window.start = comma + 1
                 continue
         exact = split(window)
-        rows.add(exact.raw)
+        chunks.add(exact.raw)
         broken_at += exact.broken_at
         if exact.end is not None:
             is_cut = exact.end == "cut" or (exact.end == "unclosed" and not is_bare)
-            return _Read(rows=rows, broken_at=broken_at, is_cut=is_cut, ends_at=exact.rest_at)
+            return _Events(chunks=chunks, broken_at=broken_at, is_cut=is_cut, ends_at=exact.rest_at)
 
 
 def _decoded(chunk: bytes, decoders: Sequence[Decoder]) -> RawEvents | None:
@@ -238,7 +225,9 @@ def _decoded(chunk: bytes, decoders: Sequence[Decoder]) -> RawEvents | None:
     return None if mended == chunk else _decoded(mended, decoders)
 
 
-def _lost(events: _Read, head: Around | None, behind: Around | None, damage: str | None) -> Iterator[str]:
+def _left_out(
+    events: _Events, head: TopLevelKeys | None, behind: TopLevelKeys | None, damage: str | None
+) -> Iterator[str]:
     if head is None:
         yield "what stands before its events: it is no JSON"
     if len(events.broken_at) == 1:

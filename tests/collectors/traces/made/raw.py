@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectors.traces.reading.raw_events import CATEGORIES, CollectiveArgs, RawEvents
-from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_but
+from collectors.traces.timeline import ABSENT, NO_ALLOCATIONS, Allocations, numbered, numbered_except
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def raw_of(
 ) -> RawEvents:
     """The events as a decoder gives them."""
     names, name = numbered([row.name for row in rows])
-    shapes, shape = numbered_but("", [row.shape for row in rows])
+    shapes, shape = numbered_except("", [row.shape for row in rows])
     return RawEvents(
         names=names,
         name=name,
@@ -48,7 +48,7 @@ def raw_of(
         correlation=np.array([row.correlation for row in rows], dtype=np.int64),
         shapes=shapes,
         shape=shape,
-        said=tuple((number, row.said) for number, row in enumerate(rows) if row.said is not None),
+        collective_args=tuple((number, row.said) for number, row in enumerate(rows) if row.said is not None),
         allocations=allocations,
         without_address=without_address,
         unknown=frozenset(unknown),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.reading.raw_events import CollectiveArgs, Rows
+from collectors.traces.reading.raw_events import ChunkJoiner, CollectiveArgs
 from collectors.traces.timeline import Allocations
 from tests.collectors.traces.made.kineto_text import differing_raw
 from tests.collectors.traces.made.raw import Row, raw_of
@@ -29,31 +29,31 @@ def _allocation(time_ns: int) -> Allocations:
 
 
 def test_chunks_one_behind_the_other_are_as_one() -> None:
-    rows = Rows()
+    rows = ChunkJoiner()
     rows.add(raw_of(FIRST, without_address=3, unknown=("x",), unread_phases=("B", "E")))
     rows.add(raw_of([]))
     rows.add(raw_of(SECOND, without_address=4, unknown=("y",), unread_phases=("B",)))
     assert rows.count == 5
     both = raw_of([*FIRST, *SECOND], without_address=7, unknown=("x", "y"), unread_phases=("B", "E"))
-    assert differing_raw(rows.whole(), both) == []
+    assert differing_raw(rows.joined(), both) == []
 
 
 def test_changes_of_memory_are_joined_and_counted() -> None:
-    rows = Rows()
+    rows = ChunkJoiner()
     rows.add(raw_of([], allocations=_allocation(3)))
     rows.add(raw_of([]))
     rows.add(raw_of([], allocations=_allocation(2)))
     assert rows.count == 2
-    assert rows.whole().allocations.time_ns.tolist() == [3, 2]
+    assert rows.joined().allocations.time_ns.tolist() == [3, 2]
 
 
 def test_columns_may_be_written_to() -> None:
-    rows = Rows()
+    rows = ChunkJoiner()
     rows.add(raw_of(FIRST))
-    whole = rows.whole()
+    whole = rows.joined()
     whole.start_ns[:] = 5
     assert whole.start_ns.tolist() == [5, 5]
 
 
 def test_no_chunks_make_no_events() -> None:
-    assert differing_raw(Rows().whole(), raw_of([])) == []
+    assert differing_raw(ChunkJoiner().joined(), raw_of([])) == []

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from collectors.traces.reading.json_chunks import Window
-from collectors.traces.reading.metadata import NoEvents, Surroundings, go_to_events, ranks_of, surroundings, tail
+from collectors.traces.reading.metadata import NoEvents, TraceMetadata, go_to_events, ranks_of, read_metadata, read_tail
+from collectors.traces.timeline import About
 
 
 def _window(text: bytes, size_bytes: int = 1 << 16) -> Window:
@@ -20,13 +21,13 @@ def test_the_events_begin_behind_their_bracket(size_bytes: int) -> None:
     window = _window(
         b'{"a": {"traceEvents": [1]}, "b": "\\"traceEvents\\": [", "traceEvents" : [{}], "c": 3}', size_bytes
     )
-    around, is_bare = go_to_events(window)
-    assert around is not None
-    assert sorted(around) == ["a", "b", "traceEvents"]
+    keys, is_bare = go_to_events(window)
+    assert keys is not None
+    assert sorted(keys) == ["a", "b", "traceEvents"]
     assert not is_bare
     assert window.offset == 72
     window.start += len(b"{}]")
-    behind = tail(window, is_bare=False)
+    behind = read_tail(window, is_bare=False)
     assert behind is not None
     assert {key: bytes(value) for key, value in behind.items()} == {"c": b"3"}
 
@@ -36,8 +37,8 @@ def test_a_byte_order_mark_is_passed_over() -> None:
 
 
 def test_what_is_behind_a_bare_list_is_nothing_or_cannot_be_read() -> None:
-    assert tail(_window(b" \n"), is_bare=True) == {}
-    assert tail(_window(b", 1"), is_bare=True) is None
+    assert read_tail(_window(b" \n"), is_bare=True) == {}
+    assert read_tail(_window(b", 1"), is_bare=True) is None
 
 
 @pytest.mark.parametrize(("text", "at"), [(b"", 0), (b"5", 0), (b'{"a": 1}', 0), (b'{"a": }', 6)])
@@ -70,10 +71,10 @@ def test_a_text_whose_events_are_too_far_behind_is_not_said_to_be_broken() -> No
     assert go_to_events(_window(text, size_bytes=256)) is not None
 
 
-def _said(**keys: object) -> Surroundings:
-    around, _ = go_to_events(_window(json.dumps({**keys, "traceEvents": []}).encode()))
-    assert around is not None
-    return surroundings(around)
+def _said(**keys: object) -> TraceMetadata:
+    keys, _ = go_to_events(_window(json.dumps({**keys, "traceEvents": []}).encode()))
+    assert keys is not None
+    return read_metadata(keys)
 
 
 def test_torch_says_who_the_rank_is() -> None:
@@ -84,19 +85,16 @@ def test_torch_says_who_the_rank_is() -> None:
         host_name="n1",
         baseTimeNanoseconds=1711964646000000000,
     )
-    assert said == Surroundings(
+    assert said == TraceMetadata(
         base_ns=1711964646000000000,
         rank=1,
-        world_size=4,
-        device_name="H100",
-        host="n1",
-        groups={"0": (0, 1), "tp": (1, 3)},
+        about=About(world_size=4, device_name="H100", host="n1", groups={"0": (0, 1), "tp": (1, 3)}),
     )
 
 
 def test_what_is_not_as_torch_writes_it_says_nothing() -> None:
     said = _said(distributedInfo={"rank": 1, "pg_config": 5}, deviceProperties=[], baseTimeNanoseconds="then")
-    assert said == Surroundings(rank=1)
+    assert said == TraceMetadata(rank=1)
 
 
 @pytest.mark.parametrize("base_ns", [-1, 10**30, 1.5])
@@ -113,4 +111,6 @@ def test_ranks_among_which_a_number_is_too_long_for_one_are_none() -> None:
     for digits in ("9" * 11, "9" * 5000):
         assert ranks_of(f"[0, {digits}]") == ()
         groups = [{"pg_name": "0", "ranks": f"[0, {digits}]"}]
-        assert _said(distributedInfo={"rank": 1, "pg_config": groups}) == Surroundings(rank=1, groups={"0": ()})
+        assert _said(distributedInfo={"rank": 1, "pg_config": groups}) == TraceMetadata(
+            rank=1, about=About(groups={"0": ()})
+        )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.reading.decoders import EXACT_BELOW_US, Inexact, exact_ns, of_digits, of_numbers
+from collectors.traces.reading.decoders import EXACT_BELOW_US, Inexact, exact_ns, ns_of_digits, ns_of_numbers
 
 BOUND_NS = int(EXACT_BELOW_US) * 1000
 
@@ -18,41 +18,41 @@ def _written(time_ns: int) -> str:
 
 @given(st.lists(st.one_of(st.integers(0, BOUND_NS - 1), st.integers(BOUND_NS - 10**6, BOUND_NS - 1)), min_size=1))
 def test_below_the_bound_the_nearest_double_tells_the_nanosecond(times_ns: list[int]) -> None:
-    assert of_numbers([float(_written(time_ns)) for time_ns in times_ns]).tolist() == times_ns
+    assert ns_of_numbers([float(_written(time_ns)) for time_ns in times_ns]).tolist() == times_ns
 
 
 def test_from_the_bound_on_doubles_are_refused() -> None:
     with pytest.raises(Inexact):
-        of_numbers([1.5, EXACT_BELOW_US])
+        ns_of_numbers([1.5, EXACT_BELOW_US])
     # Two nanoseconds that one double stands for: no rule could tell them apart.
     assert float("8796093022208.001") == float("8796093022208.002")
 
 
 def test_whole_microseconds_are_exact_up_to_64_bits() -> None:
-    assert of_numbers([1661203462598738, -3, 0]).tolist() == [1661203462598738000, -3000, 0]
+    assert ns_of_numbers([1661203462598738, -3, 0]).tolist() == [1661203462598738000, -3000, 0]
     with pytest.raises(Inexact):
-        of_numbers([2**63 // 1000 + 1])
+        ns_of_numbers([2**63 // 1000 + 1])
 
 
 def test_integers_and_doubles_may_be_mixed() -> None:
-    assert of_numbers([3, 2.001]).tolist() == [3000, 2001]
+    assert ns_of_numbers([3, 2.001]).tolist() == [3000, 2001]
 
 
 @pytest.mark.parametrize("number", [1.0005, 1.0015, 1234567.89012])
 def test_more_than_three_decimals_are_left_to_the_digits(number: float) -> None:
     with pytest.raises(Inexact):
-        of_numbers([2.5, number])
+        ns_of_numbers([2.5, number])
 
 
 @pytest.mark.parametrize("missing", [None, "1.5"])
 def test_what_is_no_number_is_refused(missing: object) -> None:
     with pytest.raises(Inexact):
-        of_numbers([1.5, missing])
+        ns_of_numbers([1.5, missing])
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_digits_tell_every_nanosecond_of_64_bits(time_ns: int) -> None:
-    starts_ns, _ = of_digits([_written(time_ns).encode()], [])
+    starts_ns, _ = ns_of_digits([_written(time_ns).encode()], [])
     assert starts_ns.tolist() == [time_ns]
 
 
@@ -82,18 +82,18 @@ def test_what_is_no_time_is_refused(digits: bytes) -> None:
 
 def test_a_time_beyond_64_bits_is_refused() -> None:
     with pytest.raises(OverflowError):
-        of_digits([b"1e300"], [])
+        ns_of_digits([b"1e300"], [])
     with pytest.raises(OverflowError):
-        of_digits([b"9223372036854775.808"], [])
+        ns_of_digits([b"9223372036854775.808"], [])
 
 
 def test_numbers_that_cannot_be_microseconds_are_nanoseconds() -> None:
-    starts_ns, durations_ns = of_digits([b"1711964646000123456", b"1711964646000123457"], [b"5", b"1234"])
+    starts_ns, durations_ns = ns_of_digits([b"1711964646000123456", b"1711964646000123457"], [b"5", b"1234"])
     assert starts_ns.tolist() == [1711964646000123456, 1711964646000123457]
     assert durations_ns.tolist() == [5, 1234]
 
 
 def test_one_events_unit_says_nothing_of_anothers() -> None:
-    starts_ns, durations_ns = of_digits([b"1711964646000123456", b"0"], [b"5", b"5"])
+    starts_ns, durations_ns = ns_of_digits([b"1711964646000123456", b"0"], [b"5", b"5"])
     assert starts_ns.tolist() == [1711964646000123456, 0]
     assert durations_ns.tolist() == [5, 5000]

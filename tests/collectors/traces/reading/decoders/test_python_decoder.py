@@ -73,13 +73,13 @@ def test_what_is_said_of_a_collective_is_kept_by_its_row() -> None:
         sequence=9,
         external_id=31,
     )
-    assert raw.said == ((1, words),)
+    assert raw.collective_args == ((1, words),)
 
 
 def test_where_a_message_goes_and_comes_from_is_kept() -> None:
     sent = kernel("ncclDevKernel_SendRecv", "1.0", "1.0", args={"Collective name": "send", "Dst Rank": 3})
     received = kernel("ncclDevKernel_SendRecv", "2.0", "1.0", args={"Collective name": "recv", "Src Rank": 0})
-    assert _decoded(sent, received).said == (
+    assert _decoded(sent, received).collective_args == (
         (0, CollectiveArgs(collective="send", destination=3)),
         (1, CollectiveArgs(collective="recv", source=0)),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS
 from collectors.traces.reading.raw_events import CollectiveArgs
-from collectors.traces.reading.reader import timeline
+from collectors.traces.reading.reader import build_timeline
 from collectors.traces.timeline import KINDS, About, Allocations, Span, timeline_of
 from tests.collectors.traces.made.kineto_text import differing
 from tests.collectors.traces.made.raw import Row, raw_of
@@ -31,7 +31,7 @@ ROWS = (
 
 
 def test_it_is_as_if_it_were_made_of_spans() -> None:
-    one = timeline(raw_of(ROWS), rank=2, about=About(world_size=4))
+    one = build_timeline(raw_of(ROWS), rank=2, about=About(world_size=4))
     spans = []
     for row in range(one.name.size):
         call, sequence, shape = int(one.call[row]), int(one.sequence[row]), int(one.shape[row])
@@ -57,7 +57,7 @@ def test_it_is_as_if_it_were_made_of_spans() -> None:
 
 def test_the_events_columns_become_the_timelines() -> None:
     raw = raw_of(ROWS)
-    one = timeline(raw, rank=2, about=About())
+    one = build_timeline(raw, rank=2, about=About())
     for column, given in ((one.start_ns, raw.start_ns), (one.end_ns, raw.duration_ns), (one.sequence, raw.process)):
         assert np.shares_memory(column, given)
 
@@ -65,10 +65,10 @@ def test_the_events_columns_become_the_timelines() -> None:
 def test_the_order_of_the_file_does_not_matter() -> None:
     tied = (Row("b", "kernel", 5, 9, thread=7), Row("a", "kernel", 5, 9, thread=7), Row("a", "kernel", 5, 9, thread=8))
     rows = (*tied, Row("c", "kernel", 5, 11, thread=9))
-    whole = timeline(raw_of(rows), rank=0, about=About())
+    whole = build_timeline(raw_of(rows), rank=0, about=About())
     assert [whole.names[number] for number in whole.name] == ["c", "a", "b", "a"]
     for order in permutations(rows):
-        assert differing(timeline(raw_of(order), rank=0, about=About()), whole) == []
+        assert differing(build_timeline(raw_of(order), rank=0, about=About()), whole) == []
 
 
 def test_times_count_from_the_base() -> None:
@@ -80,7 +80,7 @@ def test_times_count_from_the_base() -> None:
         device=np.array([0, 0], dtype=np.int16),
         thread=np.array([4, 5]),
     )
-    moved = timeline(raw_of(ROWS, allocations=allocations), rank=0, about=About(), base_ns=1000)
+    moved = build_timeline(raw_of(ROWS, allocations=allocations), rank=0, about=About(), base_ns=1000)
     assert moved.start_ns.tolist() == [1010, 1010, 1012, 1025, 1030, 1030]
     assert moved.allocations.time_ns.tolist() == [1003, 1007]
     assert moved.allocations.address.tolist() == [2, 1]
@@ -93,10 +93,10 @@ def test_streams_of_several_devices_are_told_apart() -> None:
         Row("k", "kernel", 10, 21, process=1, thread=7),
         Row("aten::mm", "cpu_op", 10, 30, process=4, thread=7),
     )
-    both = timeline(raw_of(rows), rank=0, about=About())
+    both = build_timeline(raw_of(rows), rank=0, about=About())
     assert both.stream.tolist() == [7, (1 << 32) + 7, 7]
     assert not any("stream" in line for line in both.about.left_out)
-    one = timeline(raw_of(rows[1:]), rank=0, about=About())
+    one = build_timeline(raw_of(rows[1:]), rank=0, about=About())
     assert one.stream.tolist() == [7, 7]
     told = "none of its 2 GPUs (0 and 1), though they are counted as one rank"
     assert (both.about.left_out.count(told), any("GPU" in line for line in one.about.left_out)) == (1, False)
@@ -108,7 +108,7 @@ def test_a_wait_that_is_said_to_be_of_another_device_makes_no_second_one() -> No
         Row("gemm", "kernel", 12, 20, process=3, thread=7),
         Row("ncclDevKernel_AllReduce", "kernel", 20, 30, process=3, thread=20),
     )
-    one = timeline(raw_of(rows), rank=3, about=About(), base_ns=EARLIEST_UNIX_NS)
+    one = build_timeline(raw_of(rows), rank=3, about=About(), base_ns=EARLIEST_UNIX_NS)
     assert one.about.left_out == ()
     assert one.stream.tolist() == [20, 7, 20]
 
@@ -119,7 +119,7 @@ def test_beside_several_devices_a_wait_of_none_of_them_keeps_its_number() -> Non
     rows = [
         Row("s", "cuda_sync", 10 + at, 11 + at, process=place[0], thread=place[1]) for at, place in enumerate(waits)
     ]
-    both = timeline(raw_of([*rows, *kernels]), rank=0, about=About())
+    both = build_timeline(raw_of([*rows, *kernels]), rank=0, about=About())
     assert both.stream.tolist() == [(1 << 32) + 7, 7, -1, -1, (1 << 32) + 1, (2 << 32) + 7]
 
 
@@ -129,10 +129,10 @@ def test_a_stream_of_several_devices_is_spoken_of_with_its_device() -> None:
         Row("k", "kernel", 10, 20, process=3, thread=7),
         Row("k", "kernel", 15, 21, process=3, thread=7),
     )
-    left_out = timeline(raw_of(rows), rank=0, about=About()).about.left_out
+    left_out = build_timeline(raw_of(rows), rank=0, about=About()).about.left_out
     assert "nothing of stream 7 of GPU 3, though 1 event on it begins before another ends" in left_out
 
 
 def test_no_events_make_an_empty_timeline() -> None:
-    empty = timeline(raw_of(()), rank=0, about=About())
+    empty = build_timeline(raw_of(()), rank=0, about=About())
     assert differing(empty, timeline_of([], rank=0, is_device=False)) == []

@@ -92,7 +92,7 @@ def test_a_written_trace_is_read_alike(tmp_path: Path) -> None:
     chunk = bytes(msgspec.json.decode((tmp_path / "trace.json").read_bytes(), type=_Trace).events)
     raw = _given(chunk)
     assert raw.name.size < truth.events
-    assert len(raw.said) == truth.events // 180
+    assert len(raw.collective_args) == truth.events // 180
 
 
 @built
