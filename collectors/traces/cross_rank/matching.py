@@ -7,13 +7,20 @@ needed: ranks whose clocks differ match just as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
-from collectors.traces.cross_rank.process_groups import Group, Placed, Rows, Stray, call_of, groups, placed
+from collectors.traces.cross_rank.process_groups import (
+    AlignedGroup,
+    ProcessGroup,
+    UnmatchedSpans,
+    aligned_groups,
+    call_of,
+    process_groups,
+)
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
@@ -101,65 +108,86 @@ def match(timelines: Sequence[Timeline]) -> Matching:
     if len(by_rank) < len(timelines):
         often = Counter(timeline.rank for timeline in timelines).most_common(1)[0][0]
         raise ValueError(f"rank {often} has more than one trace; give one of each rank")
-    found, strays = groups(by_rank)
+    groups, left_over = process_groups(by_rank)
     matched: list[Matched] = []
     notes: list[str] = []
-    is_untold = False
-    for group in found:
-        for order in placed(group, by_rank):
-            of_order, rest = _matched(group, order, by_rank)
-            matched += of_order
-            strays += rest
-            notes += order.notes
-            is_untold |= bool(of_order) and group.name is None and not group.ranks
-    if is_untold:
+    is_guessed = False
+    for group in groups:
+        for aligned in aligned_groups(group, by_rank):
+            of_group, rest = _matched(group, aligned, by_rank)
+            matched += of_group
+            left_over += rest
+            notes += aligned.notes
+            is_guessed |= bool(of_group) and group.name is None and not group.ranks
+    if is_guessed:
         notes.append("process groups are not told: ranks that were in collectives of one name together are one group")
-    unmatched = [
-        Unmatched(rank=stray.rank, row=int(row), reason=stray.reason) for stray in strays for row in stray.rows
-    ]
-    return Matching(matched=tuple(_with_firsts(matched)), unmatched=tuple(unmatched), notes=tuple(notes))
+    # A rank's first match is that of its lowest row.
+    first: dict[int, int] = {}
+    for one in matched:
+        for rank, row in zip(one.ranks, one.rows, strict=True):
+            first[rank] = min(first.get(rank, row), row)
+    return Matching(
+        matched=tuple(
+            replace(one, is_first=any(first[rank] == row for rank, row in zip(one.ranks, one.rows, strict=True)))
+            for one in matched
+        ),
+        unmatched=tuple(
+            Unmatched(rank=spans.rank, row=row, reason=spans.reason)
+            for spans in left_over
+            for row in spans.rows.tolist()
+        ),
+        notes=tuple(notes),
+    )
 
 
-def _matched(group: Group, order: Placed, timelines: Mapping[int, Timeline]) -> tuple[list[Matched], list[Stray]]:
+def _matched(
+    group: ProcessGroup, aligned: AlignedGroup, timelines: Mapping[int, Timeline]
+) -> tuple[list[Matched], list[UnmatchedSpans]]:
     """Return the collectives that all traced ranks of the group have, and the events that are left over."""
-    traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(sorted(order.places))
-    if reason := _why_none(group, order, traced):
-        return [], [Stray(rank=rank, rows=group.rows[rank], reason=reason) for rank in order.places]
-    # Places that every rank has; then `kinds` and `rows` have one row per rank and one column per common place.
-    common = reduce(np.intersect1d, order.places.values())
-    columns = [_at(order.places[rank], common) for rank in traced]
-    kinds = np.stack([order.kinds[rank][column] for rank, column in zip(traced, columns, strict=True)])
-    rows = np.stack([group.rows[rank][column] for rank, column in zip(traced, columns, strict=True)])
+    positions = aligned.positions
+    traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(positions)
+    if reason := _why_none(group, aligned, traced):
+        return [], [UnmatchedSpans(rank=rank, rows=group.rows[rank], reason=reason) for rank in positions]
+    # Positions that every rank has; then `kinds` and `rows` have one row per rank and one column per common position.
+    # Example: positions 0 1 2 3 on one rank and 1 2 3 4 on another: common are 1 2 3, in columns 1 2 3 and 0 1 2.
+    common = reduce(np.intersect1d, positions.values())
+    columns = {}
+    for rank in traced:
+        order = np.argsort(positions[rank], kind="stable")
+        columns[rank] = order[np.searchsorted(positions[rank], common, sorter=order)]
+    kinds = np.stack([aligned.kinds[rank][columns[rank]] for rank in traced])
+    rows = np.stack([group.rows[rank][columns[rank]] for rank in traced])
     is_alike = (kinds == kinds[0]).all(axis=0)
-    strays = []
+    left_over = []
     for rank, of_rank in zip(traced, rows, strict=True):
         unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
-        strays.append(Stray(rank=rank, rows=of_rank[~is_alike], reason=unlike))
+        left_over.append(UnmatchedSpans(rank=rank, rows=of_rank[~is_alike], reason=unlike))
         outside = f"not in every rank's trace of {_title(group)}"
-        strays.append(Stray(rank=rank, rows=np.setdiff1d(group.rows[rank], of_rank), reason=outside))
+        left_over.append(UnmatchedSpans(rank=rank, rows=np.setdiff1d(group.rows[rank], of_rank), reason=outside))
     # Ranks agree on what they have in common, so the first describes each collective for all.
     one = timelines[traced[0]]
-    missing = tuple(rank for rank in group.ranks if rank not in timelines)
     matched = [
         Matched(
             collective=call_of(one, of_ranks[0]).collective,
             group=group.name,
-            sequence=int(one.sequence[of_ranks[0]]) if order.is_numbered else None,
+            sequence=int(one.sequence[of_ranks[0]]) if aligned.is_numbered else None,
             ranks=traced,
             rows=tuple(of_ranks),
-            missing=missing,
+            missing=tuple(rank for rank in group.ranks if rank not in timelines),
             group_size=group.size,
         )
         for of_ranks in rows[:, is_alike].T.tolist()
     ]
-    return matched, strays
+    return matched, left_over
 
 
-def _why_none(group: Group, order: Placed, traced: Sequence[int]) -> str | None:
+def _why_none(group: ProcessGroup, aligned: AlignedGroup, traced: Sequence[int]) -> str | None:
     """Return why no collective of this order can be matched; None if they can be."""
     if absent := [rank for rank in traced if rank not in group.rows]:
         return f"rank {absent[0]}'s trace holds nothing of {_title(group)}"
-    if not order.places.keys() >= set(traced) or (group.name is not None and len(order.places) < len(group.rows)):
+    if not aligned.positions.keys() >= set(traced) or (
+        group.name is not None and len(aligned.positions) < len(group.rows)
+    ):
         return f"ranks do not have the collectives of {_title(group)} in one order"
     if group.size is not None and len(traced) > group.size:
         return (
@@ -170,23 +198,7 @@ def _why_none(group: Group, order: Placed, traced: Sequence[int]) -> str | None:
     return None
 
 
-def _at(places: Rows, common: Rows) -> Rows:
-    """Return the indices in `places` of the common ones, all of which it holds."""
-    order = np.argsort(places, kind="stable")
-    return order[np.searchsorted(places, common, sorter=order)]
-
-
-def _title(group: Group) -> str:
+def _title(group: ProcessGroup) -> str:
     if group.name is not None:
         return f"process group {group.name}"
     return "a process group without a name" if group.ranks else "a process group that is not told"
-
-
-def _with_firsts(matched: Sequence[Matched]) -> Iterable[Matched]:
-    """Yield the collectives with `is_first` set."""
-    first: dict[int, int] = {}
-    for one in matched:
-        for rank, row in zip(one.ranks, one.rows, strict=True):
-            first[rank] = min(first.get(rank, row), row)
-    for one in matched:
-        yield replace(one, is_first=any(first[rank] == row for rank, row in zip(one.ranks, one.rows, strict=True)))
