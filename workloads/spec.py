@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered, States, Transfer, made_whole_bytes
+from workloads.cost_models.terms import NotCovered, States, Transfer, made_whole_bytes, replicated_states
 
 # A rank's share of each batch, which follows from the device mesh.
 
@@ -113,27 +116,24 @@ class Option:
         Raises:
             ValueError: the text is not of the option's type, or is not allowed.
         """
-        try:
-            value = self._read(text)
-        except (ValueError, KeyError):
-            raise ValueError(f'option {self.name} is "{text}"; it may be {self.allowed}') from None
-        return value
-
-    def _read(self, text: str) -> OptionValue:
+        refused = ValueError(f'option {self.name} is "{text}"; it may be {self.allowed}')
         if isinstance(self.default, bool):
-            return {"true": True, "false": False}[text.lower()]
-        value = type(self.default)(text)
-        if self.choices and value not in self.choices:
-            raise ValueError
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError
-        if isinstance(value, (int, float)) and not _is_number_allowed(value, self.minimum):
-            raise ValueError
+            if text.lower() not in ("true", "false"):
+                raise refused
+            return text.lower() == "true"
+        try:
+            value = type(self.default)(text)
+        except ValueError:
+            raise refused from None
+        if isinstance(value, str):
+            is_allowed = not self.choices or value in self.choices
+        else:
+            # NaN fails every comparison, so that it is refused too.
+            most = LARGEST if isinstance(value, int) else sys.float_info.max
+            is_allowed = abs(value) <= most and (self.minimum is None or value >= self.minimum)
+        if not is_allowed:
+            raise refused
         return value
-
-
-def _is_number_allowed(value: float, minimum: float | None) -> bool:
-    return abs(value) < float("inf") and (minimum is None or value >= minimum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,145 +163,50 @@ LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
 differs."""
 
 
-def _always_comparable(setup: Setup) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
     """How the strategy's losses and gradients compare with those of `single`; the parity test reads it.
 
-    kind: exact: equal within `limits`, for each of `variants` (options that must not change the result);
-        lossless_limit: exact with `variants`, which make the strategy lossless; none: not comparable, for `reason`.
-    incomparable: returns why a setup of a comparable strategy is not comparable, with what would be; else None.
+    kind: exact: equal within `limits`, for each of `variants` (options that must not change the result); none: not
+        comparable, for `reason`.
     """
 
-    kind: Literal["exact", "lossless_limit", "none"]
+    kind: Literal["exact", "none"] = "exact"
     limits: Mapping[Precision, float] = field(default_factory=lambda: LIMITS)
     variants: tuple[Mapping[str, OptionValue], ...] = ({},)
     reason: str = ""
-    incomparable: Callable[[Setup], str | None] = _always_comparable
 
 
-def _as_they_are(setup: Setup) -> Mapping[str, OptionValue]:
-    return setup.options
-
-
-def _no_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    return ()
-
-
-def _no_states(setup: Setup, rank: int) -> States:
-    return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
-
-
-def _made_whole(setup: Setup, rank: int) -> int:
-    return made_whole_bytes(setup.shape)
-
-
-def _no_paper(setup: Setup) -> States:
-    return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
-
-
-def _no_peak(setup: Setup) -> NotCovered:
-    return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
-
-
-def _all_covered(setup: Setup) -> None:
-    return None
-
-
-def _no_pairs(setup: Setup) -> tuple[int, ...]:
-    return ()
-
-
-def _no_pipeline(setup: Setup) -> None:
-    return None
-
-
-def _no_notes(setup: Setup) -> list[str]:
-    return []
-
-
-def _no_axes(setup: Setup) -> tuple[str, ...]:
-    return ()
-
-
-def _never(setup: Setup) -> bool:
-    return False
-
-
-def _nothing(setup: Setup) -> int:
-    return 0
-
-
-def _holds_nothing(setup: Setup, rank: int) -> int:
-    return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategySpec:
+class StrategySpec(ABC):
     """The spec of a strategy or probe: what it is, takes, needs and refuses, and the terms of its cost model.
+
+    A subclass sets the attributes and overrides the methods in which it differs. By default a training is data-parallel
+    over all ranks and keeps the whole model on each of them. A spec holds no state.
 
     entry: "module:name" of what a rank runs: a `Build` function for training, a `Probe` function for a probe. A string,
         because that module loads torch.
     version: of the definition; a changed workload begins a new series, which is not compared with older ones.
     cuda_version: of the definition on CUDA, where only that changed; None where it is `version`.
-    mesh: axes of the device mesh and their sizes, outermost first; their product is the number of ranks.
-    refusals: why this setup would be wrong or hang, with what would work; empty where it runs. Callers use
-        `all_refusals`, which adds what follows from the spec's other fields.
-    sends_messages: whether ranks exchange tensors by send and receive.
-    high_priority_axes: axes of the mesh whose groups have a stream of high priority on NCCL.
-    data_place: a rank's share of the batch, None for a rank that trains on none; by default it follows from the mesh.
-    transfers, states: of training, transfers that all ranks share, and states of one rank; see
-        `workloads.cost_models.terms`.
-    building_bytes: of training, the least that a rank holds on its device at the worst moment before the first step:
-        every strategy makes the whole model on each rank, and divides it then.
-    paper_states: of training, a rank's states as the paper counts them, which gives all ranks as much.
-    settled: the options of a case, where defaults that depend on the setup are filled in; a case holds these, so that
-        its key says what was measured.
-    notes: what a reader of the run's figures must know about this setup.
-    peak: of training, the live tensors of the rank that holds most, at the peak of a step.
-    states_not_covered: why `states` is only an estimate for this setup; None where the cost model covers it.
-    paper_activations: of training, bytes of activations of the rank that holds most, as the papers count them; by
-        default those of a whole model's microbatch.
-    attention_pairs: query-key pairs that each rank attends in a step's forward, of all heads and layers; empty where
-        the workload does not count them.
-    pipeline: how stages follow each other, None where the strategy has none.
-    has_second_communicator: of training, whether a thread uses a communicator of its own while backward runs; backward
-        must then use no other on NCCL.
-    measurements: of a probe, how many each rank records.
-    working_bytes: of a probe, what a rank holds at once; a training rank needs at least its states.
     """
 
     name: str
     entry: str
-    kind: Kind
+    kind: Kind = "training"
     summary: str
-    version: int
-    options: tuple[Option, ...]
-    needs: Needs
-    parity: Parity
-    mesh: Callable[[Setup], dict[str, int]]
-    refusals: Callable[[Setup], list[str]]
-    sends_messages: Callable[[Setup], bool] = _never
-    high_priority_axes: Callable[[Setup], tuple[str, ...]] = _no_axes
+    version: int = 1
     cuda_version: int | None = None
-    settled: Callable[[Setup], Mapping[str, OptionValue]] = _as_they_are
-    data_place: Callable[[Setup, int], DataPlace | None] | None = None
-    transfers: Callable[[Setup], tuple[Transfer, ...]] = _no_transfers
-    states: Callable[[Setup, int], States] = _no_states
-    building_bytes: Callable[[Setup, int], int] = _made_whole
-    paper_states: Callable[[Setup], States] = _no_paper
-    peak: Callable[[Setup], Prediction | NotCovered] = _no_peak
-    states_not_covered: Callable[[Setup], NotCovered | None] = _all_covered
-    paper_activations: Callable[[Setup], int | NotCovered] | None = None
-    attention_pairs: Callable[[Setup], tuple[int, ...]] = _no_pairs
-    pipeline: Callable[[Setup], Pipeline | None] = _no_pipeline
-    has_second_communicator: Callable[[Setup], bool] = _never
-    notes: Callable[[Setup], list[str]] = _no_notes
-    measurements: Callable[[Setup], int] = _nothing
-    working_bytes: Callable[[Setup, int], int] = _holds_nothing
+    options: tuple[Option, ...]
+    needs: Needs = Needs()
+    parity: Parity
+
+    # What a setup means, and whether it runs.
+
+    @abstractmethod
+    def refusals(self, setup: Setup) -> list[str]:
+        """Return why this setup would be wrong or hang, with what would work; empty where it runs.
+
+        Callers use `all_refusals`, which adds what follows from the rest of the spec.
+        """
 
     def all_refusals(self, setup: Setup) -> list[str]:
         """Return why this setup would be wrong or hang, each with what would work; empty where it runs."""
@@ -312,6 +217,17 @@ class StrategySpec:
             return ["backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"]
         return []
 
+    def incomparable(self, setup: Setup) -> str | None:
+        """Return why a setup of a strategy with parity is not comparable with `single`, with what would be; or None."""
+        return None
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        """Return the options of a case, with the defaults that depend on the setup filled in.
+
+        A case holds these, so that its key names what was measured.
+        """
+        return setup.options
+
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Return the values that distinguish series of results: all but defaults of options that were added later."""
         later = {option.name: option.default for option in self.options if option.added_later}
@@ -321,10 +237,18 @@ class StrategySpec:
         """Return the version of the definition on a device."""
         return self.version if device == "cpu" or self.cuda_version is None else self.cuda_version
 
+    def notes(self, setup: Setup) -> list[str]:
+        """Return what a reader of the run's figures must know about this setup."""
+        return []
+
+    # Ranks and their groups.
+
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        """Return the axes of the device mesh and their sizes, outermost first; their product is the number of ranks."""
+        return {"data": setup.ranks}
+
     def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
         """Return the share of each batch that a rank trains on, None where it trains on none."""
-        if self.data_place is not None:
-            return self.data_place(setup, rank)
         return place_in_mesh(self.mesh(setup), rank)
 
     def data_ranks(self, setup: Setup) -> int:
@@ -336,6 +260,36 @@ class StrategySpec:
         """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
         return sum(self.place_of(setup, rank) is not None for rank in range(setup.ranks))
 
+    def sends_messages(self, setup: Setup) -> bool:
+        """Whether ranks exchange tensors by send and receive."""
+        return False
+
+    def high_priority_axes(self, setup: Setup) -> tuple[str, ...]:
+        """Return the axes of the mesh whose groups have a stream of high priority on NCCL."""
+        return ()
+
+    def has_second_communicator(self, setup: Setup) -> bool:
+        """Whether a thread uses a communicator of its own while backward runs; backward must use no other on NCCL."""
+        return False
+
+    def pipeline(self, setup: Setup) -> Pipeline | None:
+        """Return how stages follow each other, None where the strategy has none."""
+        return None
+
+    # Cost model of training; the terms are those of `workloads.cost_models.terms`.
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        """Return the transfers of a step, which all ranks share."""
+        return ()
+
+    def states(self, setup: Setup, rank: int) -> States:
+        """Return the parameters, gradients and optimizer states that a rank keeps."""
+        return replicated_states(setup.shape)
+
+    def states_not_covered(self, setup: Setup) -> NotCovered | None:
+        """Return why `states` is only an estimate for this setup; None where the cost model covers it."""
+        return None
+
     def most_states(self, setup: Setup) -> States:
         """Return each part of the states at its maximum over the ranks."""
         ranks = [self.states(setup, rank) for rank in range(setup.ranks)]
@@ -344,3 +298,42 @@ class StrategySpec:
             gradients_bytes=max(states.gradients_bytes for states in ranks),
             optimizer_bytes=max(states.optimizer_bytes for states in ranks),
         )
+
+    def paper_states(self, setup: Setup) -> States:
+        """Return a rank's states as the paper counts them, which gives all ranks as much."""
+        return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
+
+    def building_bytes(self, setup: Setup, rank: int) -> int:
+        """Return the least that a rank holds on its device at the worst moment before the first step.
+
+        Every strategy makes the whole model on each rank, and divides it then.
+        """
+        return made_whole_bytes(setup.shape)
+
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        """Predict the live tensors of the rank that holds most, at the peak of a step."""
+        return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
+
+    def paper_activations(self, setup: Setup) -> int | NotCovered | None:
+        """Return the activations of the rank that holds most, in bytes, as the papers count them.
+
+        None: those of a whole model's microbatch.
+        """
+        return None
+
+    def attention_pairs(self, setup: Setup) -> tuple[int, ...]:
+        """Return the query-key pairs that each rank attends in a step's forward, of all heads and layers.
+
+        Empty where the workload does not count them.
+        """
+        return ()
+
+    # Costs of a probe.
+
+    def measurements(self, setup: Setup) -> int:
+        """Return how many measurements each rank records."""
+        return 0
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return what a rank holds at once; a training rank needs at least its states."""
+        return 0

@@ -203,8 +203,8 @@ def results_of(
 
 def _paper_activations(case: Case) -> int | NotCovered:
     spec = case.spec()
-    if spec.paper_activations is not None:
-        return spec.paper_activations(case)
+    if (covered := spec.paper_activations(case)) is not None:
+        return covered
     size = microbatch(case, spec.data_ranks(case))
     return paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
 

@@ -23,7 +23,7 @@ from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN
 from workloads.cost_models.communication import Link, collective_time_s
 from workloads.cost_models.interconnect import Interconnect, Level, traffic_times_s
 from workloads.cost_models.terms import NotCovered, Transfer
-from workloads.probes.spec import MATMUL_CARD
+from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
 #
@@ -86,7 +86,7 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     """
     alike = [
         ceiling_from(summary)
-        for summary in history.runs(RUNS_SEARCHED, MATMUL_CARD.name)
+        for summary in history.runs(RUNS_SEARCHED, MatmulSpec.name)
         if summary.outcome == "done" and summary.hardware == hardware and _is_alike(summary.case, case)
     ]
     found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
@@ -110,7 +110,7 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
             reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
             f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
             f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
-            f" `observatory run {MATMUL_CARD.name}` with its default sizes measures it anew"
+            f" `observatory run {MatmulSpec.name}` with its default sizes measures it anew"
         )
     return Estimate(
         metric=RUN_MEASURED_MFU.name,
@@ -123,7 +123,7 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
 
 
 def _is_alike(matmul: Case, case: Case) -> bool:
-    version = MATMUL_CARD.version_on(case.device)
+    version = MatmulSpec().version_on(case.device)
     if (matmul.version, matmul.device, matmul.precision) != (version, case.device, case.precision):
         return False
     return case.device == "cuda" or (matmul.ranks, matmul.threads) == (case.ranks, case.threads)
@@ -131,7 +131,7 @@ def _is_alike(matmul: Case, case: Case) -> bool:
 
 def _command(case: Case) -> str:
     shared = f" --ranks {case.ranks} --threads {case.threads}" if case.device == "cpu" else ""
-    return f"observatory run {MATMUL_CARD.name} --device {case.device} --precision {case.precision}{shared}"
+    return f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}{shared}"
 
 
 PROBES = ("collectives", "all_reduce")

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.context_parallel.cost_model import Layout
-from workloads.context_parallel.spec import chunks
+from workloads.context_parallel.spec import RingAttentionSpec
 from workloads.context_parallel.trainer import SequenceTrainer
 from workloads.core.attention_choice import ring_kernel
 from workloads.core.attention_kernels import Kernel
@@ -288,7 +288,9 @@ class RingTrainer(SequenceTrainer):
         self._pairs = PairCount()
         self._before_bytes = self._before_pairs = 0
         positions = setup.shape.sequence // self._ring.ranks
-        chosen = ring_kernel(setup, positions=positions, chunk=setup.shape.sequence // chunks(setup))
+        chosen = ring_kernel(
+            setup, positions=positions, chunk=setup.shape.sequence // RingAttentionSpec().chunks(setup)
+        )
         attention = RingAttention(
             ring=self._ring,
             layout=layout,

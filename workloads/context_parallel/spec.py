@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, Layout, RingTraffic, ring_pairs
-from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, Microbatch, paper_activation_bytes, paper_states
+from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
-from workloads.cost_models.terms import NotCovered, States, Transfer, replicated_states
+from workloads.cost_models.terms import NotCovered, Transfer, replicated_states
 from workloads.options import (
     BUCKET_MB,
     COLLECTIVES_IN_GRAPHS,
@@ -28,107 +28,83 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, StrategySpec
-
-# Shared by both specs: options, mesh, refusals, states and gradient averaging.
+from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
 
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
 
 
-def sequence_mesh(setup: Setup) -> dict[str, int]:
-    """Return the mesh: one axis, whose ranks read the same sequences."""
-    return {"sequence": setup.ranks}
+class SequenceSpec(StrategySpec):
+    """Base of the specs whose ranks hold different positions of the same sequences, and the whole model each."""
+
+    options = SEQUENCE_OPTIONS
+
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        return {"sequence": setup.ranks}
+
+    def chunks(self, setup: Setup) -> int:
+        """Return the number of equal parts that the sequence is cut into."""
+        return setup.ranks
+
+    def refusals(self, setup: Setup) -> list[str]:
+        reasons = [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup)]
+        sequence, chunks = setup.shape.sequence, self.chunks(setup)
+        if sequence % chunks:
+            lower = sequence - sequence % chunks
+            fitting = f"{lower} or {lower + chunks}" if lower else str(chunks)
+            reasons.append(
+                f"sequence {sequence} cannot be cut into {chunks} equal chunks; --sequence {fitting} would fit"
+            )
+        return reasons
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
+        if setup.ranks == 1:
+            return ()
+        return (
+            Transfer(
+                collective="all_reduce",
+                axis="sequence",
+                payload_bytes=4 * setup.shape.parameters(),
+                calls=buckets(setup),
+                behind="backward",
+            ),
+        )
+
+    def paper_activations(self, setup: Setup) -> int:
+        """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
+        whole = microbatch(setup, data_ranks=1)
+        return paper_activation_bytes(whole.shape, whole.sequences, whole.checkpoint) // setup.ranks
+
+    def position_bytes(self, setup: Setup) -> int:
+        """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
+        return INDEX_BYTES * setup.shape.sequence
+
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        """Predict the peak of a rank as if it trained alone on sequences of its own length, plus all tokens of a batch.
+
+        The rank gets the tokens of all positions, and its replica keeps the tables of all positions, though the model
+        uses only its own by then. Attention keeps as much wherever it is computed: buffers of an exchange are freed
+        before the peak in the MLP.
+        """
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
+        whole, states = microbatch(setup, data_ranks=1), replicated_states(setup.shape)
+        # The tensors of one microbatch at the rank's own positions, except those of attention.
+        own = replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
+        peak = step_peak(own, states=states, backwards=bucketed_gradients(states.gradients_bytes, parts(setup)))
+        # Own inputs are a copy; of own targets there is a copy in any case.
+        more_bytes = (
+            parts(setup) * (whole.tokens_bytes - own.tokens_bytes) + INDEX_BYTES * own.sequences * own.shape.sequence
+        )
+        tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
+        return replace(
+            peak,
+            activations_bytes=peak.activations_bytes + more_bytes,
+            other_bytes=tables_bytes + self.position_bytes(setup),
+        )
 
 
-def sequence_refusals(setup: Setup, *, chunks: int) -> list[str]:
-    """Return why no strategy can divide the sequence like this. chunks: number of equal parts that the layout needs."""
-    return [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup), *_chunk_refusals(setup, chunks)]
-
-
-def _chunk_refusals(setup: Setup, chunks: int) -> list[str]:
-    sequence = setup.shape.sequence
-    if sequence % chunks == 0:
-        return []
-    lower = sequence - sequence % chunks
-    fitting = f"{lower} or {lower + chunks}" if lower else str(chunks)
-    return [f"sequence {sequence} cannot be cut into {chunks} equal chunks; --sequence {fitting} would fit"]
-
-
-def own_microbatch(setup: Setup) -> Microbatch:
-    """Return the tensors of one microbatch at a rank's own positions, except those of attention."""
-    whole = microbatch(setup, data_ranks=1)
-    return replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
-
-
-def sequence_peak(setup: Setup, *, is_zigzag: bool = False) -> Prediction | NotCovered:
-    """Predict the peak of a rank as if it trained alone on sequences of its own length, plus all tokens of the batch.
-
-    The rank gets the tokens of all positions, and its replica keeps the tables of all positions, though the model uses
-    only its own by then. Attention keeps as much wherever it is computed: buffers of an exchange are freed before the
-    peak in the MLP.
-    """
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    own, states = own_microbatch(setup), replicated_states(setup.shape)
-    peak = step_peak(own, states=states, backwards=bucketed_gradients(states.gradients_bytes, parts(setup)))
-    whole = microbatch(setup, data_ranks=1)
-    # Own inputs are a copy; of own targets there is a copy in any case.
-    more_bytes = (
-        parts(setup) * (whole.tokens_bytes - own.tokens_bytes) + INDEX_BYTES * own.sequences * own.shape.sequence
-    )
-    # Plain positions are a view of all positions; zigzag positions are a new tensor.
-    positions = own.shape.sequence if is_zigzag else whole.shape.sequence
-    tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
-    return replace(
-        peak,
-        activations_bytes=peak.activations_bytes + more_bytes,
-        other_bytes=tables_bytes + INDEX_BYTES * positions,
-    )
-
-
-def gradient_average(setup: Setup) -> tuple[Transfer, ...]:
-    """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
-    if setup.ranks == 1:
-        return ()
-    return (
-        Transfer(
-            collective="all_reduce",
-            axis="sequence",
-            payload_bytes=4 * setup.shape.parameters(),
-            calls=buckets(setup),
-            behind="backward",
-        ),
-    )
-
-
-def sequence_states(setup: Setup, rank: int) -> States:
-    """Return the states of a rank, which holds the whole model."""
-    return replicated_states(setup.shape)
-
-
-def sequence_paper_states(setup: Setup) -> States:
-    """Return the paper's states: nothing is divided, as ranks share activations only."""
-    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
-
-
-def sequence_paper_activations(setup: Setup) -> int:
-    """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
-    whole = microbatch(setup, data_ranks=1)
-    return paper_activation_bytes(whole.shape, whole.sequences, whole.checkpoint) // setup.ranks
-
-
-def chunks(setup: Setup) -> int:
-    """Return the number of equal parts that the layout cuts the sequence into."""
-    return 2 * setup.ranks if _layout(setup) == "zigzag" else setup.ranks
-
-
-def _ring_attention_refusals(setup: Setup) -> list[str]:
-    return [
-        *sequence_refusals(setup, chunks=chunks(setup)),
-        *_kernel_refusals(setup),
-        *_compile_refusals(setup),
-        *priority_refusals(setup),
-    ]
+# Ring attention: ranks hold positions, and keys and values travel from rank to rank.
 
 
 def _kernel_refusals(setup: Setup) -> Iterator[str]:
@@ -155,65 +131,13 @@ def _compile_refusals(setup: Setup) -> Iterator[str]:
         )
 
 
-def _incomparable(setup: Setup) -> str | None:
-    if setup.options["causal"]:
-        return None
-    return "causal is false, and single's attention is causal; causal=true is comparable"
+class RingAttentionSpec(SequenceSpec):
+    """Spec of `ring_attention`."""
 
-
-def _ring_attention_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    traffic = RingTraffic(
-        shape=setup.shape,
-        ranks=setup.ranks,
-        sequences=local_batch(setup, data_ranks=1),
-        microbatches=parts(setup),
-        element_bytes=ELEMENT_BYTES[setup.precision],
-        is_recomputed=setup.options["checkpoint"] != "none",
-        is_overlapped=bool(setup.options["overlap"]),
-    )
-    return (*traffic.transfers, *gradient_average(setup))
-
-
-def _attention_pairs(setup: Setup) -> tuple[int, ...]:
-    shape, layout, is_causal = setup.shape, _layout(setup), bool(setup.options["causal"])
-    sequences = parts(setup) * local_batch(setup, data_ranks=1)
-    return tuple(
-        sequences
-        * shape.layers
-        * shape.heads
-        * ring_pairs(layout, is_causal=is_causal, sequence=shape.sequence, rank=rank, ranks=setup.ranks)
-        for rank in range(setup.ranks)
-    )
-
-
-def _layout(setup: Setup) -> Layout:
-    return "zigzag" if setup.options["layout"] == "zigzag" else "plain"
-
-
-def _peak(setup: Setup) -> Prediction | NotCovered:
-    if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
-        return NotCovered(reason="selective checkpointing keeps attention's output for the keys of each rank")
-    return sequence_peak(setup, is_zigzag=_layout(setup) == "zigzag")
-
-
-def _notes(setup: Setup) -> list[str]:
-    notes = []
-    if not setup.options["causal"]:
-        notes.append("attention is not causal: tokens are seen before they are predicted, so that losses mean nothing")
-    if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
-        notes.append("selective checkpointing keeps attention's output for the keys of each rank, not only their sum")
-    if setup.backend == "gloo" and setup.ranks > 1:
-        notes.append("in a trace a message on gloo lasts until it is waited for: attention's time where that is longer")
-    return notes
-
-
-RING_ATTENTION_CARD = StrategySpec(
-    name="ring_attention",
-    entry="workloads.context_parallel.ring_attention:build",
-    kind="training",
-    summary="positions divided among ranks; keys and values travel a ring while attention runs",
-    version=1,
-    options=(
+    name = "ring_attention"
+    entry = "workloads.context_parallel.ring_attention:build"
+    summary = "positions divided among ranks; keys and values travel a ring while attention runs"
+    options = (
         *SEQUENCE_OPTIONS,
         Option(
             name="layout",
@@ -224,10 +148,8 @@ RING_ATTENTION_CARD = StrategySpec(
         Option(name="overlap", default=True, help="attend while keys and values travel; false: wait for them first"),
         Option(name="causal", default=True, help="a token sees none after it; false: all, for measurements only"),
         HIGH_PRIORITY,
-    ),
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
+    )
+    parity = Parity(
         variants=(
             {},
             {"layout": "plain"},
@@ -237,28 +159,83 @@ RING_ATTENTION_CARD = StrategySpec(
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
         ),
-        incomparable=_incomparable,
-    ),
-    mesh=sequence_mesh,
-    refusals=_ring_attention_refusals,
-    sends_messages=lambda setup: setup.ranks > 1,
-    high_priority_axes=lambda setup: priority_axes(setup, "sequence"),
-    transfers=_ring_attention_transfers,
-    states=sequence_states,
-    paper_states=sequence_paper_states,
-    peak=_peak,
-    paper_activations=sequence_paper_activations,
-    attention_pairs=_attention_pairs,
-    notes=_notes,
-)
+    )
+
+    def chunks(self, setup: Setup) -> int:
+        return 2 * setup.ranks if setup.options["layout"] == "zigzag" else setup.ranks
+
+    def refusals(self, setup: Setup) -> list[str]:
+        return [
+            *super().refusals(setup),
+            *_kernel_refusals(setup),
+            *_compile_refusals(setup),
+            *priority_refusals(setup),
+        ]
+
+    def incomparable(self, setup: Setup) -> str | None:
+        if setup.options["causal"]:
+            return None
+        return "causal is false, and single's attention is causal; causal=true is comparable"
+
+    def sends_messages(self, setup: Setup) -> bool:
+        return setup.ranks > 1
+
+    def high_priority_axes(self, setup: Setup) -> tuple[str, ...]:
+        return priority_axes(setup, "sequence")
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        traffic = RingTraffic(
+            shape=setup.shape,
+            ranks=setup.ranks,
+            sequences=local_batch(setup, data_ranks=1),
+            microbatches=parts(setup),
+            element_bytes=ELEMENT_BYTES[setup.precision],
+            is_recomputed=setup.options["checkpoint"] != "none",
+            is_overlapped=bool(setup.options["overlap"]),
+        )
+        return (*traffic.transfers, *super().transfers(setup))
+
+    def attention_pairs(self, setup: Setup) -> tuple[int, ...]:
+        shape, is_causal = setup.shape, bool(setup.options["causal"])
+        layout: Layout = "zigzag" if setup.options["layout"] == "zigzag" else "plain"
+        sequences = parts(setup) * local_batch(setup, data_ranks=1)
+        return tuple(
+            sequences
+            * shape.layers
+            * shape.heads
+            * ring_pairs(layout, is_causal=is_causal, sequence=shape.sequence, rank=rank, ranks=setup.ranks)
+            for rank in range(setup.ranks)
+        )
+
+    def position_bytes(self, setup: Setup) -> int:
+        if setup.options["layout"] == "plain":
+            return super().position_bytes(setup)
+        # Zigzag positions are a new tensor.
+        return INDEX_BYTES * (setup.shape.sequence // setup.ranks)
+
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
+            return NotCovered(reason="selective checkpointing keeps attention's output for the keys of each rank")
+        return super().peak(setup)
+
+    def notes(self, setup: Setup) -> list[str]:
+        notes = []
+        if not setup.options["causal"]:
+            notes.append(
+                "attention is not causal: tokens are seen before they are predicted, so that losses mean nothing"
+            )
+        if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
+            notes.append(
+                "selective checkpointing keeps attention's output for the keys of each rank, not only their sum"
+            )
+        if setup.backend == "gloo" and setup.ranks > 1:
+            notes.append(
+                "in a trace a message on gloo lasts until it is waited for: attention's time where that is longer"
+            )
+        return notes
 
 
 # Ulysses: ranks hold positions, and exchange them for heads where attention needs all positions.
-
-
-def _ulysses_refusals(setup: Setup) -> list[str]:
-    graphs = graph_refusals(setup, COLLECTIVES_IN_GRAPHS) if setup.ranks > 1 else []
-    return [*sequence_refusals(setup, chunks=setup.ranks), *_head_refusals(setup), *graphs]
 
 
 def _head_refusals(setup: Setup) -> Iterator[str]:
@@ -277,28 +254,13 @@ def _head_refusals(setup: Setup) -> Iterator[str]:
         )
 
 
-def _ulysses_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    traffic = HeadTraffic(
-        shape=setup.shape,
-        ranks=setup.ranks,
-        sequences=local_batch(setup, data_ranks=1),
-        microbatches=parts(setup),
-        element_bytes=ELEMENT_BYTES[setup.precision],
-        is_recomputed=setup.options["checkpoint"] != "none",
-    )
-    return (*traffic.transfers, *gradient_average(setup))
+class UlyssesSpec(SequenceSpec):
+    """Spec of `ulysses`."""
 
-
-ULYSSES_CARD = StrategySpec(
-    name="ulysses",
-    entry="workloads.context_parallel.ulysses:build",
-    kind="training",
-    summary="positions divided among ranks; all_to_all exchanges them for heads around attention (DeepSpeed-Ulysses)",
-    version=1,
-    options=SEQUENCE_OPTIONS,
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
+    name = "ulysses"
+    entry = "workloads.context_parallel.ulysses:build"
+    summary = "positions divided among ranks; all_to_all exchanges them for heads around attention (DeepSpeed-Ulysses)"
+    parity = Parity(
         variants=(
             {},
             {"bucket_mb": 0.1},
@@ -306,12 +268,19 @@ ULYSSES_CARD = StrategySpec(
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
         ),
-    ),
-    mesh=sequence_mesh,
-    refusals=_ulysses_refusals,
-    transfers=_ulysses_transfers,
-    states=sequence_states,
-    paper_states=sequence_paper_states,
-    peak=sequence_peak,
-    paper_activations=sequence_paper_activations,
-)
+    )
+
+    def refusals(self, setup: Setup) -> list[str]:
+        graphs = graph_refusals(setup, COLLECTIVES_IN_GRAPHS) if setup.ranks > 1 else []
+        return [*super().refusals(setup), *_head_refusals(setup), *graphs]
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        traffic = HeadTraffic(
+            shape=setup.shape,
+            ranks=setup.ranks,
+            sequences=local_batch(setup, data_ranks=1),
+            microbatches=parts(setup),
+            element_bytes=ELEMENT_BYTES[setup.precision],
+            is_recomputed=setup.options["checkpoint"] != "none",
+        )
+        return (*traffic.transfers, *super().transfers(setup))

@@ -36,22 +36,7 @@ DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share
 WITH_MEMORY = ("powersgd", "topk")
 """Schemes with error feedback: they add to a gradient what they left out of the last one."""
 
-
 # ddp: each rank holds the whole model and a share of the batch; gradients are averaged.
-
-
-def _ddp_mesh(setup: Setup) -> dict[str, int]:
-    return {"data": setup.ranks}
-
-
-def _ddp_refusals(setup: Setup) -> list[str]:
-    return [
-        *training_refusals(setup, data_ranks=setup.ranks),
-        *bucket_refusals(setup),
-        *_replica_refusals(setup),
-        *_compression_refusals(setup),
-        *_idle_options(setup),
-    ]
 
 
 def _replica_refusals(setup: Setup) -> Iterator[str]:
@@ -114,29 +99,6 @@ def _idle_options(setup: Setup) -> Iterator[str]:
             )
 
 
-def _incomparable(setup: Setup) -> str | None:
-    compress = setup.options["compress"]
-    is_lossless = {
-        "none": True,
-        "topk": float(setup.options["density"]) == 1,
-        "powersgd": int(setup.options["compress_rank"]) == largest_rank(setup.shape),
-    }.get(str(compress), False)
-    if is_lossless:
-        return None
-    return f"compress={compress} loses a part of each gradient by these options; take compress=none"
-
-
-def _ddp_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    if setup.ranks == 1:
-        return ()
-    transfers = [_averaging(setup, collective, payload_bytes) for collective, payload_bytes in _payloads(setup)]
-    if setup.options["find_unused_parameters"]:
-        # For each weight an int32 that says whether any rank used it, sent after backward.
-        used_bytes = 4 * setup.shape.parameter_tensors()
-        transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
-    return tuple(transfers)
-
-
 def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
     """Return the collectives of each bucket, in their order, with their bytes over all buckets."""
     shape = setup.shape
@@ -152,41 +114,6 @@ def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
             return [("all_reduce", 4 * shape.parameters())]
 
 
-def _averaging(setup: Setup, collective: Collective, payload_bytes: int) -> Transfer:
-    is_overlapped = bool(setup.options["overlap"])
-    return Transfer(
-        collective=collective,
-        axis="data",
-        payload_bytes=payload_bytes,
-        calls=buckets(setup) if is_overlapped else 1,
-        behind="backward" if is_overlapped else None,
-    )
-
-
-def _ddp_states(setup: Setup, rank: int) -> States:
-    return replicated_states(setup.shape)
-
-
-def _ddp_paper_states(setup: Setup) -> States:
-    return paper_states(setup.shape.parameters(), stage=0, data_ranks=setup.ranks)
-
-
-def _ddp_peak(setup: Setup) -> Prediction | NotCovered:
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
-    if setup.options["compress"] != "none" and not is_overlapped:
-        return NotCovered(reason="compression after backward makes tensors of its own on its way")
-    grow = bucketed_gradients if is_overlapped else fresh_gradients
-    peak = step_peak(
-        microbatch(setup, setup.ranks),
-        states=states,
-        backwards=grow(states.gradients_bytes, int(setup.options["accumulate"])),
-        averaged_bytes=0 if is_overlapped else states.gradients_bytes,
-    )
-    return replace(peak, other_bytes=_remembered_bytes(setup))
-
-
 def _remembered_bytes(setup: Setup) -> int:
     """Return what a scheme keeps from step to step: its errors and, of PowerSGD, the last right factors.
 
@@ -199,13 +126,13 @@ def _remembered_bytes(setup: Setup) -> int:
     return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
 
 
-DDP_CARD = StrategySpec(
-    name="ddp",
-    entry="workloads.data_parallel.strategy:build_ddp",
-    kind="training",
-    summary="data parallel: whole model on each rank, gradients averaged while backward runs",
-    version=1,
-    options=(
+class DdpSpec(StrategySpec):
+    """Spec of `ddp`."""
+
+    name = "ddp"
+    entry = "workloads.data_parallel.strategy:build_ddp"
+    summary = "data parallel: whole model on each rank, gradients averaged while backward runs"
+    options = (
         *TRAINING_OPTIONS,
         Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
         BUCKET_MB,
@@ -219,10 +146,8 @@ DDP_CARD = StrategySpec(
         DENSITY,
         Option(name="find_unused_parameters", default=False, help="search each backward for weights without gradient"),
         Option(name="static_graph", default=False, help="tell DistributedDataParallel that all steps are alike"),
-    ),
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
+    )
+    parity = Parity(
         variants=(
             {},
             {"overlap": False},
@@ -237,146 +162,145 @@ DDP_CARD = StrategySpec(
             # No learning rate, because AdamW makes a whole step of a gradient of 1e-9 that is 0 in `single`.
             {"compress": "powersgd", "compress_rank": 64, "bucket_mb": 0.1, "learning_rate": 0.0},
         ),
-        incomparable=_incomparable,
-    ),
-    mesh=_ddp_mesh,
-    refusals=_ddp_refusals,
-    transfers=_ddp_transfers,
-    states=_ddp_states,
-    paper_states=_ddp_paper_states,
-    peak=_ddp_peak,
-    has_second_communicator=_is_compressed_beside_backward,
-)
+    )
+
+    def refusals(self, setup: Setup) -> list[str]:
+        return [
+            *training_refusals(setup, data_ranks=setup.ranks),
+            *bucket_refusals(setup),
+            *_replica_refusals(setup),
+            *_compression_refusals(setup),
+            *_idle_options(setup),
+        ]
+
+    def incomparable(self, setup: Setup) -> str | None:
+        compress = setup.options["compress"]
+        is_lossless = {
+            "none": True,
+            "topk": float(setup.options["density"]) == 1,
+            "powersgd": int(setup.options["compress_rank"]) == largest_rank(setup.shape),
+        }.get(str(compress), False)
+        if is_lossless:
+            return None
+        return f"compress={compress} loses a part of each gradient by these options; take compress=none"
+
+    def has_second_communicator(self, setup: Setup) -> bool:
+        return _is_compressed_beside_backward(setup)
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        if setup.ranks == 1:
+            return ()
+        is_overlapped = bool(setup.options["overlap"])
+        transfers = [
+            Transfer(
+                collective=collective,
+                axis="data",
+                payload_bytes=payload_bytes,
+                calls=buckets(setup) if is_overlapped else 1,
+                behind="backward" if is_overlapped else None,
+            )
+            for collective, payload_bytes in _payloads(setup)
+        ]
+        if setup.options["find_unused_parameters"]:
+            # For each weight an int32 that says whether any rank used it, sent after backward.
+            used_bytes = 4 * setup.shape.parameter_tensors()
+            transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
+        return tuple(transfers)
+
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
+        states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
+        if setup.options["compress"] != "none" and not is_overlapped:
+            return NotCovered(reason="compression after backward makes tensors of its own on its way")
+        grow = bucketed_gradients if is_overlapped else fresh_gradients
+        peak = step_peak(
+            microbatch(setup, setup.ranks),
+            states=states,
+            backwards=grow(states.gradients_bytes, int(setup.options["accumulate"])),
+            averaged_bytes=0 if is_overlapped else states.gradients_bytes,
+        )
+        return replace(peak, other_bytes=_remembered_bytes(setup))
 
 
 # single: one rank trains the model alone; all other strategies are compared with it.
 
 
-def _single_mesh(setup: Setup) -> dict[str, int]:
-    return {"data": 1}
+class SingleSpec(StrategySpec):
+    """Spec of `single`."""
 
+    name = "single"
+    entry = "workloads.data_parallel.strategy:build_single"
+    summary = "one rank trains the whole model; the baseline of all others"
+    options = TRAINING_OPTIONS
+    needs = Needs(maximum_ranks=1)
+    parity = Parity(variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}))
 
-def _single_refusals(setup: Setup) -> list[str]:
-    return training_refusals(setup, data_ranks=1)
+    def refusals(self, setup: Setup) -> list[str]:
+        return training_refusals(setup, data_ranks=1)
 
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        return {"data": 1}
 
-def _single_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    return ()
-
-
-def _single_states(setup: Setup, rank: int) -> States:
-    return replicated_states(setup.shape)
-
-
-def _single_paper_states(setup: Setup) -> States:
-    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
-
-
-def _single_peak(setup: Setup) -> Prediction | NotCovered:
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    states = replicated_states(setup.shape)
-    backwards = fresh_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
-    return step_peak(microbatch(setup, 1), states=states, backwards=backwards)
-
-
-SINGLE_CARD = StrategySpec(
-    name="single",
-    entry="workloads.data_parallel.strategy:build_single",
-    kind="training",
-    summary="one rank trains the whole model; the baseline of all others",
-    version=1,
-    options=TRAINING_OPTIONS,
-    needs=Needs(maximum_ranks=1),
-    parity=Parity(
-        kind="exact",
-        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}),
-    ),
-    mesh=_single_mesh,
-    refusals=_single_refusals,
-    transfers=_single_transfers,
-    states=_single_states,
-    paper_states=_single_paper_states,
-    peak=_single_peak,
-)
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
+        states = replicated_states(setup.shape)
+        backwards = fresh_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
+        return step_peak(microbatch(setup, 1), states=states, backwards=backwards)
 
 
 # zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
 
 
-def _zero1_mesh(setup: Setup) -> dict[str, int]:
-    return {"data": setup.ranks}
+class Zero1Spec(StrategySpec):
+    """Spec of `zero1`."""
 
+    name = "zero1"
+    entry = "workloads.data_parallel.strategy:build_zero1"
+    summary = "ZeRO-1: as ddp, but optimizer states are divided among ranks by whole weights, unevenly"
+    options = (*TRAINING_OPTIONS, BUCKET_MB)
+    parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))
 
-def _zero1_refusals(setup: Setup) -> list[str]:
-    return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
+    def refusals(self, setup: Setup) -> list[str]:
+        return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
 
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        if setup.ranks == 1:
+            return ()
+        return (
+            Transfer(
+                collective="all_reduce",
+                axis="data",
+                payload_bytes=4 * setup.shape.parameters(),
+                calls=buckets(setup),
+                behind="backward",
+            ),
+            Transfer(
+                collective="broadcast",
+                axis="data",
+                payload_bytes=sent_bytes(setup.shape, setup.ranks),
+                calls=setup.ranks,
+            ),
+        )
 
-def _zero1_transfers(setup: Setup) -> tuple[Transfer, ...]:
-    if setup.ranks == 1:
-        return ()
-    return (
-        Transfer(
-            collective="all_reduce",
-            axis="data",
-            payload_bytes=4 * setup.shape.parameters(),
-            calls=buckets(setup),
-            behind="backward",
-        ),
-        Transfer(
-            collective="broadcast",
-            axis="data",
-            payload_bytes=sent_bytes(setup.shape, setup.ranks),
-            calls=setup.ranks,
-        ),
-    )
+    def states(self, setup: Setup, rank: int) -> States:
+        return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
 
+    def paper_states(self, setup: Setup) -> States:
+        return paper_states(setup.shape.parameters(), stage=1, data_ranks=setup.ranks)
 
-def _zero1_states(setup: Setup, rank: int) -> States:
-    return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
+        states = max((self.states(setup, rank) for rank in range(setup.ranks)), key=lambda held: held.optimizer_bytes)
+        backwards = bucketed_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
+        return step_peak(microbatch(setup, setup.ranks), states=states, backwards=backwards)
 
-
-def _zero1_paper_states(setup: Setup) -> States:
-    return paper_states(setup.shape.parameters(), stage=1, data_ranks=setup.ranks)
-
-
-def _zero1_peak(setup: Setup) -> Prediction | NotCovered:
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    states = max((_zero1_states(setup, rank) for rank in range(setup.ranks)), key=lambda held: held.optimizer_bytes)
-    backwards = bucketed_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
-    return step_peak(microbatch(setup, setup.ranks), states=states, backwards=backwards)
-
-
-def _notes(setup: Setup) -> list[str]:
-    if setup.ranks == 1:
-        return []
-    shares = [f"{_zero1_states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
-    return [f"whole weights are divided, and so not evenly: bytes of optimizer state by rank are {', '.join(shares)}"]
-
-
-ZERO1_CARD = StrategySpec(
-    name="zero1",
-    entry="workloads.data_parallel.strategy:build_zero1",
-    kind="training",
-    summary="ZeRO-1: as ddp, but optimizer states are divided among ranks by whole weights, unevenly",
-    version=1,
-    options=(*TRAINING_OPTIONS, BUCKET_MB),
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
-        variants=(
-            {},
-            {"bucket_mb": 0.1},
-            {"accumulate": 2},
-            {"checkpoint": "full"},
-        ),
-    ),
-    mesh=_zero1_mesh,
-    refusals=_zero1_refusals,
-    transfers=_zero1_transfers,
-    states=_zero1_states,
-    notes=_notes,
-    paper_states=_zero1_paper_states,
-    peak=_zero1_peak,
-)
+    def notes(self, setup: Setup) -> list[str]:
+        if setup.ranks == 1:
+            return []
+        shares = [f"{self.states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
+        return [
+            f"whole weights are divided, and so not evenly: bytes of optimizer state by rank are {', '.join(shares)}"
+        ]

@@ -9,7 +9,7 @@ from workloads.cost_models.memory import Stage, paper_states
 from workloads.cost_models.terms import NotCovered, States, Transfer
 from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
-from workloads.spec import LIMITS, Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
@@ -68,22 +68,6 @@ def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
     return ["strategy deepspeed needs DeepSpeed, which is not installed: pip install parallel-observatory[deepspeed]"]
 
 
-def _mesh(setup: Setup) -> dict[str, int]:
-    return {"data": setup.ranks}
-
-
-def _refusals(setup: Setup) -> list[str]:
-    stage = int(setup.options["stage"])
-    if stage not in STAGES:
-        return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
-    return [
-        *not_installed(),
-        *training_refusals(setup, data_ranks=setup.ranks),
-        *_idle_options(setup, stage),
-        *_engine_refusals(setup, stage),
-    ]
-
-
 def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
     """Yield options that are set, but that the stage does not read."""
     for option, first in READ_FROM:
@@ -112,7 +96,7 @@ def _engine(setup: Setup) -> Engine:
     return Engine(
         shape=setup.shape,
         ranks=setup.ranks,
-        stage=_stage(setup),
+        stage=STAGES[int(options["stage"])],
         microbatches=int(options["accumulate"]),
         bucket=int(options[REDUCE_BUCKET_SIZE.name]),
         threshold=int(options[PARAM_PERSISTENCE_THRESHOLD.name]),
@@ -125,36 +109,13 @@ def _engine(setup: Setup) -> Engine:
     )
 
 
-def _stage(setup: Setup) -> Stage:
-    return STAGES[int(setup.options["stage"])]
+class DeepSpeedSpec(StrategySpec):
+    """Spec of `deepspeed`."""
 
-
-def _transfers(setup: Setup) -> tuple[Transfer, ...]:
-    return engine_transfers(_engine(setup))
-
-
-def _states(setup: Setup, rank: int) -> States:
-    return engine_states(_engine(setup))
-
-
-def _paper_states(setup: Setup) -> States:
-    return paper_states(setup.shape.parameters(), stage=_stage(setup), data_ranks=setup.ranks)
-
-
-def _peak(setup: Setup) -> NotCovered:
-    return NotCovered(
-        reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks of"
-        " its own, which no law follows"
-    )
-
-
-DEEPSPEED_CARD = StrategySpec(
-    name="deepspeed",
-    entry="workloads.deepspeed.strategy:build",
-    kind="training",
-    summary="DeepSpeed's own engine (an extra to install): ZeRO's stages 0 to 3, optimizer states on the host or not",
-    version=1,
-    options=(
+    name = "deepspeed"
+    entry = "workloads.deepspeed.strategy:build"
+    summary = "DeepSpeed's own engine (an extra to install): ZeRO's stages 0 to 3, optimizer states on the host or not"
+    options = (
         *TRAINING_OPTIONS,
         Option(
             name="stage",
@@ -168,10 +129,8 @@ DEEPSPEED_CARD = StrategySpec(
         PARAM_PERSISTENCE_THRESHOLD,
         MAX_REUSE_DISTANCE,
         PREFETCH_BUCKET_SIZE,
-    ),
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
+    )
+    parity = Parity(
         # Only stage 0 supports fp16.
         limits={precision: LIMITS[precision] for precision in ("fp32", "bf16")},
         variants=(
@@ -181,12 +140,34 @@ DEEPSPEED_CARD = StrategySpec(
             {"stage": 3, "param_persistence_threshold": 100, "checkpoint": "full"},
             {"stage": 3, "offload": True, "accumulate": 2},
         ),
-    ),
-    mesh=_mesh,
-    refusals=_refusals,
-    transfers=_transfers,
-    states=_states,
-    notes=offload_notes,
-    paper_states=_paper_states,
-    peak=_peak,
-)
+    )
+
+    def refusals(self, setup: Setup) -> list[str]:
+        stage = int(setup.options["stage"])
+        if stage not in STAGES:
+            return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
+        return [
+            *not_installed(),
+            *training_refusals(setup, data_ranks=setup.ranks),
+            *_idle_options(setup, stage),
+            *_engine_refusals(setup, stage),
+        ]
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        return engine_transfers(_engine(setup))
+
+    def states(self, setup: Setup, rank: int) -> States:
+        return engine_states(_engine(setup))
+
+    def paper_states(self, setup: Setup) -> States:
+        stage = STAGES[int(setup.options["stage"])]
+        return paper_states(setup.shape.parameters(), stage=stage, data_ranks=setup.ranks)
+
+    def peak(self, setup: Setup) -> NotCovered:
+        return NotCovered(
+            reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks"
+            " of its own, which no law follows"
+        )
+
+    def notes(self, setup: Setup) -> list[str]:
+        return offload_notes(setup)

@@ -23,90 +23,17 @@ def _workers(setup: Setup) -> int:
     return setup.ranks - _servers(setup)
 
 
-def _mesh(setup: Setup) -> dict[str, int]:
-    # Servers and workers do different things, so the mesh has no data axis.
-    return {"rpc": setup.ranks}
-
-
-def _data_place(setup: Setup, rank: int) -> DataPlace | None:
-    """Return a worker's share of the batch; None for servers, which are the first ranks."""
-    if rank < _servers(setup):
-        return None
-    return DataPlace(rank=rank - _servers(setup), ranks=_workers(setup))
-
-
-def _refusals(setup: Setup) -> list[str]:
-    servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
-    most = min(setup.ranks - 1, tensors)
-    if servers == 0:
-        return [f"option servers is 0, so that workers have nobody to push to; take {_up_to(most)}"]
-    reasons: list[str] = []
-    if servers > tensors:
-        reasons.append(
-            f"option servers is {servers}; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
-        )
-    if workers < 1:
-        reasons.append(
-            f"ranks is {setup.ranks} with servers={servers}, which leaves no worker to train;"
-            f" take --ranks {servers + 1} or more, or {_up_to(most)}"
-        )
-    else:
-        reasons += training_refusals(setup, data_ranks=workers)
-    if setup.options["mode"] == "synchronous" and setup.options["staleness"] != STALENESS.default:
-        reasons.append(
-            f"option staleness is {setup.options['staleness']} with mode=synchronous, where no worker is ever ahead;"
-            " leave it out, or take mode=asynchronous"
-        )
-    return reasons
-
-
 def _up_to(servers: int) -> str:
     return "1 server" if servers == 1 else f"1 to {servers} servers"
 
 
-def _incomparable(setup: Setup) -> str | None:
-    if setup.options["mode"] == "asynchronous":
-        return (
-            "mode=asynchronous updates with each worker's gradient by itself, which older weights gave;"
-            " take mode=synchronous"
-        )
-    return None
+class ParameterServerSpec(StrategySpec):
+    """Spec of `parameter_server`; the servers are the first ranks."""
 
-
-def _transfers(setup: Setup) -> tuple[Transfer, ...]:
-    """Return the transfers of the rank that all others wait for, mostly the fullest server: gradients, then weights."""
-    one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
-    one_way = Transfer(collective="send", axis="rpc", payload_bytes=one_way_bytes)
-    return (one_way, one_way)
-
-
-def _states(setup: Setup, rank: int) -> States:
-    """Return a rank's states: a server's share of everything; a worker's whole weights and gradients, no optimizer."""
-    if rank < _servers(setup):
-        share = shares(setup.shape, _servers(setup))[rank]
-        return States(
-            parameters_bytes=share.size_bytes,
-            gradients_bytes=share.size_bytes,
-            optimizer_bytes=2 * share.size_bytes + 4 * share.tensors,
-        )
-    weights_bytes = worker_traffic(setup.shape).received_bytes
-    return States(parameters_bytes=weights_bytes, gradients_bytes=weights_bytes, optimizer_bytes=0)
-
-
-def _peak(setup: Setup) -> NotCovered:
-    return NotCovered(
-        reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still sends:"
-        " how many at once is a matter of time"
-    )
-
-
-PARAMETER_SERVER_CARD = StrategySpec(
-    name="parameter_server",
-    entry="workloads.parameter_server.strategy:build",
-    kind="training",
-    summary="the first ranks are servers, which hold the weights; the others push gradients to them and pull weights",
-    version=1,
-    options=(
+    name = "parameter_server"
+    entry = "workloads.parameter_server.strategy:build"
+    summary = "the first ranks are servers, which hold the weights; the others push gradients to them and pull weights"
+    options = (
         *TRAINING_OPTIONS,
         Option(name="servers", default=1, minimum=0, help="ranks that hold the weights, as whole tensors; 1 or more"),
         Option(
@@ -116,17 +43,75 @@ PARAMETER_SERVER_CARD = StrategySpec(
             help="one update of all workers' mean, or one for each gradient as it comes",
         ),
         STALENESS,
-    ),
-    needs=Needs(minimum_ranks=2),
-    parity=Parity(
-        kind="exact",
-        variants=({}, {"accumulate": 2}, {"checkpoint": "full"}),
-        incomparable=_incomparable,
-    ),
-    mesh=_mesh,
-    refusals=_refusals,
-    data_place=_data_place,
-    transfers=_transfers,
-    states=_states,
-    peak=_peak,
-)
+    )
+    needs = Needs(minimum_ranks=2)
+    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}))
+
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        # Servers and workers do different things, so the mesh has no data axis.
+        return {"rpc": setup.ranks}
+
+    def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
+        if rank < _servers(setup):
+            return None
+        return DataPlace(rank=rank - _servers(setup), ranks=_workers(setup))
+
+    def refusals(self, setup: Setup) -> list[str]:
+        servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
+        most = min(setup.ranks - 1, tensors)
+        if servers == 0:
+            return [f"option servers is 0, so that workers have nobody to push to; take {_up_to(most)}"]
+        reasons: list[str] = []
+        if servers > tensors:
+            reasons.append(
+                f"option servers is {servers}; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
+            )
+        if workers < 1:
+            reasons.append(
+                f"ranks is {setup.ranks} with servers={servers}, which leaves no worker to train;"
+                f" take --ranks {servers + 1} or more, or {_up_to(most)}"
+            )
+        else:
+            reasons += training_refusals(setup, data_ranks=workers)
+        if setup.options["mode"] == "synchronous" and setup.options["staleness"] != STALENESS.default:
+            reasons.append(
+                f"option staleness is {setup.options['staleness']} with mode=synchronous, where no worker is ever"
+                " ahead; leave it out, or take mode=asynchronous"
+            )
+        return reasons
+
+    def incomparable(self, setup: Setup) -> str | None:
+        if setup.options["mode"] == "asynchronous":
+            return (
+                "mode=asynchronous updates with each worker's gradient by itself, which older weights gave;"
+                " take mode=synchronous"
+            )
+        return None
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        """Return the transfers of the rank that all wait for, mostly the fullest server: gradients, then weights."""
+        one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
+        one_way = Transfer(collective="send", axis="rpc", payload_bytes=one_way_bytes)
+        return (one_way, one_way)
+
+    def states(self, setup: Setup, rank: int) -> States:
+        """Return a server's share of everything, or a worker's whole weights and gradients, without optimizer."""
+        if rank < _servers(setup):
+            share = shares(setup.shape, _servers(setup))[rank]
+            return States(
+                parameters_bytes=share.size_bytes,
+                gradients_bytes=share.size_bytes,
+                optimizer_bytes=2 * share.size_bytes + 4 * share.tensors,
+            )
+        weights_bytes = worker_traffic(setup.shape).received_bytes
+        return States(parameters_bytes=weights_bytes, gradients_bytes=weights_bytes, optimizer_bytes=0)
+
+    def paper_states(self, setup: Setup) -> States:
+        """Return no states: the papers give no account of servers."""
+        return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
+
+    def peak(self, setup: Setup) -> NotCovered:
+        return NotCovered(
+            reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still"
+            " sends: how many at once is a matter of time"
+        )

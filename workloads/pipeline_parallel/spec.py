@@ -1,11 +1,11 @@
 """Specs of the pipelines `gpipe`, `one_f_one_b`, `interleaved`, `zero_bubble` and `pipeline_naive`.
 
-`pipeline_spec` makes each spec from what is particular to its schedule; options, refusals and costs are shared.
+They share options, refusals and costs, and differ in their schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from workloads.cost_models.memory import paper_activation_bytes, paper_states
@@ -44,7 +44,7 @@ from workloads.pipeline_parallel.memory import (
     stage_states,
     stage_weights,
 )
-from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
 
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
@@ -68,17 +68,6 @@ def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[s
         )
 
 
-def peak_of_stages(setup: Setup, pipeline: Pipeline, counts: Sequence[int]) -> Prediction | NotCovered:
-    """Predict the peak of the rank that holds most. counts: blocks of each stage."""
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    if pipeline.schedule in HALVED_BACKWARD:
-        return NotCovered(reason="what half of a backward keeps for the other half is autograd's choice")
-    size = microbatch(setup, 1)
-    ranks = (pipeline_step_peak(pipeline, size, counts, rank) for rank in range(pipeline.ranks))
-    return max(ranks, key=lambda peak: peak.total_bytes)
-
-
 BALANCE = Option(
     name="balance",
     default="layers",
@@ -93,8 +82,6 @@ PIPELINE_OPTIONS = (
     BALANCE,
     HIGH_PRIORITY,
 )
-
-Schedule = Callable[[Setup], ScheduleName]
 
 
 def counts(setup: Setup, stages: int) -> tuple[int, ...]:
@@ -145,137 +132,126 @@ def _fitting(pipeline: Pipeline, sequences: int) -> str:
     return f"; of {sequences} sequences that is microbatches={' or '.join(fitting)}" if fitting else ""
 
 
-def pipeline_of(setup: Setup, schedule: ScheduleName, *, ranks: int, data_ranks: int = 1) -> Pipeline:
-    """Return a pipeline of this many ranks, each with as many stages as the setup's options say."""
-    return Pipeline(
-        schedule=schedule,
-        ranks=ranks,
-        stages_per_rank=int(setup.options.get(STAGES.name, 1)),
-        microbatches=parts(setup),
-        boundary_bytes=boundary_bytes(setup.shape, local_batch(setup, data_ranks)),
-    )
+class PipelineSpec(StrategySpec):
+    """Base of the specs whose ranks hold stages of the model; by default one pipeline over all ranks.
 
-
-def pipeline_spec(
-    *,
-    name: str,
-    summary: str,
-    schedule: Schedule,
-    options: tuple[Option, ...] = PIPELINE_OPTIONS,
-    variants: tuple[Mapping[str, OptionValue], ...],
-    more_refusals: Callable[[Setup], list[str]] = lambda setup: [],
-) -> StrategySpec:
-    """Return the spec of a pipeline over all ranks.
-
-    variants: options of its parity test.
+    only_schedule: order of a stage's microbatches; a strategy with several overrides `schedule`.
     """
 
-    def pipeline(setup: Setup) -> Pipeline:
-        return pipeline_of(setup, schedule(setup), ranks=setup.ranks)
+    entry = "workloads.pipeline_parallel.strategy:build"
+    options = PIPELINE_OPTIONS
+    needs = Needs(minimum_ranks=2)
+    only_schedule: ScheduleName
 
-    def refusals(setup: Setup) -> list[str]:
+    def schedule(self, setup: Setup) -> ScheduleName:
+        """Return the order in which a stage's microbatches are computed."""
+        return self.only_schedule
+
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        return {"stage": setup.ranks}
+
+    def pipeline(self, setup: Setup) -> Pipeline:
+        """Return one of the pipelines, which are all alike; each rank has the stages that the setup's options say."""
+        axes = self.mesh(setup)
+        return Pipeline(
+            schedule=self.schedule(setup),
+            ranks=axes["stage"],
+            stages_per_rank=int(setup.options.get(STAGES.name, 1)),
+            microbatches=parts(setup),
+            boundary_bytes=boundary_bytes(setup.shape, local_batch(setup, axes.get("data", 1))),
+        )
+
+    def refusals(self, setup: Setup) -> list[str]:
         return [
             *training_refusals(setup, data_ranks=1),
-            *stages_refusals(setup, pipeline(setup)),
-            *more_refusals(setup),
+            *stages_refusals(setup, self.pipeline(setup)),
+            *halved_backward_refusals(setup, self.schedule(setup)),
         ]
 
-    def notes(setup: Setup) -> list[str]:
-        return pipeline_message_notes(setup, schedule(setup))
+    def sends_messages(self, setup: Setup) -> bool:
+        return True
 
-    def states(setup: Setup, rank: int) -> States:
-        whole = pipeline(setup)
-        blocks = counts(setup, whole.stages)
-        held = (stage_weights(setup.shape, blocks, stage) for stage in whole.stages_of(rank))
+    def high_priority_axes(self, setup: Setup) -> tuple[str, ...]:
+        return priority_axes(setup, "stage")
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        return boundary_transfers(self.pipeline(setup), numbers=numbers_agreed(setup))
+
+    def states(self, setup: Setup, rank: int) -> States:
+        pipeline = self.pipeline(setup)
+        blocks = counts(setup, pipeline.stages)
+        held = (stage_weights(setup.shape, blocks, stage) for stage in pipeline.stages_of(rank))
         return stage_states(weight for weights in held for weight in weights)
 
-    def transfers(setup: Setup) -> tuple[Transfer, ...]:
-        return boundary_transfers(pipeline(setup), numbers=numbers_agreed(setup))
+    def states_not_covered(self, setup: Setup) -> NotCovered | None:
+        if setup.options[BALANCE.name] != "measured":
+            return None
+        return NotCovered(
+            reason="balance=measured cuts the model by what this machine measured, which only the run knows"
+        )
 
-    def paper(setup: Setup) -> States:
+    def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
 
-    def paper_activations(setup: Setup) -> int:
+    def paper_activations(self, setup: Setup) -> int:
         # The stages of a rank together have layers / ranks blocks, whatever the schedule; see Narayanan et al. 2021.
-        size, whole = microbatch(setup, 1), pipeline(setup)
+        size, pipeline = microbatch(setup, 1), self.pipeline(setup)
         of_all = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
-        return max(live_microbatches(actions(whole))) * of_all // whole.stages
+        return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
-    def peak(setup: Setup) -> Prediction | NotCovered:
-        whole = pipeline(setup)
-        return measured_stages(setup) or peak_of_stages(setup, whole, counts(setup, whole.stages))
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if (reason := self.states_not_covered(setup) or peak_not_covered(setup)) is not None:
+            return reason
+        pipeline = self.pipeline(setup)
+        if pipeline.schedule in HALVED_BACKWARD:
+            return NotCovered(reason="what half of a backward keeps for the other half is autograd's choice")
+        size, blocks = microbatch(setup, 1), counts(setup, pipeline.stages)
+        ranks = (pipeline_step_peak(pipeline, size, blocks, rank) for rank in range(pipeline.ranks))
+        return max(ranks, key=lambda peak: peak.total_bytes)
 
-    return StrategySpec(
-        name=name,
-        entry="workloads.pipeline_parallel.strategy:build",
-        kind="training",
-        summary=summary,
-        version=1,
-        options=options,
-        needs=Needs(minimum_ranks=2),
-        parity=Parity(kind="exact", variants=variants),
-        mesh=lambda setup: {"stage": setup.ranks},
-        refusals=refusals,
-        sends_messages=lambda setup: True,
-        high_priority_axes=lambda setup: priority_axes(setup, "stage"),
-        transfers=transfers,
-        notes=notes,
-        states=states,
-        states_not_covered=measured_stages,
-        paper_states=paper,
-        paper_activations=paper_activations,
-        pipeline=pipeline,
-        peak=peak,
+    def notes(self, setup: Setup) -> list[str]:
+        return pipeline_message_notes(setup, self.schedule(setup))
+
+
+class GpipeSpec(PipelineSpec):
+    """Spec of `gpipe`."""
+
+    name = "gpipe"
+    summary = "GPipe: a stage of the model on each rank; all microbatches forward, then all backward"
+    only_schedule = "gpipe"
+    parity = Parity(
+        variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, {"balance": "measured"})
     )
 
 
-def measured_stages(setup: Setup) -> NotCovered | None:
-    """Return why a stage's states and peak are known only in the run; None where they are known before."""
-    if setup.options[BALANCE.name] != "measured":
-        return None
-    return NotCovered(reason="balance=measured cuts the model by what this machine measured, which only the run knows")
+class InterleavedSpec(PipelineSpec):
+    """Spec of `interleaved`."""
+
+    name = "interleaved"
+    summary = "interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills sooner"
+    only_schedule = "interleaved"
+    options = (*PIPELINE_OPTIONS, DEFER_RECEIVES, STAGES)
+    parity = Parity(variants=({}, {"microbatches": 8}, {"checkpoint": "full"}))
 
 
-def with_default(option: Option, default: OptionValue) -> Option:
-    """Return the option with another default."""
-    return replace(option, default=default)
+class OneFOneBSpec(PipelineSpec):
+    """Spec of `one_f_one_b`."""
+
+    name = "one_f_one_b"
+    summary = "1F1B: as GPipe, but each backward begins as soon as it can, so that fewer microbatches live at once"
+    only_schedule = "one_f_one_b"
+    parity = Parity(variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}))
 
 
-GPIPE_CARD = pipeline_spec(
-    name="gpipe",
-    summary="GPipe: a stage of the model on each rank; all microbatches forward, then all backward",
-    schedule=lambda setup: "gpipe",
-    variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, {"balance": "measured"}),
-)
+class PipelineNaiveSpec(PipelineSpec):
+    """Spec of `pipeline_naive`."""
 
+    name = "pipeline_naive"
+    summary = "naive model parallel: the whole batch goes from stage to stage, one rank computes at a time"
+    only_schedule = "naive"
+    options = tuple(replace(option, default=1) if option is MICROBATCHES else option for option in PIPELINE_OPTIONS)
+    parity = Parity(variants=({}, {"balance": "flops"}, {"checkpoint": "full"}))
 
-INTERLEAVED_CARD = pipeline_spec(
-    name="interleaved",
-    summary="interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills sooner",
-    schedule=lambda setup: "interleaved",
-    options=(*PIPELINE_OPTIONS, DEFER_RECEIVES, STAGES),
-    variants=({}, {"microbatches": 8}, {"checkpoint": "full"}),
-)
-
-
-ONE_F_ONE_B_CARD = pipeline_spec(
-    name="one_f_one_b",
-    summary="1F1B: as GPipe, but each backward begins as soon as it can, so that fewer microbatches live at once",
-    schedule=lambda setup: "one_f_one_b",
-    variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}),
-)
-
-
-PIPELINE_NAIVE_CARD = pipeline_spec(
-    name="pipeline_naive",
-    summary="naive model parallel: the whole batch goes from stage to stage, one rank computes at a time",
-    schedule=lambda setup: "naive",
-    options=tuple(with_default(option, 1) if option is MICROBATCHES else option for option in PIPELINE_OPTIONS),
-    variants=({}, {"balance": "flops"}, {"checkpoint": "full"}),
-)
-
-
-# zero_bubble: backward is split into that of inputs, which other ranks wait for, and that of weights.
 
 VARIANT = Option(
     name="variant",
@@ -285,19 +261,13 @@ VARIANT = Option(
 )
 
 
-def _schedule(setup: Setup) -> ScheduleName:
-    return "zbv" if setup.options[VARIANT.name] == "zbv" else "interleaved_zero_bubble"
+class ZeroBubbleSpec(PipelineSpec):
+    """Spec of `zero_bubble`: backward is split into that of inputs, which other ranks wait for, and that of weights."""
 
+    name = "zero_bubble"
+    summary = "zero bubble: backward of weights fills the gaps that waiting for backward of inputs leaves"
+    options = (*PIPELINE_OPTIONS, STAGES, VARIANT)
+    parity = Parity(variants=({}, {"variant": "zbv"}, {"microbatches": 8}, {"variant": "zbv", "microbatches": 8}))
 
-def _refusals(setup: Setup) -> list[str]:
-    return list(halved_backward_refusals(setup, _schedule(setup)))
-
-
-ZERO_BUBBLE_CARD = pipeline_spec(
-    name="zero_bubble",
-    summary="zero bubble: backward of weights fills the gaps that waiting for backward of inputs leaves",
-    schedule=_schedule,
-    options=(*PIPELINE_OPTIONS, STAGES, VARIANT),
-    variants=({}, {"variant": "zbv"}, {"microbatches": 8}, {"variant": "zbv", "microbatches": 8}),
-    more_refusals=_refusals,
-)
+    def schedule(self, setup: Setup) -> ScheduleName:
+        return "zbv" if setup.options[VARIANT.name] == "zbv" else "interleaved_zero_bubble"

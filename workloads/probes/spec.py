@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workloads.cost_models.collective_sizes import (
     CHECK_BYTES,
@@ -14,9 +14,34 @@ from workloads.cost_models.collective_sizes import (
     least_bytes,
     sweep,
 )
-from workloads.cost_models.terms import Collective
+from workloads.cost_models.terms import Collective, States
 from workloads.probes.cost_model import ALGORITHMS, BUFFERS_TOUCHED, Algorithm, CopyKind, refusal
 from workloads.spec import ELEMENT_BYTES, Backend, Device, Needs, Option, OptionValue, Parity, Setup, StrategySpec
+
+
+class ProbeSpec(StrategySpec):
+    """Base of the specs of probes, which have no model: what describes training is empty."""
+
+    kind = "probe"
+    cuda_version = 2
+    parity = Parity(kind="none", reason="a probe trains nothing")
+
+    def states(self, setup: Setup, rank: int) -> States:
+        return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
+
+
+def _names(setup: Setup, option: str) -> list[str]:
+    """Return the names that an option lists, with commas between."""
+    return [name.strip() for name in str(setup.options[option]).split(",")]
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """Return, as part of a message, the known name that is most alike; nothing where none is."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"? ' if near else ""
+
+
+# Probe `all_reduce`.
 
 LARGEST_ALL_REDUCE_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 256 * 2**20}
 FACTORS: Mapping[Backend, int] = {"gloo": 16, "nccl": 4}
@@ -29,7 +54,7 @@ def chosen_algorithms(setup: Setup) -> list[Algorithm]:
 
     "all" means those that can run on the case's ranks.
     """
-    names = _all_reduce_names(setup)
+    names = _names(setup, "algorithms")
     if names == ["all"]:
         return [algorithm for algorithm in ALGORITHMS if refusal(algorithm, setup.ranks) is None]
     return [algorithm for algorithm in ALGORITHMS if algorithm in names]
@@ -67,26 +92,6 @@ def _factor(setup: Setup) -> int:
     return int(setup.options["factor"]) or FACTORS[setup.backend]
 
 
-def _all_reduce_settled(setup: Setup) -> Mapping[str, OptionValue]:
-    return {**setup.options, "max_bytes": _all_reduce_largest(setup), "factor": _factor(setup)}
-
-
-def _all_reduce_names(setup: Setup) -> list[str]:
-    return [name.strip() for name in str(setup.options["algorithms"]).split(",")]
-
-
-def _mesh(setup: Setup) -> dict[str, int]:
-    return {"data": setup.ranks}
-
-
-def _all_reduce_refusals(setup: Setup) -> list[str]:
-    return [*_all_reduce_size_refusals(setup), *_algorithm_refusals(setup)]
-
-
-def _all_reduce_sends_messages(setup: Setup) -> bool:
-    return True
-
-
 def _all_reduce_size_refusals(setup: Setup) -> list[str]:
     least, most = int(setup.options["min_bytes"]), _all_reduce_largest(setup)
     element_bytes = ELEMENT_BYTES[setup.precision]
@@ -106,38 +111,28 @@ def _all_reduce_size_refusals(setup: Setup) -> list[str]:
 
 
 def _algorithm_refusals(setup: Setup) -> list[str]:
-    names = _all_reduce_names(setup)
+    names = _names(setup, "algorithms")
     if names == ["all"]:
         return []
     reasons = []
     for name in names:
         if name not in ALGORITHMS:
-            near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.5)
-            offer = f'did you mean "{near[0]}"? ' if near else ""
             allowed = f"all, or some of {', '.join(ALGORITHMS)}"
-            reasons.append(f'option algorithms is "{setup.options["algorithms"]}"; {offer}it may be {allowed}')
+            reasons.append(
+                f'option algorithms is "{setup.options["algorithms"]}"; {_nearest(name, ALGORITHMS)}it may be {allowed}'
+            )
         elif (reason := refusal(ALGORITHMS[ALGORITHMS.index(name)], setup.ranks)) is not None:
             reasons.append(reason)
     return reasons
 
 
-def _all_reduce_measurements(setup: Setup) -> int:
-    return len(vector_sizes(setup)) * (1 + len(chosen_algorithms(setup)))
+class AllReduceSpec(ProbeSpec):
+    """Spec of the probe `all_reduce`."""
 
-
-def _all_reduce_working_bytes(setup: Setup, rank: int) -> int:
-    """Return the largest vector, its scratch space and the check; the library's own memory is not counted."""
-    return vector_sizes(setup)[-1] + scratch_elements_of_all(setup) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
-
-
-ALL_REDUCE_CARD = StrategySpec(
-    name="all_reduce",
-    entry="workloads.probes.all_reduce:probe",
-    kind="probe",
-    summary="all-reduce as the textbook has it, algorithm by algorithm, beside the library's own",
-    version=1,
-    cuda_version=2,
-    options=(
+    name = "all_reduce"
+    entry = "workloads.probes.all_reduce:probe"
+    summary = "all-reduce as the textbook has it, algorithm by algorithm, beside the library's own"
+    options = (
         Option(
             name="algorithms",
             default="all",
@@ -157,16 +152,24 @@ ALL_REDUCE_CARD = StrategySpec(
             minimum=0,
             help="from one vector's size to the next, 2 or more; 0: 16 on gloo, 4 on NCCL",
         ),
-    ),
-    needs=Needs(minimum_ranks=2),
-    parity=Parity(kind="none", reason="a probe trains nothing"),
-    mesh=_mesh,
-    settled=_all_reduce_settled,
-    refusals=_all_reduce_refusals,
-    sends_messages=_all_reduce_sends_messages,
-    measurements=_all_reduce_measurements,
-    working_bytes=_all_reduce_working_bytes,
-)
+    )
+    needs = Needs(minimum_ranks=2)
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return {**setup.options, "max_bytes": _all_reduce_largest(setup), "factor": _factor(setup)}
+
+    def refusals(self, setup: Setup) -> list[str]:
+        return [*_all_reduce_size_refusals(setup), *_algorithm_refusals(setup)]
+
+    def sends_messages(self, setup: Setup) -> bool:
+        return True
+
+    def measurements(self, setup: Setup) -> int:
+        return len(vector_sizes(setup)) * (1 + len(chosen_algorithms(setup)))
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return the largest vector, its scratch space and the check; the library's own memory is not counted."""
+        return vector_sizes(setup)[-1] + scratch_elements_of_all(setup) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
 # Probe `collectives`.
@@ -177,7 +180,7 @@ LARGEST_COLLECTIVES_BYTES: Mapping[Backend, int] = {"gloo": 16 * 2**20, "nccl": 
 
 def chosen_collectives(setup: Setup) -> list[Collective]:
     """Return the collectives that the case asks for, each once; "all" means those that can run on the case's ranks."""
-    names = _collectives_names(setup)
+    names = _names(setup, "collectives")
     if names == ["all"]:
         return [collective for collective in COLLECTIVES if setup.ranks >= _least_ranks(collective)]
     return [collective for collective in COLLECTIVES if collective in names]
@@ -193,37 +196,20 @@ def _collectives_largest(setup: Setup) -> int:
     return int(setup.options["max_bytes"]) or LARGEST_COLLECTIVES_BYTES[setup.backend]
 
 
-def _collectives_settled(setup: Setup) -> Mapping[str, OptionValue]:
-    return {**setup.options, "max_bytes": _collectives_largest(setup)}
-
-
 def _least_ranks(collective: Collective) -> int:
     return 2 if collective == "send" else 1
 
 
-def _collectives_names(setup: Setup) -> list[str]:
-    return [name.strip() for name in str(setup.options["collectives"]).split(",")]
-
-
-def _collectives_refusals(setup: Setup) -> list[str]:
-    return [*_name_refusals(setup), *_collectives_size_refusals(setup)]
-
-
-def _collectives_sends_messages(setup: Setup) -> bool:
-    return "send" in chosen_collectives(setup)
-
-
 def _name_refusals(setup: Setup) -> list[str]:
-    names = _collectives_names(setup)
+    names = _names(setup, "collectives")
     if names == ["all"]:
         return []
     reasons = []
     for name in names:
         if name not in COLLECTIVES:
-            near = difflib.get_close_matches(name, COLLECTIVES, n=1, cutoff=0.5)
-            offer = f'did you mean "{near[0]}"? ' if near else ""
             reasons.append(
-                f'collective "{name}" is unknown; {offer}it may be of {", ".join(COLLECTIVES)}, or "all" alone'
+                f'collective "{name}" is unknown; {_nearest(name, COLLECTIVES)}it may be of'
+                f' {", ".join(COLLECTIVES)}, or "all" alone'
             )
     reasons += [
         f"{collective} goes to another rank and ranks is {setup.ranks}; take {_least_ranks(collective)} or leave it out"
@@ -251,28 +237,13 @@ def _collectives_size_refusals(setup: Setup) -> list[str]:
     return reasons
 
 
-def _collectives_measurements(setup: Setup) -> int:
-    return sum(len(counted_sizes(setup, collective)) for collective in chosen_collectives(setup))
+class CollectivesSpec(ProbeSpec):
+    """Spec of the probe `collectives`."""
 
-
-def _collectives_working_bytes(setup: Setup, rank: int) -> int:
-    """Return both buffers of the collective that needs most, and the check; the library's own memory is not counted."""
-    held = [
-        held_elements(collective, counts, rank)
-        for collective in chosen_collectives(setup)
-        for counts in counted_sizes(setup, collective)
-    ]
-    return max(held, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
-
-
-COLLECTIVES_CARD = StrategySpec(
-    name="collectives",
-    entry="workloads.probes.collectives:probe",
-    kind="probe",
-    summary="the library's collectives, size by size, as nccl-tests measures them",
-    version=1,
-    cuda_version=2,
-    options=(
+    name = "collectives"
+    entry = "workloads.probes.collectives:probe"
+    summary = "the library's collectives, size by size, as nccl-tests measures them"
+    options = (
         Option(
             name="collectives",
             default="all",
@@ -286,16 +257,28 @@ COLLECTIVES_CARD = StrategySpec(
             help="size that none exceeds, as nccl-tests' -e; 0: 16 MiB on gloo, 1 GiB on NCCL",
         ),
         Option(name="factor", default=4, minimum=2, help="from one size to the next, as nccl-tests' -f"),
-    ),
-    needs=Needs(),
-    parity=Parity(kind="none", reason="a probe trains nothing"),
-    mesh=_mesh,
-    settled=_collectives_settled,
-    refusals=_collectives_refusals,
-    sends_messages=_collectives_sends_messages,
-    measurements=_collectives_measurements,
-    working_bytes=_collectives_working_bytes,
-)
+    )
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return {**setup.options, "max_bytes": _collectives_largest(setup)}
+
+    def refusals(self, setup: Setup) -> list[str]:
+        return [*_name_refusals(setup), *_collectives_size_refusals(setup)]
+
+    def sends_messages(self, setup: Setup) -> bool:
+        return "send" in chosen_collectives(setup)
+
+    def measurements(self, setup: Setup) -> int:
+        return sum(len(counted_sizes(setup, collective)) for collective in chosen_collectives(setup))
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return both buffers of the collective that needs most, and the check; not the library's own memory."""
+        held = [
+            held_elements(collective, counts, rank)
+            for collective in chosen_collectives(setup)
+            for counts in counted_sizes(setup, collective)
+        ]
+        return max(held, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
 # Probe `copies`.
@@ -314,48 +297,37 @@ def size_bytes(setup: Setup) -> int:
     return int(setup.options["size_bytes"]) or SIZE_BYTES[setup.device]
 
 
-def _copies_refusals(setup: Setup) -> list[str]:
-    size, element = size_bytes(setup), ELEMENT_BYTES[setup.precision]
-    if size % element == 0:
-        return []
-    whole = size + element - size % element
-    return [
-        f"option size_bytes is {size}, and {setup.precision} has {element} bytes an element; {whole} would hold"
-        " whole elements"
-    ]
+class CopiesSpec(ProbeSpec):
+    """Spec of the probe `copies`."""
 
-
-def _copies_measurements(setup: Setup) -> int:
-    return len(KINDS[setup.device])
-
-
-def _copies_working_bytes(setup: Setup, rank: int) -> int:
-    """Return the buffers of one kind, as each kind frees its own: three for a triad, two for all others."""
-    return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
-
-
-COPIES_CARD = StrategySpec(
-    name="copies",
-    entry="workloads.probes.device:probe_copies",
-    kind="probe",
-    summary="bytes a second within memory (copy, triad; on CUDA the GPU's own) and between host and GPU",
-    version=1,
-    cuda_version=2,
-    options=(
+    name = "copies"
+    entry = "workloads.probes.device:probe_copies"
+    summary = "bytes a second within memory (copy, triad; on CUDA the GPU's own) and between host and GPU"
+    options = (
         Option(
             name="size_bytes",
             default=0,
             minimum=0,
             help="of one buffer, at least 4 times the last cache; 0: 256 MiB on the CPU, 1 GiB on CUDA",
         ),
-    ),
-    needs=Needs(),
-    parity=Parity(kind="none", reason="a probe trains nothing"),
-    mesh=_mesh,
-    refusals=_copies_refusals,
-    measurements=_copies_measurements,
-    working_bytes=_copies_working_bytes,
-)
+    )
+
+    def refusals(self, setup: Setup) -> list[str]:
+        size, element = size_bytes(setup), ELEMENT_BYTES[setup.precision]
+        if size % element == 0:
+            return []
+        whole = size + element - size % element
+        return [
+            f"option size_bytes is {size}, and {setup.precision} has {element} bytes an element; {whole} would hold"
+            " whole elements"
+        ]
+
+    def measurements(self, setup: Setup) -> int:
+        return len(KINDS[setup.device])
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return the buffers of one kind, as each kind frees its own: three for a triad, two for all others."""
+        return max(2, *(BUFFERS_TOUCHED[kind] for kind in KINDS[setup.device])) * size_bytes(setup)
 
 
 # Probe `matmul`.
@@ -378,31 +350,13 @@ def _matmul_largest(setup: Setup) -> int:
     return int(setup.options["max_size"]) or LARGEST[setup.device]
 
 
-def _matmul_refusals(setup: Setup) -> list[str]:
-    least, largest = setup.options["min_size"], _matmul_largest(setup)
-    if sizes(setup):
-        return []
-    origin = "" if setup.options["max_size"] else f", its default on {setup.device}"
-    return [f"option min_size is {least} and max_size {largest}{origin}; max_size={least} would measure one size"]
+class MatmulSpec(ProbeSpec):
+    """Spec of the probe `matmul`."""
 
-
-def _matmul_measurements(setup: Setup) -> int:
-    return len(sizes(setup))
-
-
-def _matmul_working_bytes(setup: Setup, rank: int) -> int:
-    """Return two factors and their product, of the largest size; a library's own workspace is not counted."""
-    return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]
-
-
-MATMUL_CARD = StrategySpec(
-    name="matmul",
-    entry="workloads.probes.device:probe_matmul",
-    kind="probe",
-    summary="FLOP/s that a device reaches on square matrix products, by size, at the given precision",
-    version=1,
-    cuda_version=2,
-    options=(
+    name = "matmul"
+    entry = "workloads.probes.device:probe_matmul"
+    summary = "FLOP/s that a device reaches on square matrix products, by size, at the given precision"
+    options = (
         Option(name="min_size", default=256, minimum=1, help="rows and columns of the smallest matrices"),
         Option(
             name="max_size",
@@ -411,11 +365,18 @@ MATMUL_CARD = StrategySpec(
             help=f"largest that is measured; 0: {LARGEST['cpu']} on the CPU, {LARGEST['cuda']} on CUDA",
         ),
         Option(name="factor", default=2, minimum=2, help="from one size to the next"),
-    ),
-    needs=Needs(),
-    parity=Parity(kind="none", reason="a probe trains nothing"),
-    mesh=_mesh,
-    refusals=_matmul_refusals,
-    measurements=_matmul_measurements,
-    working_bytes=_matmul_working_bytes,
-)
+    )
+
+    def refusals(self, setup: Setup) -> list[str]:
+        least, largest = setup.options["min_size"], _matmul_largest(setup)
+        if sizes(setup):
+            return []
+        origin = "" if setup.options["max_size"] else f", its default on {setup.device}"
+        return [f"option min_size is {least} and max_size {largest}{origin}; max_size={least} would measure one size"]
+
+    def measurements(self, setup: Setup) -> int:
+        return len(sizes(setup))
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return two factors and their product, of the largest size; a library's own workspace is not counted."""
+        return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]

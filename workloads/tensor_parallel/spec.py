@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from workloads.cost_models.memory import Checkpoint, paper_states
+from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
 from workloads.cost_models.terms import NotCovered, States, Transfer
 from workloads.options import (
@@ -18,7 +18,7 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
     TensorTraffic,
     divided,
@@ -81,20 +81,7 @@ ASYNC_TP = Option(
 )
 
 
-def _mesh(setup: Setup) -> dict[str, int]:
-    return {"tensor": setup.ranks}
-
-
-def _refusals(setup: Setup) -> list[str]:
-    return [
-        *training_refusals(setup, data_ranks=1),
-        *division_refusals(setup, ranks=setup.ranks),
-        *compile_refusals(setup, ranks=setup.ranks),
-        *async_refusals(setup, ranks=setup.ranks),
-    ]
-
-
-def async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
+def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
     """Yield why torch cannot hide collectives behind products here."""
     if not setup.options[ASYNC_TP.name]:
         return
@@ -118,77 +105,14 @@ def async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
         yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
 
 
-def _transfers(setup: Setup) -> tuple[Transfer, ...]:
-    options = setup.options
-    return TensorTraffic(
-        shape=setup.shape,
-        ranks=setup.ranks,
-        sequences=local_batch(setup, data_ranks=1),
-        microbatches=parts(setup),
-        product_bytes=ELEMENT_BYTES[setup.precision],
-        is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
-        is_loss_divided=bool(options[LOSS_PARALLEL.name]),
-        is_recomputed=options["checkpoint"] != "none",
-        numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
-        has_all_to_all=setup.device == "cuda",
-    ).transfers
+class TensorParallelSpec(StrategySpec):
+    """Spec of `tensor_parallel`."""
 
-
-def _states(setup: Setup, rank: int) -> States:
-    return divided_states(setup.shape, setup.ranks)
-
-
-def _paper_states(setup: Setup) -> States:
-    return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
-
-
-def _paper_activations(setup: Setup) -> int:
-    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other value.
-    return paper_activation_bytes(
-        setup.shape,
-        local_batch(setup, data_ranks=1),
-        checkpoint,
-        ranks=setup.ranks,
-        is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
-    )
-
-
-def _peak(setup: Setup) -> Prediction | NotCovered:
-    if (reason := peak_not_covered(setup)) is not None:
-        return reason
-    states = divided_states(setup.shape, setup.ranks)
-    backwards = fresh_gradients(states.gradients_bytes, parts(setup))
-    whole = microbatch(setup, data_ranks=1)
-    if setup.ranks == 1:
-        return step_peak(whole, states=states, backwards=backwards)
-    own = divided(
-        whole,
-        ranks=setup.ranks,
-        is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
-        is_loss_divided=bool(setup.options[LOSS_PARALLEL.name]),
-    )
-    return divided_step_peak(own, states=states, backwards=backwards)
-
-
-def _notes(setup: Setup) -> list[str]:
-    if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:
-        return []
-    return [
-        "torch exchanges the embedding's columns for positions on cpu by an all_gather of the whole, where cuda's"
-        " all_to_all sends each rank its own"
-    ]
-
-
-TENSOR_PARALLEL_CARD = StrategySpec(
-    name="tensor_parallel",
-    entry="workloads.tensor_parallel.strategy:build",
-    kind="training",
-    summary="each matrix product divided among ranks, by columns and then by rows (Megatron-LM, on DTensor)",
-    version=1,
-    options=(*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP),
-    needs=Needs(),
-    parity=Parity(
-        kind="exact",
+    name = "tensor_parallel"
+    entry = "workloads.tensor_parallel.strategy:build"
+    summary = "each matrix product divided among ranks, by columns and then by rows (Megatron-LM, on DTensor)"
+    options = (*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP)
+    parity = Parity(
         variants=(
             {},
             {"sequence_parallel": True},
@@ -196,13 +120,70 @@ TENSOR_PARALLEL_CARD = StrategySpec(
             {"sequence_parallel": True, "loss_parallel": True, "checkpoint": "full", "accumulate": 2},
             {"sequence_parallel": True, "checkpoint": "selective"},
         ),
-    ),
-    mesh=_mesh,
-    refusals=_refusals,
-    transfers=_transfers,
-    states=_states,
-    paper_states=_paper_states,
-    notes=_notes,
-    peak=_peak,
-    paper_activations=_paper_activations,
-)
+    )
+
+    def mesh(self, setup: Setup) -> dict[str, int]:
+        return {"tensor": setup.ranks}
+
+    def refusals(self, setup: Setup) -> list[str]:
+        return [
+            *training_refusals(setup, data_ranks=1),
+            *division_refusals(setup, ranks=setup.ranks),
+            *compile_refusals(setup, ranks=setup.ranks),
+            *_async_refusals(setup, ranks=setup.ranks),
+        ]
+
+    def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        options = setup.options
+        return TensorTraffic(
+            shape=setup.shape,
+            ranks=setup.ranks,
+            sequences=local_batch(setup, data_ranks=1),
+            microbatches=parts(setup),
+            product_bytes=ELEMENT_BYTES[setup.precision],
+            is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
+            is_loss_divided=bool(options[LOSS_PARALLEL.name]),
+            is_recomputed=options["checkpoint"] != "none",
+            numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
+            has_all_to_all=setup.device == "cuda",
+        ).transfers
+
+    def states(self, setup: Setup, rank: int) -> States:
+        return divided_states(setup.shape, setup.ranks)
+
+    def paper_states(self, setup: Setup) -> States:
+        return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
+
+    def paper_activations(self, setup: Setup) -> int:
+        whole = microbatch(setup, data_ranks=1)
+        return paper_activation_bytes(
+            setup.shape,
+            whole.sequences,
+            whole.checkpoint,
+            ranks=setup.ranks,
+            is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+        )
+
+    def peak(self, setup: Setup) -> Prediction | NotCovered:
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
+        states = divided_states(setup.shape, setup.ranks)
+        backwards = fresh_gradients(states.gradients_bytes, parts(setup))
+        whole = microbatch(setup, data_ranks=1)
+        if setup.ranks == 1:
+            return step_peak(whole, states=states, backwards=backwards)
+        own = divided(
+            whole,
+            ranks=setup.ranks,
+            is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+            is_loss_divided=bool(setup.options[LOSS_PARALLEL.name]),
+        )
+        return divided_step_peak(own, states=states, backwards=backwards)
+
+    def notes(self, setup: Setup) -> list[str]:
+        if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:
+            return []
+        return [
+            "torch exchanges the embedding's columns for positions on cpu by an all_gather of the whole, where cuda's"
+            " all_to_all sends each rank its own"
+        ]

@@ -18,7 +18,7 @@ from bench.runs.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_FLOPS, RUN_MEASURED_MFU, RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_summary
-from workloads.probes.spec import MATMUL_CARD
+from workloads.probes.spec import MatmulSpec
 
 HARDWARE = "AMD EPYC, 2 cores"
 
@@ -29,14 +29,19 @@ def _product(size: int, *trials: float) -> Estimate:
 
 def _matmul(run: str = "matmul-a", *, hour: int = 0, rate: float = 1e11, **changes: Any) -> Summary:
     """A run of two ranks, whose largest product is not its fastest. changes: of its case."""
-    options = {option.name: option.default for option in MATMUL_CARD.options}
+    options = {option.name: option.default for option in MatmulSpec().options}
     plain = replace(
-        make_case(), strategy=MATMUL_CARD.name, version=MATMUL_CARD.version, model=None, trace_steps=0, options=options
+        make_case(),
+        strategy=MatmulSpec().name,
+        version=MatmulSpec().version,
+        model=None,
+        trace_steps=0,
+        options=options,
     )
     return make_summary(
         run,
         started_ns=1_700_000_000_000_000_000 + hour * 3_600_000_000_000,
-        case=replace(plain, **{"version": MATMUL_CARD.version_on(changes.get("device", "cpu")), **changes}),
+        case=replace(plain, **{"version": MatmulSpec().version_on(changes.get("device", "cpu")), **changes}),
         hardware=HARDWARE,
         scaling=(),
         effective_batch={},
@@ -113,7 +118,7 @@ def test_a_newer_run_of_slower_products_does_not_lower_the_ceiling(history: Hist
 
 @pytest.mark.parametrize(
     "changes",
-    [{"precision": "bf16"}, {"device": "cuda"}, {"threads": 2}, {"ranks": 4}, {"version": MATMUL_CARD.version + 1}],
+    [{"precision": "bf16"}, {"device": "cuda"}, {"threads": 2}, {"ranks": 4}, {"version": MatmulSpec().version + 1}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_newer_run_in_another_setting_is_passed_over(history: History, changes: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from tests.workloads.probes.small_probes import SmallProbe, small_probe
 from workloads.core.mesh import make_mesh
 from workloads.cost_models.terms import Collective
 from workloads.probes.collectives import probe
-from workloads.probes.spec import COLLECTIVES_CARD
+from workloads.probes.spec import CollectivesSpec
 from workloads.protocols import Elapsed, Quantity
 from workloads.spec import OptionValue
 
@@ -160,14 +160,14 @@ def sent_bytes(port: int) -> float:
 def sweep(setup: SmallProbe) -> list[Timed]:
     """The probe's own times."""
     record = Timings()
-    probe(setup, make_mesh(COLLECTIVES_CARD.mesh(setup), "cpu"), record, HostStopwatch(dist.barrier))
+    probe(setup, make_mesh(CollectivesSpec().mesh(setup), "cpu"), record, HostStopwatch(dist.barrier))
     return record.taken
 
 
 def watch(setup: SmallProbe, sent_bytes: Callable[[], float]) -> Watched:
     """The probe's time of one size, and what the exporter counted meanwhile."""
     record, stopwatch = Timings(), WatchedStopwatch(dist.barrier, sent_bytes)
-    probe(setup, make_mesh(COLLECTIVES_CARD.mesh(setup), "cpu"), record, stopwatch)
+    probe(setup, make_mesh(CollectivesSpec().mesh(setup), "cpu"), record, stopwatch)
     (timed,) = record.taken
     assert stopwatch.sent_bytes is not None
     return Watched(sent_bytes=stopwatch.sent_bytes, calls=setup.steps, elapsed_s=timed.elapsed_s)
@@ -175,8 +175,8 @@ def watch(setup: SmallProbe, sent_bytes: Callable[[], float]) -> Watched:
 
 def measure(order: Order) -> Answer:
     """All that the test asks for; the process group exists."""
-    swept = small_probe(COLLECTIVES_CARD, SWEPT, ranks=order.ranks)
-    watched = replace(small_probe(COLLECTIVES_CARD, WATCHED, ranks=order.ranks), warm_up=0)
+    swept = small_probe(CollectivesSpec(), SWEPT, ranks=order.ranks)
+    watched = replace(small_probe(CollectivesSpec(), WATCHED, ranks=order.ranks), warm_up=0)
     sweeps = [sweep(swept) for _ in range(SWEEPS)]
     with watching(Path(order.answer).with_suffix(".jsonl"), order.rank) as sent_bytes:
         return Answer(sweeps=sweeps, watched=[watch(watched, sent_bytes) for _ in range(WATCHES)])

@@ -12,7 +12,7 @@ from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import watch_step
 from workloads.context_parallel.ring_attention import RingTrainer
-from workloads.context_parallel.spec import RING_ATTENTION_CARD
+from workloads.context_parallel.spec import RingAttentionSpec
 from workloads.protocols import CountsPairs
 from workloads.spec import LIMITS, OptionValue, Precision
 
@@ -46,7 +46,7 @@ def test_ranks_send_the_bytes_that_the_spec_declares(
 ) -> None:
     setup = small_setup("ring_attention", ranks=2, precision=precision, options=options)
     declared: Counter[str] = Counter()
-    for transfer in RING_ATTENTION_CARD.transfers(setup):
+    for transfer in RingAttentionSpec().transfers(setup):
         declared[transfer.collective] += transfer.payload_bytes
     assert on_ranks(2, sent_in_a_step, setup) == [declared, declared]
 
@@ -74,7 +74,7 @@ def attended_in_a_step(setup: SmallSetup) -> int:
 )
 def test_ranks_attend_the_pairs_that_the_spec_declares(options: Mapping[str, OptionValue], on_ranks: OnRanks) -> None:
     setup = small_setup("ring_attention", ranks=2, options=options)
-    assert tuple(on_ranks(2, attended_in_a_step, setup)) == RING_ATTENTION_CARD.attention_pairs(setup)
+    assert tuple(on_ranks(2, attended_in_a_step, setup)) == RingAttentionSpec().attention_pairs(setup)
 
 
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])

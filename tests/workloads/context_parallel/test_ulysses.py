@@ -12,7 +12,7 @@ from tests.workloads.training.live_peaks import peak_by_category
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import WatchedStep, watch_step
-from workloads.context_parallel.spec import ULYSSES_CARD
+from workloads.context_parallel.spec import UlyssesSpec
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import NotCovered
@@ -61,7 +61,7 @@ def test_collectives_are_handed_the_bytes_that_the_card_declares(on_ranks: OnRan
         for setup, step in zip(asked, steps, strict=True):
             declared: Counter[str] = Counter()
             calls = 0
-            for transfer in ULYSSES_CARD.transfers(setup):
+            for transfer in UlyssesSpec().transfers(setup):
                 declared[transfer.collective] += transfer.payload_bytes
                 calls += transfer.calls
             assert step.payload_bytes == declared, setup
@@ -87,7 +87,7 @@ def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
     asked = setups()
     for each in on_ranks(2, peaks, asked):
         for setup, live in zip(asked, each, strict=True):
-            prediction = ULYSSES_CARD.peak(setup)
+            prediction = UlyssesSpec().peak(setup)
             assert isinstance(prediction, Prediction), prediction
             assert prediction.buffers_bytes == live["buffers"], setup
             assert prediction.activations_bytes == pytest.approx(live["activations"], rel=1e-3), setup
@@ -96,4 +96,4 @@ def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
 
 
 def test_the_peak_on_a_gpu_is_not_covered() -> None:
-    assert isinstance(ULYSSES_CARD.peak(replace(small_setup("ulysses", ranks=2), device="cuda")), NotCovered)
+    assert isinstance(UlyssesSpec().peak(replace(small_setup("ulysses", ranks=2), device="cuda")), NotCovered)

@@ -21,7 +21,7 @@ from tests.workloads.training.training_runs import make_ready, no_phase, train
 from workloads.core.data import Batches
 from workloads.core.trainer import Trainer, make_model
 from workloads.data_parallel.compression import ErrorFeedback, PowerSGD, TopK
-from workloads.data_parallel.spec import DDP_CARD
+from workloads.data_parallel.spec import DdpSpec
 from workloads.data_parallel.strategy import average_gradients
 from workloads.spec import LIMITS, OptionValue, Precision
 
@@ -98,7 +98,7 @@ def test_collectives_are_handed_the_bytes_that_the_card_declares(
 ) -> None:
     setup = small_setup("ddp", ranks=2, options={"bucket_mb": 0.1, **options})
     declared: Counter[str] = Counter()
-    for transfer in DDP_CARD.transfers(setup):
+    for transfer in DdpSpec().transfers(setup):
         declared[transfer.collective] += transfer.payload_bytes
     for entered in on_ranks(2, payloads_of_a_step, setup):
         counted: Counter[str] = Counter()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.cost_models.terms import Transfer
-from workloads.data_parallel.spec import DDP_CARD
+from workloads.data_parallel.spec import DdpSpec
 from workloads.spec import OptionValue, Precision
 
 WEIGHTS_BYTES = 4 * SMALL.parameters()
@@ -33,17 +33,17 @@ def setup(options: Mapping[str, OptionValue] | None = None, *, precision: Precis
     ],
 )
 def test_what_runs_is_not_refused(options: dict[str, OptionValue]) -> None:
-    assert DDP_CARD.refusals(setup(options)) == []
+    assert DdpSpec().refusals(setup(options)) == []
 
 
 @pytest.mark.parametrize("density", [0.0, 1.5])
 def test_a_density_that_is_no_share_is_refused(density: float) -> None:
-    (reason,) = DDP_CARD.refusals(setup({"compress": "topk", "density": density}))
+    (reason,) = DdpSpec().refusals(setup({"compress": "topk", "density": density}))
     assert reason == f"option density is {density}; it must be above 0 and at most 1"
 
 
 def test_a_rank_that_no_matrix_can_use_is_refused_with_those_that_one_can() -> None:
-    (reason,) = DDP_CARD.refusals(setup({"compress": "powersgd", "compress_rank": 65}))
+    (reason,) = DdpSpec().refusals(setup({"compress": "powersgd", "compress_rank": 65}))
     assert "smaller side of this shape's matrices is at most 64" in reason
     assert reason.endswith("take 1 to 64")
 
@@ -58,19 +58,19 @@ def test_a_rank_that_no_matrix_can_use_is_refused_with_those_that_one_can() -> N
     ],
 )
 def test_an_option_that_the_scheme_does_not_read_is_refused(options: dict[str, OptionValue], only: str) -> None:
-    (reason,) = DDP_CARD.refusals(setup(options))
+    (reason,) = DdpSpec().refusals(setup(options))
     assert f"with compress={options.get('compress', 'none')}; only {only} reads it" in reason
 
 
 @pytest.mark.parametrize("compress", ["powersgd", "topk"])
 def test_schemes_that_remember_are_refused_in_fp16(compress: str) -> None:
-    (reason,) = DDP_CARD.refusals(setup({"compress": compress}, precision="fp16"))
+    (reason,) = DdpSpec().refusals(setup({"compress": compress}, precision="fp16"))
     assert f"option compress is {compress} in fp16" in reason
-    assert DDP_CARD.refusals(setup({"compress": compress}, precision="bf16")) == []
+    assert DdpSpec().refusals(setup({"compress": compress}, precision="bf16")) == []
 
 
 def test_rounding_is_not_refused_in_fp16() -> None:
-    assert DDP_CARD.refusals(setup({"compress": "fp16"}, precision="fp16")) == []
+    assert DdpSpec().refusals(setup({"compress": "fp16"}, precision="fp16")) == []
 
 
 @pytest.mark.parametrize(
@@ -83,60 +83,60 @@ def test_rounding_is_not_refused_in_fp16() -> None:
     ],
 )
 def test_what_distributed_data_parallel_cannot_do_is_refused(options: dict[str, OptionValue], words: str) -> None:
-    (reason,) = DDP_CARD.refusals(setup(options))
+    (reason,) = DdpSpec().refusals(setup(options))
     assert words in reason
 
 
 def test_small_buckets_are_refused_where_blocks_are_compiled() -> None:
-    (reason,) = DDP_CARD.refusals(setup({"compile": "default", "bucket_mb": 0.5}))
+    (reason,) = DdpSpec().refusals(setup({"compile": "default", "bucket_mb": 0.5}))
     assert reason == "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB"
 
 
 def test_two_communicators_at_once_are_refused_on_nccl_only() -> None:
     options: dict[str, OptionValue] = {"compress": "bf16", "find_unused_parameters": True}
-    (reason,) = DDP_CARD.refusals(replace(setup(options), backend="nccl"))
+    (reason,) = DdpSpec().refusals(replace(setup(options), backend="nccl"))
     assert "two communicators at once" in reason
-    assert DDP_CARD.refusals(setup(options)) == []
+    assert DdpSpec().refusals(setup(options)) == []
 
 
 def test_a_weight_whose_indices_int32_cannot_hold_is_refused_for_topk_only() -> None:
     vast = replace(SMALL, vocabulary=2**25)
-    (reason,) = DDP_CARD.refusals(replace(setup({"compress": "topk"}), shape=vast))
+    (reason,) = DdpSpec().refusals(replace(setup({"compress": "topk"}), shape=vast))
     assert f"a weight of {2**31} elements" in reason
-    assert DDP_CARD.refusals(replace(setup({"compress": "powersgd"}), shape=vast)) == []
+    assert DdpSpec().refusals(replace(setup({"compress": "powersgd"}), shape=vast)) == []
 
 
 @pytest.mark.parametrize(("compress", "share"), [("none", 1), ("fp16", 2), ("bf16", 2)])
 def test_elements_of_half_the_bytes_make_half_the_payload(compress: str, share: int) -> None:
-    (transfer,) = DDP_CARD.transfers(setup({"compress": compress}))
+    (transfer,) = DdpSpec().transfers(setup({"compress": compress}))
     assert transfer == Transfer(
         collective="all_reduce", axis="data", payload_bytes=WEIGHTS_BYTES // share, behind="backward"
     )
 
 
 def test_topk_gathers_what_all_ranks_send() -> None:
-    (transfer,) = DDP_CARD.transfers(setup({"compress": "topk", "density": 1.0}))
+    (transfer,) = DdpSpec().transfers(setup({"compress": "topk", "density": 1.0}))
     assert transfer.collective == "all_gather"
     assert transfer.payload_bytes == 2 * 2 * WEIGHTS_BYTES
 
 
 @pytest.mark.parametrize("compress", ["none", "fp16", "powersgd", "topk"])
 def test_each_bucket_is_a_call_of_each_collective_behind_backward(compress: str) -> None:
-    transfers = DDP_CARD.transfers(setup({"compress": compress, "bucket_mb": WEIGHTS_BYTES / 2**20 / 4}))
+    transfers = DdpSpec().transfers(setup({"compress": compress, "bucket_mb": WEIGHTS_BYTES / 2**20 / 4}))
     assert {(transfer.calls, transfer.behind) for transfer in transfers} == {(4, "backward")}
     assert len(transfers) == (2 if compress == "powersgd" else 1)
 
 
 @pytest.mark.parametrize("compress", ["none", "fp16", "powersgd", "topk"])
 def test_without_overlap_there_is_one_call_that_hides_behind_nothing(compress: str) -> None:
-    transfers = DDP_CARD.transfers(setup({"compress": compress, "bucket_mb": 0.1, "overlap": False}))
+    transfers = DdpSpec().transfers(setup({"compress": compress, "bucket_mb": 0.1, "overlap": False}))
     assert {(transfer.calls, transfer.behind) for transfer in transfers} == {(1, None)}
 
 
 def test_the_search_for_unused_weights_sends_a_number_for_each_weight() -> None:
-    _, search = DDP_CARD.transfers(setup({"find_unused_parameters": True}))
+    _, search = DdpSpec().transfers(setup({"find_unused_parameters": True}))
     assert search == Transfer(collective="all_reduce", axis="data", payload_bytes=4 * 39)
 
 
 def test_alone_nothing_is_sent() -> None:
-    assert DDP_CARD.transfers(small_setup("ddp", options={"compress": "topk"})) == ()
+    assert DdpSpec().transfers(small_setup("ddp", options={"compress": "topk"})) == ()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.workloads.training.setups import small_setup
 from workloads.cost_models.shape import Shape
-from workloads.data_parallel.spec import ZERO1_CARD
+from workloads.data_parallel.spec import Zero1Spec
 
 # Elements: embedding and head 400; gate, up and down 32; q, k, v and o 16; three norms 4.
 TWO_TABLES = Shape(layers=1, width=4, heads=1, kv_heads=1, mlp_width=8, vocabulary=100, sequence=8, batch=9)
 
 
 def test_a_run_says_what_each_rank_holds_of_the_optimizer() -> None:
-    (note,) = ZERO1_CARD.notes(small_setup("zero1", ranks=3, shape=TWO_TABLES))
+    (note,) = Zero1Spec().notes(small_setup("zero1", ranks=3, shape=TWO_TABLES))
     # Two moments of 4 bytes an element, and a count of 4 bytes for each of 1, 1 and 10 weights.
     assert note == (
         "whole weights are divided, and so not evenly: bytes of optimizer state by rank are 3,204, 3,204, 1,416"
@@ -19,4 +19,4 @@ def test_a_run_says_what_each_rank_holds_of_the_optimizer() -> None:
 
 
 def test_one_rank_has_nothing_to_divide() -> None:
-    assert ZERO1_CARD.notes(small_setup("zero1", shape=TWO_TABLES)) == []
+    assert Zero1Spec().notes(small_setup("zero1", shape=TWO_TABLES)) == []

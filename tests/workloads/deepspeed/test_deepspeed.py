@@ -18,7 +18,7 @@ from tests.workloads.training.watched_steps import WatchedStep, held_states, wat
 from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States
-from workloads.deepspeed.spec import DEEPSPEED_CARD
+from workloads.deepspeed.spec import DeepSpeedSpec
 from workloads.spec import LIMITS, OptionValue
 
 pytestmark = pytest.mark.slow
@@ -87,19 +87,21 @@ def watch(on_ranks: OnRanks) -> Watch:
 
 @EACH_CASE
 def test_ranks_send_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    expected = recorded_bytes(DEEPSPEED_CARD.transfers(setup), backend="gloo")
+    expected = recorded_bytes(DeepSpeedSpec().transfers(setup), backend="gloo")
     assert [seen.step.payload_bytes for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
 def test_ranks_enter_as_many_collectives_as_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    expected = sum(transfer.calls for transfer in DEEPSPEED_CARD.transfers(setup))
+    expected = sum(transfer.calls for transfer in DeepSpeedSpec().transfers(setup))
     assert [seen.step.calls for seen in watch(setup)] == [expected] * setup.ranks
 
 
 @EACH_CASE
 def test_ranks_hold_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    assert [seen.states for seen in watch(setup)] == [DEEPSPEED_CARD.states(setup, rank) for rank in range(setup.ranks)]
+    assert [seen.states for seen in watch(setup)] == [
+        DeepSpeedSpec().states(setup, rank) for rank in range(setup.ranks)
+    ]
 
 
 @EACH_CASE
@@ -112,7 +114,7 @@ def test_the_first_step_is_that_of_single(setup: SmallSetup, watch: Watch, on_ra
 def test_what_computes_in_bf16_travels_in_fp32(watch: Watch) -> None:
     setup = small_setup("deepspeed", ranks=2, precision="bf16", options={"stage": 3})
     for seen in watch(setup):
-        assert seen.step.payload_bytes == recorded_bytes(DEEPSPEED_CARD.transfers(setup), backend="gloo")
+        assert seen.step.payload_bytes == recorded_bytes(DeepSpeedSpec().transfers(setup), backend="gloo")
 
 
 def check(records: list[StepRecord], truth: StepRecord, limit: float) -> None:

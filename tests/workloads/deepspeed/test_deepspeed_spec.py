@@ -8,7 +8,7 @@ import pytest
 
 from tests.workloads.training.setups import small_setup
 from workloads.cost_models.terms import NotCovered
-from workloads.deepspeed.spec import DEEPSPEED_CARD, not_installed
+from workloads.deepspeed.spec import DeepSpeedSpec, not_installed
 from workloads.spec import OptionValue
 
 
@@ -18,7 +18,7 @@ def test_a_missing_library_is_refused_with_the_extra_that_brings_it() -> None:
 
 
 def test_a_stage_that_zero_does_not_have_is_refused() -> None:
-    (reason,) = DEEPSPEED_CARD.refusals(small_setup("deepspeed", ranks=2, options={"stage": 4}))
+    (reason,) = DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, options={"stage": 4}))
     assert reason == "option stage is 4; ZeRO has the stages 0, 1, 2 and 3"
 
 
@@ -35,26 +35,26 @@ def test_a_stage_that_zero_does_not_have_is_refused() -> None:
     ],
 )
 def test_what_a_stage_cannot_do_is_refused_with_what_can(options: Mapping[str, OptionValue], ending: str) -> None:
-    (reason,) = DEEPSPEED_CARD.refusals(small_setup("deepspeed", ranks=2, options=options))
+    (reason,) = DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, options=options))
     assert reason.endswith(ending)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_is_refused_where_deepspeed_clips_scaled_gradients(stage: int) -> None:
-    (reason,) = DEEPSPEED_CARD.refusals(small_setup("deepspeed", ranks=2, precision="fp16", options={"stage": stage}))
+    (reason,) = DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, precision="fp16", options={"stage": stage}))
     assert reason.endswith("take --precision bf16, or stage=0")
 
 
 def test_fp16_runs_in_stage_0() -> None:
-    assert DEEPSPEED_CARD.refusals(small_setup("deepspeed", ranks=2, precision="fp16", options={"stage": 0})) == []
+    assert DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, precision="fp16", options={"stage": 0})) == []
 
 
 def test_offload_and_small_buckets_are_not_refused() -> None:
     options = {"stage": 3, "offload": True, "overlap_comm": True, "reduce_bucket_size": 5, "prefetch_bucket_size": 0}
-    assert DEEPSPEED_CARD.refusals(small_setup("deepspeed", ranks=2, options=options)) == []
+    assert DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, options=options)) == []
 
 
 def test_the_peak_is_not_covered_because_of_what_the_engine_holds() -> None:
-    peak = DEEPSPEED_CARD.peak(small_setup("deepspeed", ranks=2))
+    peak = DeepSpeedSpec().peak(small_setup("deepspeed", ranks=2))
     assert isinstance(peak, NotCovered)
     assert peak.reason.startswith("DeepSpeed's engine lays gradients and weights into buffers of its own")

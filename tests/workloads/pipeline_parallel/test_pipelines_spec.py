@@ -126,6 +126,5 @@ def test_the_paper_counts_the_layers_of_live_microbatches(
     name: str, microbatches: int, layers_of_microbatches: int
 ) -> None:
     spec = spec_of(name)
-    assert spec.paper_activations is not None
     one_layer = paper_activation_bytes(replace(SMALL, layers=1), SMALL.batch // microbatches, "none")
     assert spec.paper_activations(setup_of(name, {"microbatches": microbatches})) == layers_of_microbatches * one_layer

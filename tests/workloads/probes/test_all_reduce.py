@@ -18,7 +18,7 @@ from tests.workloads.probes.small_probes import FakeRecord, FakeStopwatch, Small
 from workloads.core.mesh import make_mesh
 from workloads.probes.all_reduce import probe
 from workloads.probes.cost_model import ALGORITHMS, Algorithm, cost
-from workloads.probes.spec import ALL_REDUCE_CARD
+from workloads.probes.spec import AllReduceSpec
 from workloads.protocols import Stopwatch
 from workloads.spec import OptionValue, Precision
 
@@ -69,13 +69,13 @@ class MeddlingStopwatch(FakeStopwatch):
 def setup(ranks: int, precision: Precision = "fp32", **options: OptionValue) -> SmallProbe:
     """On 9, 90 and 900 elements of fp32, which no number of ranks divides that is a power of two."""
     return small_probe(
-        ALL_REDUCE_CARD, {"min_bytes": 36, "max_bytes": 3600, "factor": 10, **options}, ranks=ranks, precision=precision
+        AllReduceSpec(), {"min_bytes": 36, "max_bytes": 3600, "factor": 10, **options}, ranks=ranks, precision=precision
     )
 
 
 def run(asked: SmallProbe, stopwatch: Stopwatch) -> FakeRecord:
     record = FakeRecord()
-    probe(asked, make_mesh(ALL_REDUCE_CARD.mesh(asked), "cpu"), record, stopwatch)
+    probe(asked, make_mesh(AllReduceSpec().mesh(asked), "cpu"), record, stopwatch)
     return record
 
 
@@ -103,13 +103,13 @@ def test_each_algorithm_is_recorded_on_each_size(on_ranks: OnRanks) -> None:
             for size in ("36", "360", "3600")
             for algorithm in ("library", *ALGORITHMS)
         ]
-        assert timed == [(asked.warm_up, asked.steps)] * ALL_REDUCE_CARD.measurements(asked)
+        assert timed == [(asked.warm_up, asked.steps)] * AllReduceSpec().measurements(asked)
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_counts_are_of_one_call_and_the_laws(ranks: int, on_ranks: OnRanks) -> None:
     by_rank = [record.taken for record, _ in on_ranks(ranks, run_plainly, setup(ranks))]
-    assert len(by_rank[0]) == ALL_REDUCE_CARD.measurements(setup(ranks))
+    assert len(by_rank[0]) == AllReduceSpec().measurements(setup(ranks))
     for measured in zip(*by_rank, strict=True):
         labels = measured[0][1]
         figures = [of_rank for of_rank, _ in measured]

@@ -14,20 +14,20 @@ from workloads.core.mesh import make_mesh
 from workloads.cost_models.collective_sizes import COLLECTIVES, ROOT, UNDIVIDED, counts
 from workloads.cost_models.terms import Collective
 from workloads.probes.collectives import check, probe
-from workloads.probes.spec import COLLECTIVES_CARD, chosen_collectives
+from workloads.probes.spec import CollectivesSpec, chosen_collectives
 from workloads.spec import OptionValue, Precision
 
 
 def run_probe(setup: SmallProbe) -> tuple[FakeRecord, list[tuple[int, int]]]:
     """What a rank of it records, and the warm-up calls and calls that it asked the stopwatch for."""
     record, stopwatch = FakeRecord(), FakeStopwatch(elapsed_s=(2.0,))
-    probe(setup, make_mesh(COLLECTIVES_CARD.mesh(setup), "cpu"), record, stopwatch)
+    probe(setup, make_mesh(CollectivesSpec().mesh(setup), "cpu"), record, stopwatch)
     return record, stopwatch.asked
 
 
 def small(ranks: int, precision: Precision = "fp32") -> SmallProbe:
     """Two sizes, of which three ranks divide neither."""
-    return small_probe(COLLECTIVES_CARD, {"min_bytes": 1000, "max_bytes": 4096}, ranks=ranks, precision=precision)
+    return small_probe(CollectivesSpec(), {"min_bytes": 1000, "max_bytes": 4096}, ranks=ranks, precision=precision)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -36,10 +36,10 @@ def test_every_collective_and_size_is_recorded_once_on_each_rank(
     on_ranks: OnRanks, ranks: int, precision: Precision
 ) -> None:
     setup = small(ranks, precision)
-    assert COLLECTIVES_CARD.refusals(setup) == []
+    assert CollectivesSpec().refusals(setup) == []
     part = 16 * (1000 // ranks // 16)
     for record, timed in on_ranks(ranks, run_probe, setup):
-        assert len(record.taken) == COLLECTIVES_CARD.measurements(setup)
+        assert len(record.taken) == CollectivesSpec().measurements(setup)
         assert all(set(labels) == set(COLLECTIVE_SECONDS.labels) for _, labels in record.taken)
         assert all(figures == {"collective_s": 2.0} for figures, _ in record.taken)
         assert [(labels["collective"], labels["algorithm"], labels["size"]) for _, labels in record.taken[::2]] == [
@@ -66,7 +66,7 @@ def run_probe_beside_zeros(setup: SmallProbe) -> None:
     if dist.get_rank() == ROOT:
         run_probe(setup)
         return
-    make_mesh(COLLECTIVES_CARD.mesh(setup), "cpu")
+    make_mesh(CollectivesSpec().mesh(setup), "cpu")
     for _ in range(setup.warm_up + setup.steps + 1):
         dist.all_reduce(torch.zeros(256))
 
@@ -74,4 +74,4 @@ def run_probe_beside_zeros(setup: SmallProbe) -> None:
 def test_a_wrong_result_ends_the_probe(on_ranks: OnRanks) -> None:
     options: dict[str, OptionValue] = {"collectives": "all_reduce", "min_bytes": 1024, "max_bytes": 1024}
     with pytest.raises(RuntimeError, match=r"^all_reduce of 1024 bytes gave rank 0 256 of 256 elements wrongly"):
-        on_ranks(2, run_probe_beside_zeros, small_probe(COLLECTIVES_CARD, options, ranks=2))
+        on_ranks(2, run_probe_beside_zeros, small_probe(CollectivesSpec(), options, ranks=2))

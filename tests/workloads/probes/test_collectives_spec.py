@@ -7,12 +7,12 @@ import pytest
 from tests.workloads.probes.small_probes import SmallProbe, small_probe
 from workloads.cost_models.collective_sizes import CHECK_BYTES, COLLECTIVES, Counts, counts
 from workloads.cost_models.terms import Collective
-from workloads.probes.spec import COLLECTIVES_CARD, chosen_collectives, counted_sizes
+from workloads.probes.spec import CollectivesSpec, chosen_collectives, counted_sizes
 from workloads.spec import OptionValue, Precision
 
 
 def asked(ranks: int = 2, precision: Precision = "fp32", **options: OptionValue) -> SmallProbe:
-    return small_probe(COLLECTIVES_CARD, options, ranks=ranks, precision=precision)
+    return small_probe(CollectivesSpec(), options, ranks=ranks, precision=precision)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_sizes_grow_by_the_factor_and_end_at_the_last_that_fits() -> None:
 
 
 def test_the_largest_size_suits_the_link() -> None:
-    on_gloo = small_probe(COLLECTIVES_CARD, ranks=8)
-    on_nccl = small_probe(COLLECTIVES_CARD, ranks=8, device="cuda", backend="nccl")
+    on_gloo = small_probe(CollectivesSpec(), ranks=8)
+    on_nccl = small_probe(CollectivesSpec(), ranks=8, device="cuda", backend="nccl")
     assert [counted_sizes(probe, "all_reduce")[-1].size * 4 for probe in (on_gloo, on_nccl)] == [2**24, 2**30]
-    assert COLLECTIVES_CARD.measurements(on_nccl) == 9 * 11  # 1 KiB to 1 GiB by 4.
-    assert COLLECTIVES_CARD.working_bytes(on_nccl, 0) == 2 * 2**30 + CHECK_BYTES
-    asked_for = small_probe(COLLECTIVES_CARD, {"max_bytes": 2**33}, ranks=8, device="cuda", backend="nccl")
-    assert COLLECTIVES_CARD.working_bytes(asked_for, 0) >= 2**33
+    assert CollectivesSpec().measurements(on_nccl) == 9 * 11  # 1 KiB to 1 GiB by 4.
+    assert CollectivesSpec().working_bytes(on_nccl, 0) == 2 * 2**30 + CHECK_BYTES
+    asked_for = small_probe(CollectivesSpec(), {"max_bytes": 2**33}, ranks=8, device="cuda", backend="nccl")
+    assert CollectivesSpec().working_bytes(asked_for, 0) >= 2**33
 
 
 def test_no_two_sizes_become_one() -> None:
@@ -61,20 +61,22 @@ def test_no_two_sizes_become_one() -> None:
 
 
 def test_each_collective_is_measured_once_a_size() -> None:
-    assert COLLECTIVES_CARD.measurements(asked()) == 9 * 8  # 1 KiB to 16 MiB by 4.
-    assert COLLECTIVES_CARD.measurements(asked(collectives="send, reduce,send", min_bytes=16, max_bytes=63)) == 2
+    assert CollectivesSpec().measurements(asked()) == 9 * 8  # 1 KiB to 16 MiB by 4.
+    assert CollectivesSpec().measurements(asked(collectives="send, reduce,send", min_bytes=16, max_bytes=63)) == 2
 
 
 def test_all_on_one_rank_are_all_but_send() -> None:
     assert chosen_collectives(asked(1)) == [name for name in COLLECTIVES if name != "send"]
-    assert COLLECTIVES_CARD.refusals(asked(1)) == []
+    assert CollectivesSpec().refusals(asked(1)) == []
 
 
 def test_a_rank_holds_the_buffers_of_the_collective_that_needs_most() -> None:
-    assert COLLECTIVES_CARD.working_bytes(asked(4, max_bytes=2**20), 0) == 2 * 2**20 + CHECK_BYTES
-    assert COLLECTIVES_CARD.working_bytes(asked(4, max_bytes=2**20, collectives="all_reduce"), 0) == 2**20 + CHECK_BYTES
+    assert CollectivesSpec().working_bytes(asked(4, max_bytes=2**20), 0) == 2 * 2**20 + CHECK_BYTES
     assert (
-        COLLECTIVES_CARD.working_bytes(asked(4, "bf16", max_bytes=2**20, collectives="gather"), 0)
+        CollectivesSpec().working_bytes(asked(4, max_bytes=2**20, collectives="all_reduce"), 0) == 2**20 + CHECK_BYTES
+    )
+    assert (
+        CollectivesSpec().working_bytes(asked(4, "bf16", max_bytes=2**20, collectives="gather"), 0)
         == 5 * 2**18 + CHECK_BYTES
     )
 
@@ -108,11 +110,11 @@ def test_a_rank_holds_the_buffers_of_the_collective_that_needs_most() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_can(refused: SmallProbe, reason: str) -> None:
-    assert COLLECTIVES_CARD.refusals(refused) == [reason]
+    assert CollectivesSpec().refusals(refused) == [reason]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_what_is_not_refused_moves_something(ranks: int) -> None:
     least = asked(ranks, "bf16", min_bytes=16 * ranks, max_bytes=16 * ranks)
-    assert COLLECTIVES_CARD.refusals(least) == []
+    assert CollectivesSpec().refusals(least) == []
     assert all(counted_sizes(least, collective)[0].size > 0 for collective in chosen_collectives(least))

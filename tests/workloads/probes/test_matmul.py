@@ -15,13 +15,13 @@ from tests.workloads.probes.small_probes import FakeRecord, FakeStopwatch, IdleS
 from workloads.core.mesh import make_mesh
 from workloads.probes.cost_model import matmul_flops
 from workloads.probes.device import WARM_UP_S, check_product, probe_matmul, warm_up_s
-from workloads.probes.spec import MATMUL_CARD
+from workloads.probes.spec import MatmulSpec
 from workloads.spec import Precision
 
 
 def _probe(setup: SmallProbe, stopwatch: FakeStopwatch) -> FakeRecord:
     record = FakeRecord()
-    probe_matmul(setup, make_mesh(MATMUL_CARD.mesh(setup), "cpu"), record, stopwatch)
+    probe_matmul(setup, make_mesh(MatmulSpec().mesh(setup), "cpu"), record, stopwatch)
     return record
 
 
@@ -31,11 +31,11 @@ def _probed(setup: SmallProbe) -> tuple[FakeRecord, list[tuple[int, int]]]:
 
 
 def test_every_rank_records_the_median_of_each_size(on_ranks: OnRanks) -> None:
-    setup = small_probe(MATMUL_CARD, {"min_size": 32, "max_size": 128}, ranks=2)
+    setup = small_probe(MatmulSpec(), {"min_size": 32, "max_size": 128}, ranks=2)
     for record, asked in on_ranks(2, _probed, setup):
         assert [labels for _, labels in record.taken] == [{"m": s, "n": s, "k": s} for s in ("32", "64", "128")]
-        assert [figures for figures, _ in record.taken] == [{"matmul_s": 2.0}] * MATMUL_CARD.measurements(setup)
-        assert asked == [(setup.warm_up, setup.steps)] * MATMUL_CARD.measurements(setup)
+        assert [figures for figures, _ in record.taken] == [{"matmul_s": 2.0}] * MatmulSpec().measurements(setup)
+        assert asked == [(setup.warm_up, setup.steps)] * MatmulSpec().measurements(setup)
 
 
 def test_large_products_are_warmed_by_time_on_a_gpu_and_on_a_cpu_none_is() -> None:
@@ -46,7 +46,7 @@ def test_large_products_are_warmed_by_time_on_a_gpu_and_on_a_cpu_none_is() -> No
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_products_of_every_precision_are_right(on_ranks: OnRanks, precision: Precision) -> None:
-    on_ranks(1, _probed, small_probe(MATMUL_CARD, {"min_size": 200, "max_size": 200}, precision=precision))
+    on_ranks(1, _probed, small_probe(MatmulSpec(), {"min_size": 200, "max_size": 200}, precision=precision))
 
 
 def _matrices() -> dict[int, Tensor]:
@@ -61,8 +61,8 @@ def _most_bytes_held(setup: SmallProbe) -> int:
 
 
 def test_a_rank_holds_what_the_card_says(on_ranks: OnRanks) -> None:
-    setup = small_probe(MATMUL_CARD, {"min_size": 32, "max_size": 64}, precision="bf16")
-    assert on_ranks(1, _most_bytes_held, setup) == [MATMUL_CARD.working_bytes(setup, 0)]
+    setup = small_probe(MatmulSpec(), {"min_size": 32, "max_size": 64}, precision="bf16")
+    assert on_ranks(1, _most_bytes_held, setup) == [MatmulSpec().working_bytes(setup, 0)]
 
 
 def _elements_seen(setup: SmallProbe) -> list[tuple[float, float]]:
@@ -77,7 +77,7 @@ def _elements_seen(setup: SmallProbe) -> list[tuple[float, float]]:
 
 
 def test_factors_are_random_since_regular_values_would_draw_less_power(on_ranks: OnRanks) -> None:
-    setup = small_probe(MATMUL_CARD, {"min_size": 256, "max_size": 256}, precision="bf16")
+    setup = small_probe(MatmulSpec(), {"min_size": 256, "max_size": 256}, precision="bf16")
     (seen,) = on_ranks(1, _elements_seen, setup)
     standard_normal = [pair for pair in seen if abs(pair[0]) < 0.05 and abs(pair[1] - 1) < 0.05]
     assert len(standard_normal) == 2 * (setup.warm_up + setup.steps)
@@ -121,7 +121,7 @@ def _probed_idly(setup: SmallProbe) -> None:
 
 def test_a_product_that_was_never_computed_is_noticed(on_ranks: OnRanks) -> None:
     with pytest.raises(RuntimeError, match=r"32 x 32 in torch.float32 is wrong by nan"):
-        on_ranks(1, _probed_idly, small_probe(MATMUL_CARD, {"min_size": 32, "max_size": 32}))
+        on_ranks(1, _probed_idly, small_probe(MatmulSpec(), {"min_size": 32, "max_size": 32}))
 
 
 def _fastest_on_gpu(setup: SmallProbe) -> float:
@@ -139,10 +139,10 @@ def test_bf16_on_a_gpu_reaches_a_third_of_its_sheet_and_never_exceeds_it(on_rank
     peak = peak_of(torch.cuda.get_device_name(0), "bf16")
     if not isinstance(peak, Peak):
         pytest.skip(peak.reason)
-    (fastest,) = on_ranks(1, _fastest_on_gpu, small_probe(MATMUL_CARD, device="cuda", precision="bf16"))
+    (fastest,) = on_ranks(1, _fastest_on_gpu, small_probe(MatmulSpec(), device="cuda", precision="bf16"))
     assert 0.3 <= fastest / peak.flops_per_second <= 1
 
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_is_computed_without_tf32(on_ranks: OnRanks) -> None:
-    on_ranks(1, _fastest_on_gpu, small_probe(MATMUL_CARD, {"min_size": 1024, "max_size": 4096}, device="cuda"))
+    on_ranks(1, _fastest_on_gpu, small_probe(MatmulSpec(), {"min_size": 1024, "max_size": 4096}, device="cuda"))

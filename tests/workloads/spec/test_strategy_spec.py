@@ -1,10 +1,9 @@
 """A spec refuses what it cannot mean, with words that say what it can."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.workloads.training.setups import small_setup
+from workloads.data_parallel.spec import SingleSpec
 from workloads.options import MICROBATCHES, batch_refusals, local_batch, parts
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Needs, Option, StrategySpec
@@ -100,7 +99,10 @@ def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None
 
 
 def test_an_option_that_came_later_is_no_part_of_the_key_at_its_default() -> None:
-    spec = replace(spec_of("single"), options=(WORKERS, LATER))
+    class LaterSpec(SingleSpec):
+        options = (WORKERS, LATER)
+
+    spec = LaterSpec()
     assert spec.options_in_key({"workers": 1, "colour": "red"}) == {"workers": 1}
     assert spec.options_in_key({"workers": 1, "colour": "blue"}) == {"workers": 1, "colour": "blue"}
 

@@ -19,7 +19,7 @@ from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import PRESETS
 from workloads.cost_models.terms import States
 from workloads.spec import LIMITS, OptionValue, Precision
-from workloads.tensor_parallel.spec import TENSOR_PARALLEL_CARD
+from workloads.tensor_parallel.spec import TensorParallelSpec
 
 FOUR_HEADS = replace(SMALL, kv_heads=4)
 GOALS: dict[str, OptionValue] = {"clip": 0.0, "learning_rate": 1e-4}
@@ -50,11 +50,11 @@ def test_ranks_send_and_hold_the_bytes_that_the_spec_declares(
     ranks: int, precision: Precision, options: Mapping[str, OptionValue], on_ranks: OnRanks
 ) -> None:
     setup = small_setup("tensor_parallel", ranks=ranks, shape=FOUR_HEADS, precision=precision, options=options)
-    transfers = TENSOR_PARALLEL_CARD.transfers(setup)
+    transfers = TensorParallelSpec().transfers(setup)
     for rank, (step, states) in enumerate(on_ranks(ranks, watched, setup)):
         assert step.payload_bytes == recorded_bytes(transfers, "gloo")
         assert step.calls == sum(transfer.calls for transfer in transfers)
-        assert states == TENSOR_PARALLEL_CARD.states(setup, rank)
+        assert states == TensorParallelSpec().states(setup, rank)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_ranks_send_and_hold_the_bytes_that_the_spec_declares(
 )
 def test_the_peak_is_that_of_the_law(options: Mapping[str, OptionValue], limit: float, on_ranks: OnRanks) -> None:
     setup = small_setup("tensor_parallel", ranks=2, shape=PRESETS["tiny"], options=options)
-    predicted = TENSOR_PARALLEL_CARD.peak(setup)
+    predicted = TensorParallelSpec().peak(setup)
     assert isinstance(predicted, Prediction)
     for live in on_ranks(2, peak_by_category, setup):
         assert predicted.total_bytes == pytest.approx(live["total"], rel=limit)

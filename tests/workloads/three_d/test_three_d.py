@@ -27,7 +27,7 @@ from workloads.pipeline_parallel.strategy import make_trainer
 from workloads.protocols import CountsPayload
 from workloads.spec import LIMITS, OptionValue
 from workloads.three_d import strategy as three_d
-from workloads.three_d.spec import THREE_D_CARD
+from workloads.three_d.spec import ThreeDSpec
 from workloads.three_d.strategy import shard
 
 Traffic = dict[tuple[str, str], int]
@@ -61,10 +61,10 @@ Truth = Callable[[SmallSetup], StepRecord]
 
 
 def watch_third_step(setup: SmallSetup) -> Seen:
-    mesh = make_mesh(THREE_D_CARD.mesh(setup), setup.device)
+    mesh = make_mesh(ThreeDSpec().mesh(setup), setup.device)
     ready = Ready(
         workload=three_d.build(setup, mesh, no_phase),
-        batches=make_batches(setup, THREE_D_CARD.place_of(setup, dist.get_rank())),
+        batches=make_batches(setup, ThreeDSpec().place_of(setup, dist.get_rank())),
     )
     loss = ready.step()
     gradients = {name: gradient.clone() for name, gradient in ready.workload.full_gradients().items()}
@@ -123,7 +123,7 @@ def truth_of(on_ranks: OnRanks) -> Truth:
 @pytest.mark.slow
 @EACH_CASE
 def test_eight_ranks_compute_what_one_does(setup: SmallSetup, watch: Watch, truth_of: Truth) -> None:
-    assert THREE_D_CARD.refusals(setup) == []
+    assert ThreeDSpec().refusals(setup) == []
     truth, records = truth_of(setup), [seen.first for seen in watch(setup)]
     assert max(furthest(record, truth) for record in records) <= LIMITS["fp32"]
     losses = [record.loss for record in records if record.loss is not None]
@@ -137,10 +137,10 @@ def test_the_rank_that_hands_over_most_does_so_by_the_law_of_each_axis(setup: Sm
     for seen in watch(setup):
         for place, size_bytes in seen.traffic.items():
             counted[place] = max(size_bytes, counted.get(place, 0))
-    transfers = THREE_D_CARD.transfers(setup)
+    transfers = ThreeDSpec().transfers(setup)
     expected = {
         (collective, axis): size_bytes
-        for axis in THREE_D_CARD.mesh(setup)
+        for axis in ThreeDSpec().mesh(setup)
         for collective, size_bytes in recorded_bytes(
             [transfer for transfer in transfers if transfer.axis == axis], "gloo"
         ).items()
@@ -150,12 +150,12 @@ def test_the_rank_that_hands_over_most_does_so_by_the_law_of_each_axis(setup: Sm
 
 @EACH_CASE
 def test_each_rank_holds_the_bytes_that_the_law_expects(setup: SmallSetup, watch: Watch) -> None:
-    assert [seen.states for seen in watch(setup)] == [THREE_D_CARD.states(setup, rank) for rank in range(setup.ranks)]
+    assert [seen.states for seen in watch(setup)] == [ThreeDSpec().states(setup, rank) for rank in range(setup.ranks)]
 
 
 def gradients_where_weights_are_divided_again(setup: SmallSetup) -> StepRecord:
     """One step in which FSDP2 divides weights between forward and backward, and a schedule parts backward."""
-    mesh = make_mesh(THREE_D_CARD.mesh(setup), setup.device)
+    mesh = make_mesh(ThreeDSpec().mesh(setup), setup.device)
     held: dict[str, nn.Parameter] = {}
 
     def prepare(stage: nn.Module) -> None:
@@ -163,7 +163,7 @@ def gradients_where_weights_are_divided_again(setup: SmallSetup) -> StepRecord:
         held.update(stage.named_parameters())
 
     trainer = make_trainer(setup, mesh, no_phase, prepare=prepare)
-    Ready(workload=trainer, batches=make_batches(setup, THREE_D_CARD.place_of(setup, dist.get_rank()))).step()
+    Ready(workload=trainer, batches=make_batches(setup, ThreeDSpec().place_of(setup, dist.get_rank()))).step()
     gradients = {
         name: weight.grad.full_tensor()  # type: ignore[attr-defined]
         for name, weight in held.items()

@@ -10,11 +10,11 @@ import pytest
 from tests.workloads.training.setups import SMALL, small_setup
 from workloads.pipeline_parallel.memory import boundary_bytes
 from workloads.spec import DataPlace, OptionValue
-from workloads.three_d.spec import THREE_D_CARD
+from workloads.three_d.spec import ThreeDSpec
 
 
 def _refusals(ranks: int = 8, **options: OptionValue) -> list[str]:
-    return THREE_D_CARD.refusals(small_setup("three_d", ranks=ranks, options=options))
+    return ThreeDSpec().refusals(small_setup("three_d", ranks=ranks, options=options))
 
 
 @pytest.mark.parametrize(("ranks", "fitting"), [(6, "4 or 8"), (2, "4")])
@@ -33,7 +33,7 @@ def test_products_that_tensor_ranks_cannot_share_are_refused() -> None:
 
 def test_positions_that_tensor_ranks_cannot_share_are_refused() -> None:
     setup = small_setup("three_d", ranks=8, shape=replace(SMALL, sequence=15), options={"sequence_parallel": True})
-    (reason,) = THREE_D_CARD.refusals(setup)
+    (reason,) = ThreeDSpec().refusals(setup)
     assert reason.startswith("sequence 15 cannot be shared equally by tensor_ranks 2; 1 would fit")
 
 
@@ -61,14 +61,14 @@ def test_what_cannot_run_is_refused(options: Mapping[str, OptionValue], words: s
 
 def test_weights_that_would_be_gathered_again_and_again_are_refused() -> None:
     options: Mapping[str, OptionValue] = {"schedule": "interleaved", "stages": 4, "data_axis": "fsdp"}
-    (reason,) = THREE_D_CARD.refusals(small_setup("three_d", ranks=8, shape=replace(SMALL, layers=8), options=options))
+    (reason,) = ThreeDSpec().refusals(small_setup("three_d", ranks=8, shape=replace(SMALL, layers=8), options=options))
     assert reason.startswith("option stages is 4 with data_axis=fsdp")
 
 
 def test_tensor_ranks_are_neighbours_and_replicas_farthest_apart() -> None:
     setup = small_setup("three_d", ranks=8)
-    assert list(THREE_D_CARD.mesh(setup).items()) == [("data", 2), ("stage", 2), ("tensor", 2)]
-    assert THREE_D_CARD.notes(setup)[:1] == [
+    assert list(ThreeDSpec().mesh(setup).items()) == [("data", 2), ("stage", 2), ("tensor", 2)]
+    assert ThreeDSpec().notes(setup)[:1] == [
         "mesh data 2 x stage 2 x tensor 2, tensor innermost;"
         " replica 0: pipeline rank 0 is ranks 0 to 1, pipeline rank 1 is ranks 2 to 3;"
         " replica 1: pipeline rank 0 is ranks 4 to 5, pipeline rank 1 is ranks 6 to 7"
@@ -85,7 +85,7 @@ def test_tensor_ranks_are_neighbours_and_replicas_farthest_apart() -> None:
     ],
 )
 def test_a_reader_is_told_which_waits_are_busy_time(options: Mapping[str, OptionValue], axes: str | None) -> None:
-    told = [note for note in THREE_D_CARD.notes(small_setup("three_d", ranks=8, options=options)) if "waits" in note]
+    told = [note for note in ThreeDSpec().notes(small_setup("three_d", ranks=8, options=options)) if "waits" in note]
     assert [note.startswith(f"collectives over the axis {axes} run inside") for note in told] == [True] * bool(axes)
 
 
@@ -97,14 +97,14 @@ def test_fsdp_of_one_replica_is_refused() -> None:
 
 def test_of_a_large_mesh_the_rule_is_shown() -> None:
     setup = small_setup("three_d", ranks=32, options={"tensor_ranks": 4})
-    assert THREE_D_CARD.notes(setup)[:1] == [
+    assert ThreeDSpec().notes(setup)[:1] == [
         "mesh data 4 x stage 2 x tensor 4, tensor innermost: rank (replica x 2 + pipeline rank) x 4 + tensor rank"
     ]
 
 
 def test_all_ranks_of_a_replica_read_the_same_sequences() -> None:
     setup = small_setup("three_d", ranks=8)
-    assert [THREE_D_CARD.place_of(setup, rank) for rank in range(8)] == [
+    assert [ThreeDSpec().place_of(setup, rank) for rank in range(8)] == [
         *[DataPlace(rank=0, ranks=2)] * 4,
         *[DataPlace(rank=1, ranks=2)] * 4,
     ]
@@ -112,7 +112,7 @@ def test_all_ranks_of_a_replica_read_the_same_sequences() -> None:
 
 @pytest.mark.parametrize(("is_divided", "share"), [(False, 1), (True, 2)])
 def test_stages_hand_on_the_positions_that_a_rank_has(is_divided: bool, share: int) -> None:
-    pipeline = THREE_D_CARD.pipeline(small_setup("three_d", ranks=8, options={"sequence_parallel": is_divided}))
+    pipeline = ThreeDSpec().pipeline(small_setup("three_d", ranks=8, options={"sequence_parallel": is_divided}))
     assert pipeline is not None
     # 8 sequences over 2 replicas and 4 microbatches.
     assert pipeline.boundary_bytes == boundary_bytes(SMALL, 1) // share
