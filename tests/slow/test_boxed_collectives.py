@@ -14,7 +14,7 @@ import pytest
 from tests.slow.ranks.boxed_ranks import run_ranks
 from tests.slow.ranks.probing_rank import LARGEST_BYTES, SIZES_BYTES, Answer
 from tests.support.netbox import netbox
-from workloads.cost_models.communication import Link, bus_bandwidth, collective_time_s, link_of, wire_bytes
+from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes
 from workloads.cost_models.terms import Collective, Transfer
 
 pytestmark = pytest.mark.alone
@@ -48,7 +48,12 @@ class Answers:
     def link(self) -> Link:
         """As one size of sending tells it; latency is far below the noise of such messages, and is in the bandwidth."""
         transfer = Transfer(collective="send", axis="data", payload_bytes=CALIBRATED_BYTES)
-        return link_of(transfer, len(self.ranks), "gloo", self.elapsed_s("send", CALIBRATED_BYTES))
+        sent_bytes = wire_bytes(transfer, len(self.ranks), "gloo")
+        return Link(bandwidth_bytes_per_second=sent_bytes / self.elapsed_s("send", CALIBRATED_BYTES))
+
+    def bus_bandwidth(self, elapsed_s: float) -> float:
+        """Of an all_reduce of the largest size."""
+        return LARGEST_BYTES / elapsed_s * float(bus_factor("all_reduce", len(self.ranks)))
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -62,8 +67,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_bus_bandwidth_is_the_links_less_headers(answers: Answers) -> None:
-    elapsed_s = answers.elapsed_s("all_reduce", LARGEST_BYTES)
-    speed = bus_bandwidth("all_reduce", len(answers.ranks), LARGEST_BYTES, elapsed_s)
+    speed = answers.bus_bandwidth(answers.elapsed_s("all_reduce", LARGEST_BYTES))
     assert LEAST_SHARE <= speed / CAP_BYTES_PER_SECOND <= 1
 
 
@@ -80,7 +84,7 @@ def test_the_exporters_bandwidth_is_the_probes(answers: Answers) -> None:
     for rank in answers.ranks:
         for watched in rank.watched:
             counted = watched.sent_bytes / watched.calls / watched.elapsed_s
-            probed = bus_bandwidth("all_reduce", len(answers.ranks), LARGEST_BYTES, watched.elapsed_s)
+            probed = answers.bus_bandwidth(watched.elapsed_s)
             assert counted == pytest.approx(probed, rel=COUNTED_RATIO)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.slow.ranks.boxed_ranks import run_ranks
 from tests.slow.ranks.sleeping_rank import Measured, SleepingOrder, Steps, Variant, ddp_setup
 from tests.support.netbox import netbox
-from workloads.cost_models.communication import link_of
+from workloads.cost_models.communication import Link, wire_bytes
 from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
 from workloads.registry import spec_of
 
@@ -47,7 +47,7 @@ class Answers:
             alone,
             [transfer],
             axes={"data": RANKS},
-            link=link_of(transfer, RANKS, "gloo", first.all_reduce_s),
+            link=Link(bandwidth_bytes_per_second=wire_bytes(transfer, RANKS, "gloo") / first.all_reduce_s),
             backend="gloo",
         )
 

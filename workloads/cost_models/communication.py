@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Literal
 
 from workloads.cost_models.terms import Collective, Transfer
 
-# Algorithm and bus bandwidth, as nccl-tests defines them.
+# nccl-tests divides size by time (algorithm bandwidth) and multiplies by the bus factor (bus bandwidth). Its size is
+# the larger of a rank's two buffers, which is the tensor that `wire_factor` refers to.
 #
 # The bus factor is a definition: the load of the busiest link under the best algorithm of plain sends and receives. It
 # is the same for every backend, so that figures of all backends compare. What a backend really sends is `wire_factor`:
@@ -41,39 +43,6 @@ def bus_factor(collective: Collective, ranks: int) -> Fraction:
             return share
         case "broadcast" | "reduce" | "send":
             return Fraction(1)
-
-
-def algorithm_bandwidth(size_bytes: int, elapsed_s: float) -> float:
-    """Return size divided by time, in bytes per second.
-
-    size_bytes: size of one buffer, by collective:
-        all_reduce, broadcast, reduce, send: the buffer of a rank, which has the same size on all ranks;
-        all_gather: what a rank receives, the parts of all ranks; reduce_scatter: what a rank gives, the parts of all
-            ranks;
-        all_to_all: what a rank gives, including its own part, which is as large as what it receives;
-        gather: what the root receives, including its own part; scatter: what the root gives, including its own part.
-    `wire_factor` refers to the same tensor.
-    Source: nccl-tests, the column "size": the larger of a rank's two buffers.
-
-    Raises:
-        ValueError: the size is below 0, or the time not above 0.
-    """
-    if size_bytes < 0:
-        raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
-    if not elapsed_s > 0:
-        raise ValueError(f"elapsed_s is {elapsed_s:g}; it must be above 0: time more calls at once")
-    return size_bytes / elapsed_s
-
-
-def bus_bandwidth(collective: Collective, ranks: int, size_bytes: int, elapsed_s: float) -> float:
-    """Return the bus bandwidth in bytes per second, which compares with the hardware for any collective and rank count.
-
-    size_bytes: as in `algorithm_bandwidth`.
-
-    Raises:
-        ValueError: there is no rank, the size is below 0, or the time not above 0.
-    """
-    return algorithm_bandwidth(size_bytes, elapsed_s) * float(bus_factor(collective, ranks))
 
 
 CommunicationBackend = Literal["gloo", "nccl"]
@@ -169,7 +138,7 @@ def wire_bytes(transfer: Transfer, ranks: int, backend: CommunicationBackend) ->
     Raises:
         ValueError: there is no rank.
     """
-    return _wire_bytes(transfer.collective, transfer.payload_bytes, ranks, backend)
+    return ceil(transfer.payload_bytes * wire_factor(transfer.collective, ranks, backend))
 
 
 def collective_time_s(
@@ -194,37 +163,13 @@ def collective_time_s(
         ValueError: there is no rank.
     """
     messages = calls * wire_messages(collective, ranks, backend)
-    bytes_s = _wire_bytes(collective, payload_bytes, ranks, backend) / link.bandwidth_bytes_per_second
-    return messages * link.latency_s + bytes_s
+    sent_bytes = ceil(payload_bytes * wire_factor(collective, ranks, backend))
+    return messages * link.latency_s + sent_bytes / link.bandwidth_bytes_per_second
 
 
 def transfer_time_s(transfer: Transfer, ranks: int, link: Link, backend: CommunicationBackend) -> float:
-    """Return the time of this transfer in one step; see `collective_time_s`.
-
-    Raises:
-        ValueError: there is no rank.
-    """
+    """Return the time of this transfer in one step; see `collective_time_s`."""
     return collective_time_s(transfer.collective, transfer.payload_bytes, ranks, link, backend, calls=transfer.calls)
-
-
-def link_of(transfer: Transfer, ranks: int, backend: CommunicationBackend, elapsed_s: float) -> Link:
-    """Return the link on which one call of this transfer takes the measured time; the bandwidth absorbs the latency.
-
-    Raises:
-        ValueError: nothing was sent, or in no time, so that the bandwidth is undefined.
-    """
-    sent_bytes = wire_bytes(transfer, ranks, backend)
-    if sent_bytes == 0 or not elapsed_s > 0:
-        raise ValueError(
-            f"{transfer.collective} of {transfer.payload_bytes} bytes on {ranks} ranks in {elapsed_s:g} s tells no"
-            " bandwidth; measure a transfer of at least 2 ranks and 1 byte"
-        )
-    return Link(bandwidth_bytes_per_second=sent_bytes / elapsed_s)
-
-
-def _wire_bytes(collective: Collective, payload_bytes: int, ranks: int, backend: CommunicationBackend) -> int:
-    exact = payload_bytes * wire_factor(collective, ranks, backend)
-    return -(-exact.numerator // exact.denominator)
 
 
 def _is_alone(ranks: int) -> bool:

@@ -117,27 +117,6 @@ class Interconnect:
         """Return the index of the innermost level with a unit that holds both ranks."""
         return next(number for number, level in enumerate(self.levels) if one // level.ranks == other // level.ranks)
 
-    def level_of(self, axis: MeshAxis) -> Level:
-        """Return the innermost level at which every group of the axis lies within one unit.
-
-        Raises:
-            ValueError: the mesh has more ranks than the interconnect.
-        """
-        self.check_room(axis)
-        return self.levels[max(self.meeting(group[0], group[-1]) for group in axis.groups())]
-
-    def check_room(self, axis: MeshAxis) -> None:
-        """Check that the interconnect has room for all ranks of the axis' world.
-
-        Raises:
-            ValueError: the mesh has more ranks than the interconnect.
-        """
-        if axis.ranks > self.ranks:
-            raise ValueError(
-                f"the mesh has {axis.ranks} ranks and level {self.levels[-1].name} holds {self.ranks}; describe a level"
-                " that holds them all"
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
@@ -186,7 +165,11 @@ def axis_time_s(
     Raises:
         ValueError: the mesh has more ranks than the interconnect.
     """
-    interconnect.check_room(axis)
+    if axis.ranks > interconnect.ranks:
+        raise ValueError(
+            f"the mesh has {axis.ranks} ranks and level {interconnect.levels[-1].name} holds {interconnect.ranks};"
+            " describe a level that holds them all"
+        )
     if axis.size == 1:
         return 0.0
     whole_s = 0.0

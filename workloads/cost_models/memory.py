@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Literal
 
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States
-
-# Activations that one forward keeps for its backward on a rank, in bytes.
-#
-# There are two accounts: `activation_bytes` of this implementation, `paper_activation_bytes` of a paper, for another
-# model.
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpoint = Literal["none", "full", "selective"]
@@ -158,15 +154,6 @@ class Microbatch:
         return (HALF_BYTES if self.is_autocast else FULL_BYTES) * self._positions * width
 
 
-def activation_bytes(shape: Shape, sequences: int, precision: Precision, checkpoint: Checkpoint) -> int:
-    """Return the bytes kept for backward after one microbatch's forward, without weights and tables of positions.
-
-    This implementation's account, to the byte; see `Microbatch`.
-    """
-    microbatch = Microbatch(shape=shape, sequences=sequences, precision=precision, checkpoint=checkpoint)
-    return microbatch.tokens_bytes + shape.layers * microbatch.stored_block_bytes + microbatch.head_bytes
-
-
 def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint) -> int:
     """Return the paper's account: bytes that the blocks of a GPT in fp16 with dropout keep on one rank.
 
@@ -190,37 +177,20 @@ Stage = Literal[0, 1, 2, 3]
 """What ZeRO divides among data ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Bytes of state per parameter, before anything is divided."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-
-MIXED_PRECISION = Account(parameters=2, gradients=2, optimizer=12)
-"""The paper's account: fp16 weights and gradients; weights, momentum and variance of Adam in fp32.
-
-Source: Rajbhandari et al. 2020, ZeRO, section 3.1.
-"""
-
-HALF_PRECISION = Account(parameters=2, gradients=2, optimizer=4)
-"""Two bytes for everything, Adam's two moments included, and no fp32 copy of the weights: popular, but too low."""
-
-
 def paper_states(
     parameters: int,
     *,
     stage: Stage,
     data_ranks: int,
     model_ranks: int = 1,
-    account: Account = MIXED_PRECISION,
+    bytes_each: tuple[int, int, int] = (2, 2, 12),
 ) -> States:
     """Return the states of one rank, each part rounded up to the byte; assumes that every part divides evenly.
 
     model_ranks: ranks that divide the model itself among them, by tensors or by layers.
-    Source: Rajbhandari et al. 2020, ZeRO, section 5 and figure 1.
+    bytes_each: of a parameter's weight, gradient and optimizer state, before anything is divided. By default the
+    paper's mixed precision: fp16 weights and gradients; weights, momentum and variance of Adam in fp32.
+    Source: Rajbhandari et al. 2020, ZeRO, sections 3.1 and 5 and figure 1.
 
     Raises:
         ValueError: there is no rank.
@@ -229,13 +199,9 @@ def paper_states(
         if ranks < 1:
             raise ValueError(f"{name} is {ranks}; it must be 1 or more")
     share = Fraction(parameters, model_ranks)
-
-    def held_bytes(bytes_each: int, *, divided_from: int) -> int:
-        exact = bytes_each * share / (data_ranks if stage >= divided_from else 1)
-        return -(-exact.numerator // exact.denominator)
-
-    return States(
-        parameters_bytes=held_bytes(account.parameters, divided_from=3),
-        gradients_bytes=held_bytes(account.gradients, divided_from=2),
-        optimizer_bytes=held_bytes(account.optimizer, divided_from=1),
+    # Stage 3 also divides parameters, stage 2 gradients, stage 1 the optimizer's states.
+    parameters, gradients, optimizer = (
+        ceil(one * share / (data_ranks if stage >= sharded_from else 1))
+        for one, sharded_from in zip(bytes_each, (3, 2, 1), strict=True)
     )
+    return States(parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from workloads.core.transformer import Transformer, next_token_loss
-from workloads.cost_models.memory import Checkpoint, Microbatch, Precision, activation_bytes, paper_activation_bytes
+from workloads.cost_models.memory import Checkpoint, Microbatch, Precision, paper_activation_bytes
 from workloads.cost_models.shape import PRESETS, Shape
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,6 +61,12 @@ def forward(model: Transformer, sequences: int, precision: Precision, around: Ab
     half = AUTOCAST_TYPES.get(precision)
     with around, torch.autocast("cpu", dtype=half) if half else nullcontext():
         return next_token_loss(model(tokens_bs[:, :-1]), tokens_bs[:, 1:])
+
+
+def activation_bytes(shape: Shape, sequences: int, precision: Precision, checkpoint: Checkpoint) -> int:
+    """Return what one microbatch's forward keeps for backward, without weights and tables of positions."""
+    microbatch = Microbatch(shape=shape, sequences=sequences, precision=precision, checkpoint=checkpoint)
+    return microbatch.tokens_bytes + shape.layers * microbatch.stored_block_bytes + microbatch.head_bytes
 
 
 def addresses(*tensors: Tensor) -> set[int]:

@@ -12,7 +12,6 @@ from workloads.cost_models.communication import (
     CommunicationBackend,
     Link,
     collective_time_s,
-    link_of,
     transfer_time_s,
     wire_bytes,
     wire_factor,
@@ -153,17 +152,6 @@ def test_bytes_are_rounded_up() -> None:
 def test_each_call_pays_the_latency_of_each_message() -> None:
     link = Link(bandwidth_bytes_per_second=1e30, latency_s=1.0)
     assert transfer_time_s(transfer(calls=5), 4, link, "nccl") == pytest.approx(5 * 6)
-
-
-def test_the_link_of_a_measured_transfer_gives_its_time_back() -> None:
-    link = link_of(transfer(), 4, "gloo", elapsed_s=0.25)
-    assert transfer_time_s(transfer(), 4, link, "gloo") == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(("ranks", "elapsed_s"), [(1, 1.0), (2, 0.0)])
-def test_what_tells_no_bandwidth_is_refused(ranks: int, elapsed_s: float) -> None:
-    with pytest.raises(ValueError, match="tells no bandwidth"):
-        link_of(transfer(), ranks, "gloo", elapsed_s)
 
 
 def test_no_ranks_are_refused() -> None:

@@ -103,21 +103,6 @@ def test_messages_that_travel_at_once_pay_the_latency_of_the_slowest() -> None:
     assert axis_time_s("all_to_all", 0, MeshAxis(size=4), nodes, "nccl", calls=2) == pytest.approx(2 * 5.0)
 
 
-@pytest.mark.parametrize(
-    ("axis", "name"),
-    [
-        (MeshAxis(size=8, repeats=8), "node"),
-        (MeshAxis(size=2, stride=4), "node"),
-        (MeshAxis(size=1, stride=16), "node"),
-        (MeshAxis(size=2, stride=8), "cluster"),
-        (MeshAxis(size=6, repeats=2), "cluster"),
-        (MeshAxis(size=64), "cluster"),
-    ],
-)
-def test_an_axis_spans_the_innermost_level_that_holds_each_group(axis: MeshAxis, name: str) -> None:
-    assert CLUSTER.level_of(axis).name == name
-
-
 def test_an_axis_divides_all_ranks_into_groups_a_stride_apart() -> None:
     groups = [list(group) for group in MeshAxis(size=2, stride=2, repeats=2).groups()]
     assert groups == [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -160,8 +145,6 @@ def test_a_transfer_over_an_axis_that_the_mesh_has_not_is_refused() -> None:
 def test_a_mesh_that_finds_no_room_is_refused() -> None:
     with pytest.raises(ValueError, match="the mesh has 128 ranks and level cluster holds 64"):
         time_ms("send", MeshAxis(size=2, stride=64))
-    with pytest.raises(ValueError, match="the mesh has 128 ranks"):
-        CLUSTER.level_of(MeshAxis(size=128))
 
 
 def test_levels_out_of_order_are_refused() -> None:

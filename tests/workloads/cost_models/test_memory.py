@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from workloads.cost_models.memory import HALF_PRECISION, MIXED_PRECISION, Account, Stage, paper_states
+from workloads.cost_models.memory import Stage, paper_states
 from workloads.cost_models.terms import States
 
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
@@ -71,9 +71,9 @@ def test_gpt_3_on_8_x_8_x_16_ranks_takes_43_75_gb_undivided() -> None:
     assert total_gb(175 * BILLION, stage=0, data_ranks=16, model_ranks=64) == 43.75
 
 
-@pytest.mark.parametrize(("account", "published_gb"), [(HALF_PRECISION, 1400), (MIXED_PRECISION, 2800)])
-def test_a_replica_of_175_billion_by_each_account(account: Account, published_gb: int) -> None:
-    states = paper_states(175 * BILLION, stage=0, data_ranks=8, account=account)
+@pytest.mark.parametrize(("bytes_each", "published_gb"), [((2, 2, 4), 1400), ((2, 2, 12), 2800)])
+def test_a_replica_of_175_billion_by_each_account(bytes_each: tuple[int, int, int], published_gb: int) -> None:
+    states = paper_states(175 * BILLION, stage=0, data_ranks=8, bytes_each=bytes_each)
     assert total_bytes(states) == published_gb * BILLION
 
 

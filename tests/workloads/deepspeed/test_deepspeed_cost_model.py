@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from workloads.cost_models.communication import wire_bytes
-from workloads.cost_models.memory import Account, Stage, paper_states
+from workloads.cost_models.memory import Stage, paper_states
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.terms import Transfer, replicated_states
 from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
@@ -65,8 +65,7 @@ def test_weights_below_the_threshold_are_held_whole_beside_their_parts() -> None
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_masters_of_weights_in_fp32_are_what_the_account_of_four_bytes_has(stage: Stage, ranks: int) -> None:
-    account = Account(parameters=4, gradients=4, optimizer=12)
-    expected = paper_states(EVEN.parameters(), stage=stage, data_ranks=ranks, account=account)
+    expected = paper_states(EVEN.parameters(), stage=stage, data_ranks=ranks, bytes_each=(4, 4, 12))
     states = engine_states(Engine(shape=EVEN, ranks=ranks, stage=stage))
     assert states.parameters_bytes == expected.parameters_bytes
     assert states.optimizer_bytes - 4 == expected.optimizer_bytes

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from workloads.cost_models.memory import Microbatch, activation_bytes
+from workloads.cost_models.memory import Microbatch
 from workloads.cost_models.schedules import Pipeline, ScheduleName
 from workloads.cost_models.shape import PRESETS
 from workloads.cost_models.terms import Transfer, model_weights, replicated_states
@@ -81,7 +81,7 @@ def test_numbers_that_ranks_agree_on_are_four_bytes_each() -> None:
 
 def test_what_stages_store_is_what_the_model_stores_and_a_stream_at_each_cut() -> None:
     size, counts = microbatch(), (1, 2, 1)
-    whole = activation_bytes(TINY, size.sequences, "fp32", "none") - size.tokens_bytes
+    whole = TINY.layers * size.stored_block_bytes + size.head_bytes
     cut = sum(stored_bytes(size, counts, stage) for stage in range(3))
     assert cut == whole + 2 * size.stream_bytes + 4
 

@@ -17,7 +17,7 @@ from bench.reports.nccl_tests_writer import encode
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from tests.bench.made.examples import make_case, make_machine, make_summary
-from workloads.cost_models.communication import bus_bandwidth
+from workloads.cost_models.communication import bus_factor
 
 TRIALS_S = (0.002, 0.0021, 0.0022)
 
@@ -28,7 +28,7 @@ def _figures(collective: Any, size: int, ranks: int = 4, algorithm: str = "libra
         estimate(probes_metrics.RUN_COLLECTIVE_SECONDS, TRIALS_S, **labels),
         estimate(probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, [size / time for time in TRIALS_S], **labels),
     ]
-    busses = [bus_bandwidth(collective, ranks, size, time) for time in TRIALS_S]
+    busses = [size / time * float(bus_factor(collective, ranks)) for time in TRIALS_S]
     return found if not busses[0] else [*found, estimate(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, busses, **labels)]
 
 
