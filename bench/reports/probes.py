@@ -15,7 +15,7 @@ from bench.analysis.probes import LIBRARY
 from bench.reports.format import figure, in_units, part_of, print_figures, print_words, table_of
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
-from workloads.probes.cost_model import ALGORITHMS, Algorithm, order
+from workloads.probes.cost_model import ALGORITHMS, ORDERS, Algorithm
 
 Labels = tuple[str, ...]
 """Values of a metric's labels: collective, algorithm and size; those of counts also have an account."""
@@ -150,7 +150,7 @@ def _counted(found: Mapping[Labels, Estimate], labels: Labels) -> str:
 
 def _growth(algorithms: Iterable[Algorithm]) -> Table:
     """Return how the cost of each algorithm grows with the number of ranks n, for a vector of one size."""
-    orders = [(algorithm, order(algorithm)) for algorithm in algorithms]
+    orders = [(algorithm, ORDERS[algorithm]) for algorithm in algorithms]
     rows = [(algorithm, growth.steps, growth.peak_node, growth.total) for algorithm, growth in orders]
     return table_of(("algorithm", "rounds", "peak at a node", "all nodes"), rows)
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.core.collectives import Buffers
 from workloads.core.mesh import DTYPES
-from workloads.probes.collectives import count_wrong, fill
+from workloads.probes.collectives import check
 from workloads.probes.cost_model import Algorithm, refusal
 from workloads.probes.spec import chosen_algorithms, scratch_elements_of_all, vector_sizes
 from workloads.protocols import Elapsed, ProbeSetup, Quantity, Record, Stopwatch
@@ -61,7 +61,7 @@ class Wire:
         """Run one round: send tensors to ranks, and receive tensors from ranks in place.
 
         On the host it returns when everything is sent and received; on a GPU the current stream waits. An empty tensor
-        is not sent: both ends know that it is empty.
+        is not sent: both ends know that it is empty. Without messages only the round is counted.
         """
         sent = {peer: tensor for peer, tensor in send.items() if tensor.numel()}
         received = {peer: tensor for peer, tensor in receive.items() if tensor.numel()}
@@ -75,23 +75,12 @@ class Wire:
         ]
         for work in dist.batch_isend_irecv(messages) if messages else ():
             work.wait()
-        self._count(_bytes(sent), _bytes(received))
-
-    def sit_out(self) -> None:
-        """Count one round in which only other ranks have messages."""
-        self._count(0, 0)
-
-    def _count(self, sent_bytes: int, received_bytes: int) -> None:
-        before = self.traffic
+        sent_bytes, received_bytes = (sum(tensor.nbytes for tensor in own.values()) for own in (sent, received))
         self.traffic = Traffic(
-            rounds=before.rounds + 1,
-            sent_bytes=before.sent_bytes + sent_bytes,
-            peak_bytes=max(before.peak_bytes, sent_bytes, received_bytes),
+            rounds=self.traffic.rounds + 1,
+            sent_bytes=self.traffic.sent_bytes + sent_bytes,
+            peak_bytes=max(self.traffic.peak_bytes, sent_bytes, received_bytes),
         )
-
-
-def _bytes(messages: Mapping[int, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in messages.values())
 
 
 # The textbook all-reduce algorithms: every rank holds a vector, and in the end every rank holds the sum of all.
@@ -135,7 +124,7 @@ def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
             wire.exchange(receive={sender: received})
             vector += received
         else:
-            wire.sit_out()
+            wire.exchange()
     # broadcast: the result travels back
     for sender in range(last, 0, -1):
         if rank == sender:
@@ -143,7 +132,7 @@ def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
         elif rank == sender - 1:
             wire.exchange(receive={sender: vector})
         else:
-            wire.sit_out()
+            wire.exchange()
 
 
 def ring(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
@@ -269,8 +258,9 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
     # The library first: on NCCL, the first operation of a group must involve all its ranks.
     contestants: tuple[Contestant, ...] = ("library", *chosen_algorithms(setup))
     sizes = vector_sizes(setup)
-    longest = _zeros(sizes[-1] // ELEMENT_BYTES[setup.precision], setup)
-    scratch = _zeros(scratch_elements_of_all(setup), setup)
+    zeros = partial(torch.zeros, dtype=DTYPES[setup.precision], device=setup.device)
+    longest = zeros(sizes[-1] // ELEMENT_BYTES[setup.precision])
+    scratch = zeros(scratch_elements_of_all(setup))
     for size_bytes in sizes:
         vector = longest[: size_bytes // ELEMENT_BYTES[setup.precision]]
         for algorithm in contestants:
@@ -278,21 +268,18 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
             vector.zero_()  # Zeros stay zeros, however often they are summed.
             elapsed = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
             figures: dict[Quantity, float | Elapsed] = {"collective_s": elapsed}
-            buffers = Buffers(give=vector, take=vector)
-            fill("all_reduce", buffers, group.rank(), group.size())
-            traffic = call()
-            if wrong := count_wrong("all_reduce", buffers, group.rank(), group.size()):
-                raise RuntimeError(
-                    f"all_reduce by {algorithm} of {size_bytes} bytes gave rank {group.rank()} {wrong} of {len(vector)}"
-                    " elements wrongly; trust no result of these ranks before the cause is found"
-                )
+            traffic = check(
+                "all_reduce",
+                call,
+                Buffers(give=vector, take=vector),
+                rank=group.rank(),
+                ranks=group.size(),
+                text=f"all_reduce by {algorithm} of {size_bytes} bytes",
+            )
             if traffic is not None:
-                figures |= _counted(traffic)
+                figures["rounds"], figures["sent_bytes"] = traffic.rounds, traffic.sent_bytes
+                figures["peak_node_bytes"] = traffic.peak_bytes
             record(figures, collective="all_reduce", algorithm=algorithm, size=str(size_bytes))
-
-
-def _zeros(count: int, setup: ProbeSetup) -> Tensor:
-    return torch.zeros(count, dtype=DTYPES[setup.precision], device=setup.device)
 
 
 def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.ProcessGroup) -> Traffic | None:
@@ -303,11 +290,3 @@ def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.Pro
     wire = Wire(group)
     all_reduce(algorithm, vector, scratch, wire)
     return wire.traffic
-
-
-def _counted(traffic: Traffic) -> dict[Quantity, float]:
-    return {
-        "rounds": traffic.rounds,
-        "sent_bytes": traffic.sent_bytes,
-        "peak_node_bytes": traffic.peak_bytes,
-    }

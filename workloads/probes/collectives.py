@@ -7,6 +7,7 @@ move zeros and reuse the same buffers, where it advances through a larger one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,8 @@ from workloads.spec import ELEMENT_BYTES
 #
 # Values are whole numbers up to 256, and so are their sums, which every precision holds exactly in any order of
 # addition.
+
+_Result = TypeVar("_Result")
 
 _NOT_GIVEN = -1
 _ADDS: frozenset[Collective] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
@@ -135,22 +138,24 @@ def _measure(
         buffers.give.zero_()  # Zeros stay zeros, however often they are summed.
         elapsed = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)
         size_bytes = counts.size * ELEMENT_BYTES[setup.precision]
-        check(collective, call, buffers, rank=group.rank(), ranks=group.size(), size_bytes=size_bytes)
+        text = f"{collective} of {size_bytes} bytes"
+        check(collective, call, buffers, rank=group.rank(), ranks=group.size(), text=text)
         record({"collective_s": elapsed}, collective=collective, algorithm="library", size=str(size_bytes))
 
 
 def check(
-    collective: Collective, call: Callable[[], object], buffers: Buffers, *, rank: int, ranks: int, size_bytes: int
-) -> None:
-    """Call once more, with known values.
+    collective: Collective, call: Callable[[], _Result], buffers: Buffers, *, rank: int, ranks: int, text: str
+) -> _Result:
+    """Call once more, with known values, and return what the call returned. text: the call in words.
 
     Raises:
         RuntimeError: the rank's result is wrong.
     """
     fill(collective, buffers, rank, ranks)
-    call()
+    result = call()
     if wrong := count_wrong(collective, buffers, rank, ranks):
         raise RuntimeError(
-            f"{collective} of {size_bytes} bytes gave rank {rank} {wrong} of {len(buffers.take)} elements wrongly;"
+            f"{text} gave rank {rank} {wrong} of {len(buffers.take)} elements wrongly;"
             " trust no result of these ranks before the cause is found"
         )
+    return result

@@ -52,6 +52,16 @@ class Order:
     total: str
 
 
+ORDERS: dict[Algorithm, Order] = {
+    "sequential": Order(steps="O(n)", peak_node="O(1)", total="O(n)"),
+    "ring": Order(steps="O(n)", peak_node="O(1/n)", total="O(n)"),
+    "all_to_all": Order(steps="O(1)", peak_node="O(n)", total="O(n^2)"),
+    "recursive_doubling": Order(steps="O(log n)", peak_node="O(1)", total="O(n log n)"),
+    "recursive_halving": Order(steps="O(log n)", peak_node="O(1)", total="O(n)"),
+    "parameter_server": Order(steps="O(1)", peak_node="O(n)", total="O(n)"),
+}
+
+
 def refusal(algorithm: Algorithm, ranks: int) -> str | None:
     """Return why the algorithm cannot run on this many ranks, and on how many it can; None where it can."""
     if ranks < 1:
@@ -77,12 +87,30 @@ def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: in
         )
     if ranks == 1:
         return Cost(steps=0, peak_node_bytes=0, total_bytes=0, critical_bytes=0)
-    busiest = [elements * element_bytes for elements in _busiest_by_step(algorithm, ranks, element_count)]
+    levels = ranks.bit_length() - 1
+    # busiest: elements that the busiest rank sends, or receives, in each step.
+    # vectors: how many whole vectors' worth of elements all ranks together send.
+    match algorithm:
+        case "sequential":
+            busiest, vectors = [element_count] * (2 * (ranks - 1)), 2 * (ranks - 1)
+        case "ring":
+            # All chunks travel in every step, each from another rank; the first chunk is the largest.
+            busiest, vectors = [-(-element_count // ranks)] * (2 * (ranks - 1)), 2 * (ranks - 1)
+        case "all_to_all":
+            busiest, vectors = [(ranks - 1) * element_count], ranks * (ranks - 1)
+        case "recursive_doubling":
+            busiest, vectors = [element_count] * levels, ranks * levels
+        case "recursive_halving":
+            # ceil(ceil(x / 2) / 2) = ceil(x / 4), and so on for each level.
+            halves = [-(-element_count // 2**level) for level in range(1, levels + 1)]
+            busiest, vectors = halves + halves[::-1], 2 * (ranks - 1)
+        case "parameter_server":
+            busiest, vectors = [(ranks - 1) * element_count] * 2, 2 * (ranks - 1)
     return Cost(
         steps=len(busiest),
-        peak_node_bytes=max(busiest),
-        total_bytes=_vectors_sent(algorithm, ranks) * element_count * element_bytes,
-        critical_bytes=sum(busiest),
+        peak_node_bytes=max(busiest) * element_bytes,
+        total_bytes=vectors * element_count * element_bytes,
+        critical_bytes=sum(busiest) * element_bytes,
     )
 
 
@@ -92,55 +120,6 @@ def time_s(cost: Cost, link: Link) -> float:
     Each step waits for its busiest rank, because messages to or from one rank share its link. Additions take no time.
     """
     return link.latency_s * cost.steps + cost.critical_bytes / link.bandwidth_bytes_per_second
-
-
-def order(algorithm: Algorithm) -> Order:
-    """Return how the algorithm's cost grows with the ranks."""
-    match algorithm:
-        case "sequential":
-            return Order(steps="O(n)", peak_node="O(1)", total="O(n)")
-        case "ring":
-            return Order(steps="O(n)", peak_node="O(1/n)", total="O(n)")
-        case "all_to_all":
-            return Order(steps="O(1)", peak_node="O(n)", total="O(n^2)")
-        case "recursive_doubling":
-            return Order(steps="O(log n)", peak_node="O(1)", total="O(n log n)")
-        case "recursive_halving":
-            return Order(steps="O(log n)", peak_node="O(1)", total="O(n)")
-        case "parameter_server":
-            return Order(steps="O(1)", peak_node="O(n)", total="O(n)")
-
-
-def _busiest_by_step(algorithm: Algorithm, ranks: int, element_count: int) -> list[int]:
-    """Return the elements that the busiest rank sends, or receives, in each step."""
-    levels = ranks.bit_length() - 1
-    match algorithm:
-        case "sequential":
-            return [element_count] * (2 * (ranks - 1))
-        case "ring":
-            # All chunks travel in every step, each from another rank; the first chunk is the largest.
-            return [-(-element_count // ranks)] * (2 * (ranks - 1))
-        case "all_to_all":
-            return [(ranks - 1) * element_count]
-        case "recursive_doubling":
-            return [element_count] * levels
-        case "recursive_halving":
-            # ceil(ceil(x / 2) / 2) = ceil(x / 4), and so on for each level.
-            halves = [-(-element_count // 2**level) for level in range(1, levels + 1)]
-            return halves + halves[::-1]
-        case "parameter_server":
-            return [(ranks - 1) * element_count] * 2
-
-
-def _vectors_sent(algorithm: Algorithm, ranks: int) -> int:
-    """Return how many whole vectors' worth of bytes all ranks together send."""
-    match algorithm:
-        case "all_to_all":
-            return ranks * (ranks - 1)
-        case "recursive_doubling":
-            return ranks * (ranks.bit_length() - 1)
-        case "sequential" | "ring" | "recursive_halving" | "parameter_server":
-            return 2 * (ranks - 1)
 
 
 # Counts of the device probes: operations of a matrix product, and bytes that a copy moves.

@@ -25,8 +25,8 @@ SCALAR = 3.0
 SAMPLED = 4096
 """Elements that a check compares."""
 
-Place = Literal["host", "pinned", "device"]
-PLACES: dict[CopyKind, tuple[Place, Place]] = {
+Memory = Literal["host", "pinned", "device"]
+COPIED: dict[CopyKind, tuple[Memory, Memory]] = {
     "memory_copy": ("device", "device"),  # Here the device is the CPU.
     "device_copy": ("device", "device"),
     "host_to_device": ("pinned", "device"),
@@ -34,9 +34,6 @@ PLACES: dict[CopyKind, tuple[Place, Place]] = {
     "host_to_device_pageable": ("host", "device"),
 }
 """Source and destination of a copy."""
-
-Work = tuple[Callable[[], object], Callable[[], bool]]
-"""The timed call, and a check that it did what it should."""
 
 
 def probe_copies(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwatch) -> None:
@@ -63,7 +60,20 @@ def is_triad(result: Tensor, b: Tensor, c: Tensor) -> bool:
 
 def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     """Return the median time of one copy; its buffers are freed when the function returns."""
-    copy, is_right = _triad(setup) if kind == "memory_triad" else _copy(setup, kind)
+    elements, dtype = size_bytes(setup) // ELEMENT_BYTES[setup.precision], DTYPES[setup.precision]
+    generator = torch.Generator(setup.device).manual_seed(setup.seed)
+    random = partial(torch.rand, elements, generator=generator, dtype=dtype, device=setup.device)
+    # NaN touches every page: the first touch of a page is slow, and not part of a copy.
+    unwritten = partial(torch.full, (elements,), torch.nan, dtype=dtype, device=setup.device)
+    copy: Callable[[], object]
+    is_right: Callable[[], bool]
+    if kind == "memory_triad":
+        b, c, result = random(), random(), unwritten()
+        copy, is_right = partial(torch.add, b, c, alpha=SCALAR, out=result), partial(is_triad, result, b, c)
+    else:
+        from_memory, to_memory = COPIED[kind]
+        source, target = _moved(random(), from_memory), _moved(unwritten(), to_memory)
+        copy, is_right = partial(target.copy_, source, non_blocking=True), partial(is_copied, source, target)
     elapsed = stopwatch.each(copy, warm_up=setup.warm_up, calls=setup.steps)
     if not is_right():
         raise RuntimeError(
@@ -73,38 +83,11 @@ def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     return elapsed
 
 
-def _copy(setup: ProbeSetup, kind: CopyKind) -> Work:
-    come_from, go_to = PLACES[kind]
-    source = _placed(_random(setup, torch.Generator(setup.device).manual_seed(setup.seed)), come_from)
-    target = _placed(_unwritten(setup), go_to)
-    return partial(target.copy_, source, non_blocking=True), partial(is_copied, source, target)
-
-
-def _triad(setup: ProbeSetup) -> Work:
-    generator = torch.Generator(setup.device).manual_seed(setup.seed)
-    b, c = _random(setup, generator), _random(setup, generator)
-    result = _unwritten(setup)
-    return partial(torch.add, b, c, alpha=SCALAR, out=result), partial(is_triad, result, b, c)
-
-
-def _random(setup: ProbeSetup, generator: torch.Generator) -> Tensor:
-    return torch.rand(_elements(setup), generator=generator, dtype=DTYPES[setup.precision], device=setup.device)
-
-
-def _unwritten(setup: ProbeSetup) -> Tensor:
-    """Return a buffer of NaN with every page touched: the first touch of a page is slow, and not part of a copy."""
-    return torch.full((_elements(setup),), torch.nan, dtype=DTYPES[setup.precision], device=setup.device)
-
-
-def _elements(setup: ProbeSetup) -> int:
-    return size_bytes(setup) // ELEMENT_BYTES[setup.precision]
-
-
-def _placed(buffer: Tensor, place: Place) -> Tensor:
+def _moved(buffer: Tensor, memory: Memory) -> Tensor:
     """Return the buffer, which is on the device, or its copy in the host's memory."""
-    if place == "device":
+    if memory == "device":
         return buffer
-    return torch.empty_like(buffer, device="cpu", pin_memory=place == "pinned").copy_(buffer)
+    return torch.empty_like(buffer, device="cpu", pin_memory=memory == "pinned").copy_(buffer)
 
 
 def _sampled(buffer: Tensor) -> Tensor:

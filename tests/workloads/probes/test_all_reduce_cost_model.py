@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from workloads.cost_models.communication import Link, collective_time_s
-from workloads.probes.cost_model import ALGORITHMS, Algorithm, Cost, cost, order, refusal, time_s
+from workloads.probes.cost_model import ALGORITHMS, ORDERS, Algorithm, Cost, cost, refusal, time_s
 
 Message = tuple[int, int, range]
 """Source, destination, and the elements that travel."""
@@ -120,7 +120,7 @@ def test_one_rank_pays_nothing(algorithm: Algorithm) -> None:
 def test_costs_grow_as_the_textbook_says(algorithm: Algorithm) -> None:
     few, many = 2**10, 2**16
     small, large = (cost(algorithm, ranks, 2**20, 4) for ranks in (few, many))
-    says = order(algorithm)
+    says = ORDERS[algorithm]
     for word, one, other in (
         (says.steps, small.steps, large.steps),
         (says.peak_node, small.peak_node_bytes, large.peak_node_bytes),

@@ -58,7 +58,7 @@ def test_a_call_that_does_nothing_is_seen(collective: Collective) -> None:
     elements = len(buffers.take)
     message = rf"^{collective} of 1024 bytes gave rank {rank} \d+ of {elements} elements wrongly; trust no result"
     with pytest.raises(RuntimeError, match=message):
-        check(collective, lambda: None, buffers, rank=rank, ranks=2, size_bytes=1024)
+        check(collective, lambda: None, buffers, rank=rank, ranks=2, text=f"{collective} of 1024 bytes")
 
 
 def run_probe_beside_zeros(setup: SmallProbe) -> None:
