@@ -7,9 +7,9 @@ GPU clusters, section 2.2 (1F1B, interleaved); Qi et al. 2023, Zero bubble pipel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Literal
 
 from workloads.cost_models.shape import Shape
@@ -147,8 +147,7 @@ def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
     reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
     if reason is not None:
         raise ValueError(reason)
-    order = _ORDERS[pipeline.schedule]
-    return tuple(tuple(order(pipeline, rank)) for rank in range(pipeline.ranks))
+    return tuple(tuple(_rank_order(pipeline, rank)) for rank in range(pipeline.ranks))
 
 
 def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:
@@ -158,30 +157,20 @@ def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatch
             f"ranks, stages per rank and microbatches are {ranks}, {stages_per_rank} and {microbatches};"
             " each must be 1 or more"
         )
-    return _why_not_stages(schedule, stages_per_rank) or _why_not_microbatches(schedule, ranks, microbatches)
-
-
-def _why_not_stages(schedule: ScheduleName, stages_per_rank: int) -> str | None:
     if schedule == "interleaved" and stages_per_rank == 1:
         return "stages per rank is 1; interleaved takes 2 or more (with 1 it is one_f_one_b, with a longer warm-up)"
     if schedule == "zbv" and stages_per_rank != 2:
         return f"stages per rank is {stages_per_rank}; zbv takes 2, the two arms of its V"
     if schedule in ("naive", "gpipe", "one_f_one_b") and stages_per_rank != 1:
         return f"stages per rank is {stages_per_rank}; {schedule} takes 1 (interleaved takes more)"
-    return None
-
-
-def _why_not_microbatches(schedule: ScheduleName, ranks: int, microbatches: int) -> str | None:
     if schedule == "naive" and microbatches != 1:
         return f"microbatches is {microbatches}; naive takes 1, the whole batch (gpipe takes more)"
     if schedule == "one_f_one_b" and microbatches < ranks:
         return f"microbatches is {microbatches}; one_f_one_b on {ranks} ranks takes {ranks} or more"
     if schedule in ("interleaved", "interleaved_zero_bubble") and not _has_equal_rounds(ranks, microbatches):
-        fewer, more = microbatches - 1, microbatches + 1
-        while not _has_equal_rounds(ranks, fewer):
-            fewer -= 1
-        while not _has_equal_rounds(ranks, more):
-            more += 1
+        # One microbatch, and any multiple of the ranks, have equal rounds: both searches end.
+        fewer = next(fewer for fewer in count(microbatches - 1, -1) if _has_equal_rounds(ranks, fewer))
+        more = next(more for more in count(microbatches + 1) if _has_equal_rounds(ranks, more))
         return (
             f"microbatches is {microbatches}; {schedule} on {ranks} ranks runs them in {microbatches // ranks} rounds"
             f" of one size, so take {fewer} or {more}, or any multiple of {ranks}"
@@ -198,32 +187,24 @@ def _has_equal_rounds(ranks: int, microbatches: int) -> bool:
     return microbatches % _round_microbatches(ranks, microbatches) == 0
 
 
-def _fill_and_drain(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    """Yield all forwards, then all backwards; the naive pipeline is the case of a single microbatch."""
-    for microbatch in range(pipeline.microbatches):
-        yield Action(kind="forward", stage=rank, microbatch=microbatch)
-    for microbatch in range(pipeline.microbatches):
-        yield Action(kind="backward", stage=rank, microbatch=microbatch)
-
-
-def _one_f_one_b(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    return _alternating(pipeline, rank, warm_up=pipeline.ranks - 1 - rank)
-
-
-def _interleaved(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    # Each rank nearer to the start waits one forward and one backward longer for its first gradient.
-    return _alternating(pipeline, rank, warm_up=_first_passes(pipeline) + 2 * (pipeline.ranks - 1 - rank))
-
-
-def _interleaved_zero_bubble(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    # Later ranks delay more weight_backwards, so that all ranks begin them at the same time.
-    warm_up = _first_passes(pipeline) + pipeline.ranks - 1 - rank
-    return _alternating(pipeline, rank, warm_up=warm_up, put_off=rank)
-
-
-def _first_passes(pipeline: Pipeline) -> int:
-    """Return the forwards of the first round before a rank's last stage has its turn."""
-    return (pipeline.stages_per_rank - 1) * _round_microbatches(pipeline.ranks, pipeline.microbatches)
+def _rank_order(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+    later_ranks = pipeline.ranks - 1 - rank
+    # Forwards of the first round before a rank's last stage has its turn.
+    first_passes = (pipeline.stages_per_rank - 1) * _round_microbatches(pipeline.ranks, pipeline.microbatches)
+    match pipeline.schedule:
+        case "naive" | "gpipe":
+            # Warm-up is everything: all forwards, then all backwards.
+            return _alternating(pipeline, rank, warm_up=pipeline.microbatches)
+        case "one_f_one_b":
+            return _alternating(pipeline, rank, warm_up=later_ranks)
+        case "interleaved":
+            # Each rank nearer to the start waits one forward and one backward longer for its first gradient.
+            return _alternating(pipeline, rank, warm_up=first_passes + 2 * later_ranks)
+        case "interleaved_zero_bubble":
+            # Later ranks delay more weight_backwards, so that all ranks begin them at the same time.
+            return _alternating(pipeline, rank, warm_up=first_passes + later_ranks, put_off=rank)
+        case "zbv":
+            return _zbv(pipeline, rank)
 
 
 def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | None = None) -> Iterator[Action]:
@@ -236,8 +217,9 @@ def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | 
     forwards = list(_in_rounds(pipeline, stages))
     backwards = list(_in_rounds(pipeline, stages[::-1]))
 
-    def act(kind: ActionKind, place: tuple[int, int]) -> Action:
-        return Action(kind=kind, stage=place[0], microbatch=place[1])
+    def act(kind: ActionKind, stage_and_microbatch: tuple[int, int]) -> Action:
+        stage, microbatch = stage_and_microbatch
+        return Action(kind=kind, stage=stage, microbatch=microbatch)
 
     for forward in forwards[:warm_up]:
         yield act("forward", forward)
@@ -302,16 +284,6 @@ def _repeated(times: int, *turn: _KindOfStage) -> Iterator[_KindOfStage]:
         yield from turn
 
 
-_ORDERS: dict[ScheduleName, Callable[[Pipeline, int], Iterator[Action]]] = {
-    "naive": _fill_and_drain,
-    "gpipe": _fill_and_drain,
-    "one_f_one_b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "interleaved_zero_bubble": _interleaved_zero_bubble,
-    "zbv": _zbv,
-}
-
-
 # Microbatches that a pipeline rank holds at once, by the order of its actions alone.
 #
 # A microbatch is held from the start of its forward to the end of its backward. Where a schedule splits backward, that
@@ -320,7 +292,7 @@ _ORDERS: dict[ScheduleName, Callable[[Pipeline, int], Iterator[Action]]] = {
 
 def live_microbatches(order: Sequence[Sequence[Action]]) -> tuple[int, ...]:
     """Return the most microbatches that each rank holds at once, summed over its stages."""
-    return tuple(_most(actions) for actions in order)
+    return tuple(_most_held(actions) for actions in order)
 
 
 def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, int]:
@@ -329,21 +301,15 @@ def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, 
     for actions in order:
         for action in actions:
             by_stage.setdefault(action.stage, []).append(action)
-    return {stage: _most(by_stage[stage]) for stage in sorted(by_stage)}
+    return {stage: _most_held(by_stage[stage]) for stage in sorted(by_stage)}
 
 
-def held_microbatches(actions: Sequence[Action]) -> list[Counter[int]]:
-    """Return the microbatches that a rank holds during each of its actions, by stage."""
-    held: Counter[int] = Counter()
-    during = []
+def _most_held(actions: Sequence[Action]) -> int:
+    held = most = 0
     for action in actions:
         if action.kind == "forward":
-            held[action.stage] += 1
-        during.append(held.copy())
-        if action.kind in ("backward", "weight_backward"):
-            held[action.stage] -= 1
-    return during
-
-
-def _most(actions: Sequence[Action]) -> int:
-    return max((held.total() for held in held_microbatches(actions)), default=0)
+            held += 1
+            most = max(most, held)
+        elif action.kind in ("backward", "weight_backward"):
+            held -= 1
+    return most

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 
 from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches
@@ -45,7 +46,7 @@ class Simulated:
     @property
     def makespan_s(self) -> float:
         """Time from the beginning of the step to the end of the last action."""
-        return max(done.end_s for rank in self.performed for done in rank)
+        return max(done.end_s for done in chain.from_iterable(self.performed))
 
     @property
     def busy_s(self) -> tuple[float, ...]:
@@ -56,7 +57,7 @@ class Simulated:
     def stage_busy_s(self) -> dict[int, float]:
         """Compute time of each stage, in the order of the model."""
         busy_s: dict[int, float] = {}
-        for done in (done for rank in self.performed for done in rank):
+        for done in chain.from_iterable(self.performed):
             busy_s[done.action.stage] = busy_s.get(done.action.stage, 0.0) + done.end_s - done.start_s
         return dict(sorted(busy_s.items()))
 
@@ -90,17 +91,18 @@ def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s
         ValueError: an action can never begin, or occurs twice; a time is missing or negative, or all are 0.
     """
     planned = planned_on(order)
-    needs = needs_of(planned)
-    _check_times(planned, times, transfer_s)
-    performed: list[list[SimulatedAction]] = [[] for _ in order]
-    end_s: dict[Action, float] = {}
-    for rank, action in in_possible_order(order, needs):
-        start_s = performed[rank][-1].end_s if performed[rank] else 0.0
-        for needed in needs[action]:
-            start_s = max(start_s, end_s[needed] + (0.0 if planned[needed] == rank else transfer_s))
-        end_s[action] = start_s + times[action.stage, action.kind]
-        performed[rank].append(SimulatedAction(action=action, start_s=start_s, end_s=end_s[action]))
-    return Simulated(performed=tuple(tuple(rank) for rank in performed))
+    if transfer_s < 0:
+        raise ValueError(f"transfer_s is {transfer_s}; it must be 0 or more")
+    kinds = {(action.stage, action.kind) for action in planned}
+    for stage, kind in sorted(kinds):
+        if (stage, kind) not in times:
+            raise ValueError(f"the time of {kind} on stage {stage} is missing; the order has such actions")
+        if times[stage, kind] < 0:
+            raise ValueError(f"the time of {kind} on stage {stage} is {times[stage, kind]} s; it must be 0 or more")
+    if not any(times[kind] > 0 for kind in kinds):
+        raise ValueError("no action takes time; a bubble is a share of the step's time")
+    taken_s = {action: times[action.stage, action.kind] for action in planned}
+    return replay(order, taken_s, dict.fromkeys(planned, Delay(hand_over_s=transfer_s)))
 
 
 def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
@@ -113,22 +115,9 @@ def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
     for rank, planned_actions in enumerate(order):
         for action in planned_actions:
             if action in planned:
-                raise ValueError(f"{_words(action)} is there twice, on rank {planned[action]} and on rank {rank}")
+                raise ValueError(f"{_named(action)} is there twice, on rank {planned[action]} and on rank {rank}")
             planned[action] = rank
     return planned
-
-
-def _check_times(planned: Iterable[Action], times: StageTimes, transfer_s: float) -> None:
-    if transfer_s < 0:
-        raise ValueError(f"transfer_s is {transfer_s}; it must be 0 or more")
-    places = {(action.stage, action.kind) for action in planned}
-    for stage, kind in sorted(places):
-        if (stage, kind) not in times:
-            raise ValueError(f"the time of {kind} on stage {stage} is missing; the order has such actions")
-        if times[stage, kind] < 0:
-            raise ValueError(f"the time of {kind} on stage {stage} is {times[stage, kind]} s; it must be 0 or more")
-    if not any(times[place] > 0 for place in places):
-        raise ValueError("no action takes time; a bubble is a share of the step's time")
 
 
 def needs_of(planned: Collection[Action]) -> Needs:
@@ -167,16 +156,14 @@ def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterat
                 done.add(waiting[0])
                 yield rank, waiting.popleft()
         if len(done) == done_before:
-            raise ValueError(_deadlock(left, needs, done))
+            rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(left) if waiting)
+            needed = next(needed for needed in needs[action] if needed not in done)
+            raise ValueError(
+                f"rank {rank} can never begin {_named(action)}: {_named(needed)} must come before it, and does not"
+            )
 
 
-def _deadlock(left: Sequence[Sequence[Action]], needs: Needs, done: Container[Action]) -> str:
-    rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(left) if waiting)
-    needed = next(needed for needed in needs[action] if needed not in done)
-    return f"rank {rank} can never begin {_words(action)}: {_words(needed)} must come before it, and does not"
-
-
-def _words(action: Action) -> str:
+def _named(action: Action) -> str:
     return f"{action.kind} of microbatch {action.microbatch} on stage {action.stage}"
 
 
@@ -242,15 +229,12 @@ def split_bubble(
 def mean_stage(times: StageTimes) -> dict[tuple[int, ActionKind], float]:
     """Return the times of equal stages with the same total, kind by kind."""
     kinds = {kind for _, kind in times}
-    mean_s = {kind: fmean(times[place] for place in times if place[1] == kind) for kind in kinds}
-    return {place: mean_s[place[1]] for place in times}
+    mean_s = {kind: fmean(time_s for (_, other), time_s in times.items() if other == kind) for kind in kinds}
+    return {(stage, kind): mean_s[kind] for stage, kind in times}
 
 
-# Replay of a measured step, with all of its delays or only some.
-#
-# Each action takes its measured time. It begins when its rank is free, the host has reached it, and its inputs have
-# arrived, each delayed by its message. With all delays the step is the measured one; what it gains from a delay is that
-# delay's part of the bubble.
+# Replay of a measured step, with all of its delays or only some: what the step gains from a delay is that delay's part
+# of the bubble.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,15 +251,14 @@ class Delay:
     message_s: float = 0.0
 
 
-NO_DELAY = Delay()
-
-
 def replay(
     order: Sequence[Sequence[Action]], taken_s: Mapping[Action, float], delays: Mapping[Action, Delay]
 ) -> Simulated:
     """Replay the step with these delays; an action that has none listed starts without delay.
 
-    order: actions of each rank, in the order in which it did them. taken_s: measured time of each action.
+    Each action takes its given time. It begins when its rank is free, the host has reached it, and its inputs have
+    arrived, each delayed by its message.
+    order: actions of each rank, in the order in which it did them. taken_s: time of each action.
 
     Raises:
         ValueError: an action can never begin, or occurs twice.
@@ -285,10 +268,10 @@ def replay(
     performed: list[list[SimulatedAction]] = [[] for _ in order]
     end_s: dict[Action, float] = {}
     for rank, action in in_possible_order(order, needs):
-        delay = delays.get(action, NO_DELAY)
+        delay = delays.get(action, Delay())
         start_s = (performed[rank][-1].end_s if performed[rank] else 0.0) + delay.host_s
         for needed in needs[action]:
-            hand_over_s = delays.get(needed, NO_DELAY).hand_over_s if planned[needed] != rank else 0.0
+            hand_over_s = delays.get(needed, Delay()).hand_over_s if planned[needed] != rank else 0.0
             start_s = max(start_s, end_s[needed] + hand_over_s)
         start_s += delay.message_s
         end_s[action] = start_s + taken_s[action]
