@@ -221,13 +221,15 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
         NewerSchema: a newer version wrote the logs.
     """
     logs = read_rank_logs(folder, ranks, mark="probe")
-    told = read_rank_logs(folder, ranks, mark="nccl_log").trials.values()
+    logged = read_rank_logs(folder, ranks, mark="nccl_log").trials.values()
     beats = GpuBeats(folder)
     return ProbeLogs(
         trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
         notes=logs.notes,
         choices=tuple(
-            labels for parts in told for labels in join_by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
+            labels
+            for parts in logged
+            for labels in join_by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
         ),
     )
 

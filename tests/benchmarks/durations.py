@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import re
 import xml.etree.ElementTree as Tree
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
+Key = TypeVar("Key")
 ROOT = Path(__file__).parents[2]
 WAITS = {
     "servers (Prometheus, Alertmanager, PostgreSQL, promtool)": r"mark\.stack|support\.servers",
@@ -37,28 +40,32 @@ def path_of(classname: str) -> Path:
     return path
 
 
+def _most(seconds: Mapping[Key, float]) -> list[tuple[Key, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path, help="what pytest wrote as --junitxml")
     parser.add_argument("--files", type=int, default=25, help="how many files to print")
     arguments = parser.parse_args()
-    seconds, tests = Counter[Path](), Counter[Path]()
+    seconds, tests = defaultdict[Path, float](float), Counter[Path]()
     for case in Tree.parse(arguments.report).iter("testcase"):
         path = path_of(case.attrib["classname"])
         seconds[path] += float(case.attrib["time"])
         tests[path] += 1
     total = sum(seconds.values())
-    by_wait, files_by_wait = Counter[str](), Counter[str]()
+    by_wait, files_by_wait = defaultdict[str, float](float), Counter[str]()
     for path, spent_s in seconds.items():
         by_wait[waits_for(path)] += spent_s
         files_by_wait[waits_for(path)] += 1
     print("| tests wait for | files | seconds | share |\n| --- | ---: | ---: | ---: |")
-    for what, spent_s in by_wait.most_common():
+    for what, spent_s in _most(by_wait):
         print(f"| {what} | {files_by_wait[what]} | {spent_s:.0f} | {spent_s / total:.0%} |")
     print(f"| all | {len(seconds)} | {total:.0f} | |\n")
     print("| file | tests | seconds | share |\n| --- | ---: | ---: | ---: |")
-    for path, spent_s in seconds.most_common(arguments.files):
+    for path, spent_s in _most(seconds)[: arguments.files]:
         print(f"| {path.relative_to(ROOT)} | {tests[path]} | {spent_s:.0f} | {spent_s / total:.0%} |")
 
 
