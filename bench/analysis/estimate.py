@@ -7,7 +7,7 @@ value: steps of one trial share a process and its conditions, so they are not in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
@@ -89,12 +89,7 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
     Raises:
         ValueError: there is no trial, a value is not positive and finite, or a label is missing or unknown.
     """
-    if not trials:
-        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
-    for value in trials:
-        metric.at(value, **labels)  # Refuses wrong labels.
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be positive and finite")
+    _require(metric, trials, labels, lambda value: 0 < value < math.inf, "positive and finite")
     middle = median(trials)
     low = high = None
     if _why_no_interval(trials) is None:
@@ -135,12 +130,7 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     Raises:
         ValueError: there is no trial, a value is no share, or a label is missing or unknown.
     """
-    if not trials:
-        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
-    for value in trials:
-        metric.at(value, **labels)
-        if not 0 <= value <= 1:
-            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be from 0 to 1")
+    _require(metric, trials, labels, lambda value: 0 <= value <= 1, "from 0 to 1")
     middle = median(trials)
     found = estimate_part(metric, trials, middle=middle, **labels)
     if found.low is None or found.high is None:
@@ -182,12 +172,8 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
     Raises:
         ValueError: there is no trial, a value is not finite, or a label is missing or unknown.
     """
-    if not trials:
-        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
-    for value in (*trials, middle):
-        metric.at(value, **labels)
-        if not math.isfinite(value):
-            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be finite")
+    _require(metric, trials, labels, math.isfinite, "finite")
+    _require(metric, [middle], labels, math.isfinite, "finite")
     low = high = None
     if _why_no_interval(trials) is None:
         reach = _reach(trials)
@@ -221,6 +207,22 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
         numerator_trials=len(numerator.trials),
         denominator_trials=len(denominator.trials),
     )
+
+
+def _require(
+    metric: Metric,
+    trials: Sequence[float],
+    labels: dict[str, str],
+    is_good: Callable[[float], bool],
+    wanted: str,
+) -> None:
+    """Check the trials' values and the labels."""
+    if not trials:
+        raise ValueError(f"{metric.name}: there is no trial to estimate from; give one value for each trial")
+    for value in trials:
+        metric.at(value, **labels)  # Refuses wrong labels.
+        if not is_good(value):
+            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be {wanted}")
 
 
 def spread(steps: Sequence[float]) -> float:

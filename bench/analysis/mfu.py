@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.cost_models.shape import Formula, Shape
+from workloads.cost_models.shape import Shape
 from workloads.spec import Precision
 
 
@@ -132,26 +132,12 @@ def peak_of(device_name: str | None, precision: Precision) -> Peak | Absent:
 # Model FLOP/s and MFU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mfu:
-    """Model FLOP/s of a device, as a share of its peak.
-
-    formula: how the model's FLOPs are counted, see `workloads.cost_models.shape.Formula`.
-    peak: the denominator, with its source.
-    """
-
-    ratio: float
-    flops_per_second: float
-    formula: Formula
-    peak: Peak
+def flops_per_second_per_device(shape: Shape, ranks: int, step_s: float) -> float:
+    """Return the model FLOPs of one step by PaLM's formula, divided by the step's time and the number of ranks."""
+    return shape.flops_per_step("palm") / (step_s * ranks)
 
 
-def flops_per_second_per_device(shape: Shape, ranks: int, step_s: float, formula: Formula = "palm") -> float:
-    """Return the model FLOPs of one step, divided by the step's time and the number of ranks."""
-    return shape.flops_per_step(formula) / (step_s * ranks)
-
-
-def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent, formula: Formula = "palm") -> Mfu | Absent:
+def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent) -> float | Absent:
     """Return model FLOPs utilisation; absent where the peak is absent, and where MFU would exceed 1.
 
     Above 1 the time, the device or the formula is wrong, and a figure would hide that. One exception is legitimate:
@@ -160,12 +146,12 @@ def mfu(shape: Shape, ranks: int, step_s: float, peak: Peak | Absent, formula: F
     """
     if isinstance(peak, Absent):
         return peak
-    achieved = flops_per_second_per_device(shape, ranks, step_s, formula)
+    achieved = flops_per_second_per_device(shape, ranks, step_s)
     ratio = achieved / peak.flops_per_second
     if ratio > 1:
         return Absent(
-            reason=f"MFU would be {ratio:.2f}, which cannot be: {achieved / 1e12:.4g} TFLOP/s by {formula} in a step of"
+            reason=f"MFU would be {ratio:.2f}, which cannot be: {achieved / 1e12:.4g} TFLOP/s by palm in a step of"
             f" {step_s:.4g} s, of a peak of {peak.flops_per_second / 1e12:.4g} ({peak.device}, {peak.precision});"
             " check the step's time and the device"
         )
-    return Mfu(ratio=ratio, flops_per_second=achieved, formula=formula, peak=peak)
+    return ratio

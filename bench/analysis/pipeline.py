@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import fmean, median
-from typing import Protocol, cast, get_args
+from typing import cast, get_args
 
-from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share
+from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share, of_metric
+from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
     RUN_BUBBLE_PART_RATIO,
     RUN_BUBBLE_RATIO,
@@ -79,29 +80,30 @@ class TimedStep:
 
 def join_steps(performed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedStep, ...]:
     """Join the steps of one trial that every rank has logged, in order."""
-    if not performed_by_rank:
-        return ()
-    by_step = [{one.step: one for one in performed} for performed in performed_by_rank]
-    common = set(by_step[0]).intersection(*by_step[1:])
-    return tuple(_join([steps[step] for steps in by_step]) for step in sorted(common))
-
-
-def _join(ranks: Sequence[TimedActions]) -> TimedStep:
-    first = ranks[0]
-    is_one_clock = first.clock is not None and all(one.clock == first.clock for one in ranks)
-    return TimedStep(
-        trial=first.trial,
-        step=first.step,
-        begun_ns=first.begun_ns,
-        is_one_clock=is_one_clock,
-        works=tuple(
+    by_rank = [{one.step: one for one in performed} for performed in performed_by_rank]
+    common = set.intersection(*map(set, by_rank)) if by_rank else set()
+    steps = []
+    for number in sorted(common):
+        ranks = [steps_of_rank[number] for steps_of_rank in by_rank]
+        first = ranks[0]
+        is_one_clock = first.clock is not None and all(one.clock == first.clock for one in ranks)
+        works = [
             work
             for rank, one in enumerate(ranks)
             for work in _works(rank, one, one.begun_ns - first.begun_ns if is_one_clock else 0)
-        ),
-        has_messages=all(one.messages is not None for one in ranks),
-        has_core_waits=all(one.core_waits_ns is not None for one in ranks),
-    )
+        ]
+        steps.append(
+            TimedStep(
+                trial=first.trial,
+                step=first.step,
+                begun_ns=first.begun_ns,
+                is_one_clock=is_one_clock,
+                works=tuple(works),
+                has_messages=all(one.messages is not None for one in ranks),
+                has_core_waits=all(one.core_waits_ns is not None for one in ranks),
+            )
+        )
+    return tuple(steps)
 
 
 def _works(rank: int, performed: TimedActions, shift_ns: int) -> Iterator[Work]:
@@ -171,12 +173,9 @@ def stage_seconds(works: Iterable[Work]) -> dict[tuple[int, ActionKind], float]:
     found: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
     for work in works:
         found[work.action.stage, work.action.kind].append(work.end_ns - work.start_ns)
-    return {place: median(found[place]) / 1e9 for place in sorted(found, key=_by_stage)}
-
-
-def _by_stage(place: tuple[int, ActionKind]) -> tuple[int, int]:
-    stage, kind = place
-    return stage, get_args(ActionKind).index(kind)
+    kinds = get_args(ActionKind)
+    in_order = sorted(found, key=lambda place: (place[0], kinds.index(place[1])))
+    return {place: median(found[place]) / 1e9 for place in in_order}
 
 
 def most_live(works: Iterable[Work], stage: int) -> int:
@@ -313,11 +312,10 @@ def bubble_parts(
         part is yielded anew, without the transfer, where the transfer is known.
     transfer_s: time to send one boundary tensor between two ranks, or why it is unknown.
     """
-    measured = [one for one in found if one.metric == RUN_BUBBLE_RATIO.name]
+    measured = of_metric(found, RUN_BUBBLE_RATIO)
     times = {
         (int(one.labels["stage"]), cast(ActionKind, one.labels["action"])): one
-        for one in found
-        if one.metric == RUN_STAGE_SECONDS.name
+        for one in of_metric(found, RUN_STAGE_SECONDS)
     }
     if not measured:
         return
@@ -327,54 +325,49 @@ def bubble_parts(
         yield f"the expected bubble is absent: no {kind} of stage {stage} took any time in the timed steps"
         return
     (bubble,) = measured
-    whole = split_bubble(
-        bubble.median, pipeline, {place: one.median for place, one in times.items()}, transfer_s=transfer_s
-    )
-    trials = [
-        split_bubble(
-            value, pipeline, {place: one.trials[number] for place, one in times.items()}, transfer_s=transfer_s
-        )
-        for number, value in enumerate(bubble.trials)
-    ]
-    expected = [_rounded(trial.expected_ratio) for trial in trials]
-    yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(whole.expected_ratio), account="expected")
     delays = {
         one.labels["part"]: one
-        for one in found
-        if one.metric == RUN_BUBBLE_PART_RATIO.name and one.labels["part"] in (UNEVEN, MESSAGE, CORE)
+        for one in of_metric(found, RUN_BUBBLE_PART_RATIO)
+        if one.labels["part"] in (UNEVEN, MESSAGE, CORE)
     }
-    of_whole = _with_delays(_parts_of_bubble(whole), {part: one.median for part, one in delays.items()})
-    of_trials = [
-        _with_delays(_parts_of_bubble(trial), {part: one.trials[number] for part, one in delays.items()})
-        for number, trial in enumerate(trials)
-    ]
-    for part, middle in of_whole.items():
+
+    def split(trial: int | None) -> tuple[BubbleSplit, dict[str, float]]:
+        """Split the bubble of the run's medians, or of one trial, and give all its parts."""
+
+        def value_of(one: Estimate) -> float:
+            return one.median if trial is None else one.trials[trial]
+
+        stages_s = {place: value_of(one) for place, one in times.items()}
+        found = split_bubble(value_of(bubble), pipeline, stages_s, transfer_s=transfer_s)
+        return found, _parts(found, {part: value_of(one) for part, one in delays.items()})
+
+    of_run, run_parts = split(None)
+    of_trials = [split(trial) for trial in range(len(bubble.trials))]
+    expected = [_rounded(found.expected_ratio) for found, _ in of_trials]
+    yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(of_run.expected_ratio), account="expected")
+    for part, middle in run_parts.items():
         if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, NotCovered)):
-            values = [parts[part] for parts in of_trials]
+            values = [parts[part] for _, parts in of_trials]
             yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
-    if isinstance(whole.transfer_ratio, NotCovered):
+    if isinstance(of_run.transfer_ratio, NotCovered):
         where = MESSAGE if MESSAGE in delays else "unexplained"
-        yield f"the transfer's part of the bubble is absent, and is in {where}: {whole.transfer_ratio.reason}"
+        yield f"the transfer's part of the bubble is absent, and is in {where}: {of_run.transfer_ratio.reason}"
     yield from _bottleneck(pipeline, times)
 
 
-def _parts_of_bubble(split: BubbleSplit) -> dict[str, float]:
-    ratios = {
-        "schedule": split.schedule_ratio,
-        "imbalance": split.imbalance_ratio,
-        "transfer": split.transfer_ratio,
-        "unexplained": split.unexplained_ratio,
-    }
-    return {part: _rounded(ratio) for part, ratio in ratios.items() if not isinstance(ratio, NotCovered)}
-
-
-def _with_delays(parts: Mapping[str, float], delays: Mapping[str, float]) -> dict[str, float]:
-    """Add the delays' parts and subtract them from unexplained; the transfer is taken out of the message part."""
+def _parts(split: BubbleSplit, delays: Mapping[str, float]) -> dict[str, float]:
+    """Return all parts of a bubble; the transfer is taken out of the message part, and delays out of unexplained."""
+    transfer_ratio = None if isinstance(split.transfer_ratio, NotCovered) else _rounded(split.transfer_ratio)
     beyond = dict(delays)
     if MESSAGE in beyond:
-        beyond[MESSAGE] -= parts.get("transfer", 0.0)
-    unexplained = parts["unexplained"] - sum(beyond.values())
-    return {**parts, **{part: _rounded(ratio) for part, ratio in beyond.items()}, "unexplained": _rounded(unexplained)}
+        beyond[MESSAGE] -= transfer_ratio or 0.0
+    return {
+        "schedule": _rounded(split.schedule_ratio),
+        "imbalance": _rounded(split.imbalance_ratio),
+        **({} if transfer_ratio is None else {"transfer": transfer_ratio}),
+        "unexplained": _rounded(_rounded(split.unexplained_ratio) - sum(beyond.values())),
+        **{part: _rounded(ratio) for part, ratio in beyond.items()},
+    }
 
 
 def _rounded(ratio: float) -> float:
@@ -399,97 +392,76 @@ def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estim
 # Estimates of a run from its trials' timed steps
 
 
-class TimedTrial(Protocol):
-    """What one trial measured of pipeline stages; see `bench.analysis.trials.Trial`."""
-
-    @property
-    def timed_steps(self) -> tuple[TimedStep, ...]: ...
-    @property
-    def stage_activation_bytes(self) -> Mapping[int, float]: ...
-
-
 def pipeline_estimates(
     pipeline: Pipeline,
     axes: Mapping[str, int],
-    trials: Sequence[TimedTrial],
-    activations: Sequence[int] | NotCovered,
+    steps: Sequence[Sequence[TimedStep]],
+    activations: Sequence[Mapping[int, float]],
+    predicted: Sequence[int] | NotCovered,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
-    """Return the estimates of a pipeline, measured and expected, and what is absent with its reason.
+    """Return the estimates of a pipeline, measured and predicted, and what is absent with its reason.
 
     axes: the mesh's, one of them the pipeline's; see `pipelines`.
-    activations: bytes that forwards of each stage's live microbatches should leave, or why no cost model gives them.
+    steps: the timed steps of each trial.
+    activations: for each trial the bytes that microbatches left, by stage.
+    predicted: bytes that forwards of each stage's live microbatches should leave, or why no cost model gives them.
     """
-    if not all(trial.timed_steps for trial in trials):
+    if not all(steps):
         return (), (
             "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
         )
     groups = pipelines(axes)
-    bubbles = [
-        median(bubble_ratio(step.works, ranks) for step in trial.timed_steps for ranks in groups) for trial in trials
-    ]
-    found = [
-        estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured"),
-        *_estimated_delays(pipeline, trials, groups),
-        *_stage_times(trials),
-        *_live(pipeline, trials),
-        *_activations(trials, activations),
-    ]
-    return tuple(found), tuple(_notes(trials, activations))
-
-
-def _stage_times(trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
-    by_trial = [stage_seconds(work for step in trial.timed_steps for work in step.works) for trial in trials]
-    for stage, kind in by_trial[0]:
-        values = [times_s.get((stage, kind), 0.0) for times_s in by_trial]
+    bubbles = [median(bubble_ratio(step.works, ranks) for step in of_trial for ranks in groups) for of_trial in steps]
+    found = [estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured")]
+    # The parts of the bubble that need no measured link; `bubble_parts` yields the others.
+    delays = [delay_parts(pipeline, of_trial, groups) for of_trial in steps]
+    for part in delays[0]:
+        if all(part in ratios for ratios in delays):
+            values = [ratios[part] for ratios in delays]
+            found.append(estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part))
+    times = [stage_seconds(work for step in of_trial for work in step.works) for of_trial in steps]
+    for stage, kind in times[0]:
+        values = [times_s.get((stage, kind), 0.0) for times_s in times]
         if all(values):
-            yield estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind)
+            found.append(estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind))
+    for stage, most in live_microbatches_of_stages(actions(pipeline)).items():
+        counts = [max(most_live(step.works, stage) for step in of_trial) for of_trial in steps]
+        found += _beside_predicted(RUN_LIVE_MICROBATCHES, stage, counts, most)
+    if isinstance(predicted, NotCovered):
+        for stage in sorted(set.intersection(*map(set, activations))):
+            values = [by_stage[stage] for by_stage in activations]
+            found += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, None)
+    else:
+        for stage, size_bytes in enumerate(predicted):
+            values = [by_stage.get(stage, 0.0) for by_stage in activations]
+            found += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, size_bytes)
+    return tuple(found), tuple(_notes([step for of_trial in steps for step in of_trial], predicted))
 
 
-def _estimated_delays(
-    pipeline: Pipeline, trials: Sequence[TimedTrial], groups: Sequence[Sequence[int]]
+def _beside_predicted(
+    metric: Metric, stage: int, measured: Sequence[float], predicted: float | None
 ) -> Iterator[Estimate]:
-    """Yield the parts of the bubble that need no measured link; `bubble_parts` yields the others."""
-    by_trial = [delay_parts(pipeline, trial.timed_steps, groups) for trial in trials]
-    for part in by_trial[0]:
-        if all(part in parts for parts in by_trial):
-            values = [parts[part] for parts in by_trial]
-            yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part)
+    """Yield what each trial measured of a stage, where it measured any, and what is predicted, where a model does."""
+    if all(measured):
+        yield estimate(metric, measured, stage=str(stage), account="measured")
+    if predicted is not None:
+        yield estimate(metric, [predicted] * len(measured), stage=str(stage), account="expected")
 
 
-def _live(pipeline: Pipeline, trials: Sequence[TimedTrial]) -> Iterator[Estimate]:
-    for stage, expected in live_microbatches_of_stages(actions(pipeline)).items():
-        values = [max(most_live(step.works, stage) for step in trial.timed_steps) for trial in trials]
-        if all(values):
-            yield estimate(RUN_LIVE_MICROBATCHES, values, stage=str(stage), account="measured")
-        yield estimate(RUN_LIVE_MICROBATCHES, [expected] * len(trials), stage=str(stage), account="expected")
-
-
-def _activations(trials: Sequence[TimedTrial], expected: Sequence[int] | NotCovered) -> Iterator[Estimate]:
-    known = set.intersection(*(set(trial.stage_activation_bytes) for trial in trials))
-    stages = sorted(known) if isinstance(expected, NotCovered) else range(len(expected))
-    for stage in stages:
-        values = [trial.stage_activation_bytes.get(stage, 0.0) for trial in trials]
-        if all(values):
-            yield estimate(RUN_STAGE_ACTIVATION_BYTES, values, stage=str(stage), account="measured")
-        if not isinstance(expected, NotCovered):
-            sizes = [expected[stage]] * len(trials)
-            yield estimate(RUN_STAGE_ACTIVATION_BYTES, sizes, stage=str(stage), account="expected")
-
-
-def _notes(trials: Sequence[TimedTrial], activations: Sequence[int] | NotCovered) -> Iterator[str]:
+def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | NotCovered) -> Iterator[str]:
     if isinstance(activations, NotCovered):
         yield f"expected activations of stages are absent: {activations.reason}"
-    steps = [step for trial in trials for step in trial.timed_steps]
+    is_one_clock = all(step.is_one_clock for step in steps)
     if not all(step.has_messages and step.is_one_clock for step in steps):
-        is_told = all(step.has_messages for step in steps)
-        why = "ranks read several clocks" if is_told else "the ranks' logs do not tell them, as on a GPU"
+        has_messages = all(step.has_messages for step in steps)
+        why = "ranks read several clocks" if has_messages else "the ranks' logs do not tell them, as on a GPU"
         yield f"waits for messages and for a core are absent from the bubble's parts, and are in unexplained: {why}"
     elif not all(step.has_core_waits for step in steps):
         yield (
             "waiting for a core is absent from the bubble's parts, and is in unexplained: this system has no"
             " /proc/thread-self/schedstat"
         )
-    if not all(step.is_one_clock for trial in trials for step in trial.timed_steps):
+    if not is_one_clock:
         yield (
             "ranks read several clocks: in the bubble each counts from the end of their meeting before the step, so"
             " that it is off by as much as the meeting left them apart"

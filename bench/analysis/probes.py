@@ -13,18 +13,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import cast
 
-from bench.analysis.estimate import Estimate, estimate, per_second
+from bench.analysis.estimate import Estimate, estimate, of_metric, per_second
 from bench.analysis.gpu_clocks import GpuBeats, Reached
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs, samples_of
 from bench.case import Case
-from collectors.metrics import probes as probes_metrics
+from collectors.metrics import probes as metrics
 from collectors.metrics.metric import Metric
 from collectors.sample_log import Reading
 from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes, wire_messages
 from workloads.cost_models.link_fit import Interval, NoFit, Point, fit
 from workloads.cost_models.terms import Collective, Transfer
 from workloads.probes import cost_model as probes
-from workloads.probes.cost_model import ALGORITHMS, Algorithm, matmul_flops, moved_bytes
+from workloads.probes.cost_model import ALGORITHMS, matmul_flops, moved_bytes
 from workloads.spec import ELEMENT_BYTES
 
 # The link fitted to a run's sweeps, and what the cost model expects of collectives on it
@@ -45,8 +45,8 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
-    with_host = _sweeps(case, found, probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
-    for collective, trials in _sweeps(case, found, probes_metrics.RUN_COLLECTIVE_SECONDS).items():
+    with_host = _sweeps(case, found, metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    for collective, trials in _sweeps(case, found, metrics.RUN_COLLECTIVE_SECONDS).items():
         try:
             whole = fit(trials)
         except NoFit as error:
@@ -57,17 +57,17 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
                 f"the link by {collective} misses a size by {100 * whole.largest_error_ratio:.0f} %: no one latency and"
                 " bandwidth holds at all sizes (another protocol, a cache), or times scatter"
             )
-        estimates += [
-            _fitted(probes_metrics.RUN_LINK_LATENCY_SECONDS, collective, whole.latency_s),
-            _fitted(probes_metrics.RUN_LINK_BANDWIDTH, collective, whole.bandwidth_bytes_per_second),
-        ]
+        estimates.append(_fitted(metrics.RUN_LINK_LATENCY_SECONDS, collective, whole.latency_s))
+        estimates.append(_fitted(metrics.RUN_LINK_BANDWIDTH, collective, whole.bandwidth_bytes_per_second))
         if collective in with_host:
+            # The latency as a loop in Python sees it, fitted to times that include the host.
             try:
-                estimates.append(_latency_with_host(collective, with_host[collective]))
+                latency = fit(with_host[collective]).latency_s
+                estimates.append(_fitted(metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, latency))
             except NoFit as error:
                 reasons.append(f"the latency by {collective} with the host is absent: {error}")
     if estimates and case.backend == "nccl":
-        sizes = [int(one.labels["size"]) for one in _of(found, probes_metrics.RUN_COLLECTIVE_SECONDS)]
+        sizes = [int(one.labels["size"]) for one in of_metric(found, metrics.RUN_COLLECTIVE_SECONDS)]
         reasons.append(
             f"links are fitted to calls of {min(sizes):,} to {max(sizes):,} bytes, whichever algorithm and protocol"
             " NCCL chose for a size (LL, LL128, Simple): one latency and one bandwidth stand for all of them"
@@ -75,38 +75,38 @@ def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[s
     return estimates, reasons
 
 
-def _latency_with_host(collective: str, trials: Sequence[Sequence[Point]]) -> Estimate:
-    """Return the link's latency as a loop in Python sees it, fitted to times that include the host.
-
-    Raises:
-        NoFit: the sweep does not determine it.
-    """
-    return _fitted(probes_metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, fit(trials).latency_s)
+def _fitted(metric: Metric, collective: str, whole: Interval) -> Estimate:
+    return Estimate(
+        metric=metric.name,
+        labels={"collective": collective},
+        median=whole.value,
+        low=whole.low,
+        high=whole.high,
+        trials=whole.trials,
+    )
 
 
 def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
     """Return the link that a run fitted to this collective, None where it fitted none."""
     values = {estimate.metric: estimate.median for estimate in found if estimate.labels == {"collective": collective}}
-    bandwidth = values.get(probes_metrics.RUN_LINK_BANDWIDTH.name)
-    if bandwidth is None:
-        return None
-    return Link(
-        bandwidth_bytes_per_second=bandwidth, latency_s=values.get(probes_metrics.RUN_LINK_LATENCY_SECONDS.name, 0.0)
-    )
+    bandwidth = values.get(metrics.RUN_LINK_BANDWIDTH.name)
+    latency_s = values.get(metrics.RUN_LINK_LATENCY_SECONDS.name, 0.0)
+    return None if bandwidth is None else Link(bandwidth_bytes_per_second=bandwidth, latency_s=latency_s)
 
 
 def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
     """Yield the expected time of each measured collective, and the expected rounds and bytes of textbook algorithms."""
     link = link_by(found)
-    for measured in _of(found, probes_metrics.RUN_COLLECTIVE_SECONDS):
+    for measured in of_metric(found, metrics.RUN_COLLECTIVE_SECONDS):
         labels = measured.labels
         size_bytes, algorithm = int(labels["size"]), labels["algorithm"]
         if algorithm in ALGORITHMS:
-            cost = _cost(case, algorithm, size_bytes)
+            element_bytes = ELEMENT_BYTES[case.precision]
+            cost = probes.cost(algorithm, case.ranks, size_bytes // element_bytes, element_bytes)
             for metric, expected in (
-                (probes_metrics.RUN_COLLECTIVE_ROUNDS, cost.steps),
-                (probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES, cost.total_bytes),
-                (probes_metrics.RUN_COLLECTIVE_PEAK_BYTES, cost.peak_node_bytes),
+                (metrics.RUN_COLLECTIVE_ROUNDS, cost.steps),
+                (metrics.RUN_COLLECTIVE_TOTAL_BYTES, cost.total_bytes),
+                (metrics.RUN_COLLECTIVE_PEAK_BYTES, cost.peak_node_bytes),
             ):
                 if expected > 0:
                     yield estimate(metric, [expected], account="expected", **labels)
@@ -117,19 +117,7 @@ def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
         else:
             collective = cast(Collective, labels["collective"])
             expected_s = collective_time_s(collective, size_bytes, case.ranks, link, case.backend)
-        yield estimate(probes_metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
-
-
-def why_not_expected(case: Case, found: Sequence[Estimate]) -> list[str]:
-    """Say why no time is expected; empty where one is."""
-    if case.ranks == 1 or link_by(found) is not None:
-        return []
-    return [f"times by the law are absent: they need the link by {CALIBRATION}, which this run does not tell"]
-
-
-def _cost(case: Case, algorithm: Algorithm, size_bytes: int) -> probes.Cost:
-    element_bytes = ELEMENT_BYTES[case.precision]
-    return probes.cost(algorithm, case.ranks, size_bytes // element_bytes, element_bytes)
+        yield estimate(metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
 
 
 def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
@@ -140,7 +128,7 @@ def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, l
     if case.ranks == 1:
         return {}
     sweeps: dict[str, list[list[Point]]] = defaultdict(list)
-    for measured in _of(found, times):
+    for measured in of_metric(found, times):
         if measured.labels["algorithm"] != LIBRARY:
             continue
         name = measured.labels["collective"]
@@ -156,21 +144,6 @@ def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, l
                 )
             )
     return sweeps
-
-
-def _of(found: Iterable[Estimate], metric: Metric) -> list[Estimate]:
-    return [estimate for estimate in found if estimate.metric == metric.name]
-
-
-def _fitted(metric: Metric, collective: str, whole: Interval) -> Estimate:
-    return Estimate(
-        metric=metric.name,
-        labels={"collective": collective},
-        median=whole.value,
-        low=whole.low,
-        high=whole.high,
-        trials=whole.trials,
-    )
 
 
 Labels = tuple[str, ...]
@@ -201,15 +174,15 @@ class ProbeLogs:
 
 
 JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
-    probes_metrics.COLLECTIVE_SECONDS: fmean,  # As in nccl-tests.
-    probes_metrics.COLLECTIVE_WITH_HOST_SECONDS: fmean,
-    probes_metrics.COLLECTIVE_ROUNDS: max,
-    probes_metrics.COLLECTIVE_SENT_BYTES: sum,
-    probes_metrics.COLLECTIVE_PEAK_BYTES: max,
-    probes_metrics.MATMUL_SECONDS: max,
-    probes_metrics.MATMUL_WITH_HOST_SECONDS: max,
-    probes_metrics.COPY_SECONDS: max,
-    probes_metrics.COPY_WITH_HOST_SECONDS: max,
+    metrics.COLLECTIVE_SECONDS: fmean,  # As in nccl-tests.
+    metrics.COLLECTIVE_WITH_HOST_SECONDS: fmean,
+    metrics.COLLECTIVE_ROUNDS: max,
+    metrics.COLLECTIVE_SENT_BYTES: sum,
+    metrics.COLLECTIVE_PEAK_BYTES: max,
+    metrics.MATMUL_SECONDS: max,
+    metrics.MATMUL_WITH_HOST_SECONDS: max,
+    metrics.COPY_SECONDS: max,
+    metrics.COPY_WITH_HOST_SECONDS: max,
 }
 """How the ranks' values of a metric become one."""
 
@@ -224,12 +197,16 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
     logged = read_rank_logs(folder, ranks, mark="nccl_log").trials.values()
     beats = GpuBeats(folder)
     return ProbeLogs(
-        trials=tuple(_join(parts, beats) for parts in logs.trials.values()),
+        trials=tuple(
+            ProbeTrial(
+                values={metric.name: join_by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
+                reached=dict(_reached(parts, beats)),
+            )
+            for parts in logs.trials.values()
+        ),
         notes=logs.notes,
         choices=tuple(
-            labels
-            for parts in logged
-            for labels in join_by_labels(parts, "nccl_log", probes_metrics.COLLECTIVE_CHOICE, max)
+            labels for parts in logged for labels in join_by_labels(parts, "nccl_log", metrics.COLLECTIVE_CHOICE, max)
         ),
     )
 
@@ -245,17 +222,12 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     found += fitted
     found += expectations(case, found)
     reasons += _why_no_clock(case, trials, found)
-    if any(one.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name for one in found):
-        reasons += why_not_expected(case, found)
+    if of_metric(found, metrics.RUN_COLLECTIVE_SECONDS):
+        if case.ranks > 1 and link_by(found) is None:
+            link = f"the link by {CALIBRATION}"
+            reasons.append(f"predicted times are absent: they need {link}, which this run does not tell")
         reasons += _why_no_choice(case, logs)
     return tuple(found), (*notes, *reasons)
-
-
-def _join(parts: Sequence[RankTrial], beats: GpuBeats) -> ProbeTrial:
-    return ProbeTrial(
-        values={metric.name: join_by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
-        reached=dict(_reached(parts, beats)),
-    )
 
 
 def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, Reached]]:
@@ -263,8 +235,8 @@ def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labe
     slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
         for reading in part.of("probe"):
-            for sample in samples_of([reading], probes_metrics.MATMUL_SECONDS):
-                labels = tuple(sample.labels[name] for name in probes_metrics.MATMUL_SECONDS.labels)
+            for sample in samples_of([reading], metrics.MATMUL_SECONDS):
+                labels = tuple(sample.labels[name] for name in metrics.MATMUL_SECONDS.labels)
                 if labels not in slowest or sample.value > slowest[labels][0]:
                     slowest[labels] = sample.value, part, reading
     for labels, (_, part, reading) in slowest.items():
@@ -276,35 +248,31 @@ def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labe
 
 def _values(trials: Sequence[ProbeTrial], metric: Metric) -> Iterable[tuple[dict[str, str], list[float]]]:
     """Yield the labels that every trial has, with the value of each trial."""
-    for labels in trials[0].values[metric.name]:
-        if all(labels in trial.values[metric.name] for trial in trials):
-            yield (
-                dict(zip(metric.labels, labels, strict=True)),
-                [trial.values[metric.name][labels] for trial in trials],
-            )
+    by_trial = [trial.values[metric.name] for trial in trials]
+    for labels in by_trial[0]:
+        if all(labels in values for values in by_trial):
+            yield dict(zip(metric.labels, labels, strict=True)), [values[labels] for values in by_trial]
 
 
 def _collectives(case: Case, trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for labels, times_s in _values(trials, probes_metrics.COLLECTIVE_SECONDS):
+    for labels, times_s in _values(trials, metrics.COLLECTIVE_SECONDS):
         size_bytes = int(labels["size"])
-        yield estimate(probes_metrics.RUN_COLLECTIVE_SECONDS, times_s, **labels)
-        yield per_second(probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, size_bytes, times_s, **labels)
+        yield estimate(metrics.RUN_COLLECTIVE_SECONDS, times_s, **labels)
+        yield per_second(metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH, size_bytes, times_s, **labels)
         if case.ranks > 1:  # A single rank uses no bus, whatever its factor.
             bus_bytes = size_bytes * bus_factor(cast(Collective, labels["collective"]), case.ranks)
-            yield per_second(probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, float(bus_bytes), times_s, **labels)
-    for labels, times_s in _values(trials, probes_metrics.COLLECTIVE_WITH_HOST_SECONDS):
-        yield estimate(probes_metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS, times_s, **labels)
+            yield per_second(metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, float(bus_bytes), times_s, **labels)
+    for labels, times_s in _values(trials, metrics.COLLECTIVE_WITH_HOST_SECONDS):
+        yield estimate(metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS, times_s, **labels)
 
 
 def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
     """Yield what NCCL chose for the collectives and sizes that were measured."""
-    measured = {
-        (collective, size) for collective, _, size in logs.trials[0].values[probes_metrics.COLLECTIVE_SECONDS.name]
-    }
+    measured = {(collective, size) for collective, _, size in logs.trials[0].values[metrics.COLLECTIVE_SECONDS.name]}
     for labels in logs.choices:
-        named = dict(zip(probes_metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
+        named = dict(zip(metrics.COLLECTIVE_CHOICE.labels, labels, strict=True))
         if (named["collective"], named["size"]) in measured:  # NCCL also logs barriers, as all_reduces of 4 bytes.
-            yield estimate(probes_metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
+            yield estimate(metrics.RUN_COLLECTIVE_CHOICE, [1], **named)
 
 
 def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
@@ -319,9 +287,9 @@ def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
 
 def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
     for counted, shown in (
-        (probes_metrics.COLLECTIVE_ROUNDS, probes_metrics.RUN_COLLECTIVE_ROUNDS),
-        (probes_metrics.COLLECTIVE_SENT_BYTES, probes_metrics.RUN_COLLECTIVE_TOTAL_BYTES),
-        (probes_metrics.COLLECTIVE_PEAK_BYTES, probes_metrics.RUN_COLLECTIVE_PEAK_BYTES),
+        (metrics.COLLECTIVE_ROUNDS, metrics.RUN_COLLECTIVE_ROUNDS),
+        (metrics.COLLECTIVE_SENT_BYTES, metrics.RUN_COLLECTIVE_TOTAL_BYTES),
+        (metrics.COLLECTIVE_PEAK_BYTES, metrics.RUN_COLLECTIVE_PEAK_BYTES),
     ):
         for labels, values in _values(trials, counted):
             if min(values) > 0:
@@ -330,33 +298,30 @@ def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
 
 def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
     for measured, shown in (
-        (probes_metrics.MATMUL_SECONDS, probes_metrics.RUN_MATMUL_FLOPS),
-        (probes_metrics.MATMUL_WITH_HOST_SECONDS, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS),
+        (metrics.MATMUL_SECONDS, metrics.RUN_MATMUL_FLOPS),
+        (metrics.MATMUL_WITH_HOST_SECONDS, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
     ):
         for labels, times_s in _values(trials, measured):
             flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
             yield per_second(shown, flops, times_s, **labels)
-    for place in trials[0].values[probes_metrics.MATMUL_SECONDS.name]:
-        labels = dict(zip(probes_metrics.MATMUL_SECONDS.labels, place, strict=True))
+    for place in trials[0].values[metrics.MATMUL_SECONDS.name]:
+        labels = dict(zip(metrics.MATMUL_SECONDS.labels, place, strict=True))
         beats = [trial.reached[place] for trial in trials if place in trial.reached]
         clocks = [beat.clock_hertz for beat in beats if beat.clock_hertz]
         powers = [beat.power_watts for beat in beats if beat.power_watts]
         if len(clocks) == len(trials):
-            yield estimate(probes_metrics.RUN_MATMUL_CLOCK_HERTZ, clocks, **labels)
+            yield estimate(metrics.RUN_MATMUL_CLOCK_HERTZ, clocks, **labels)
         if len(powers) == len(trials):
-            yield estimate(probes_metrics.RUN_MATMUL_POWER_WATTS, powers, **labels)
+            yield estimate(metrics.RUN_MATMUL_POWER_WATTS, powers, **labels)
 
 
 def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Estimate]) -> list[str]:
     """Say why clock and power of all products are absent; empty where a product has one."""
-    if not trials[0].values[probes_metrics.MATMUL_SECONDS.name]:
+    if not trials[0].values[metrics.MATMUL_SECONDS.name]:
         return []
     if case.device == "cpu":
         return ["clock and power of products are absent: the node's collectors read those of GPUs only"]
-    if any(
-        one.metric in (probes_metrics.RUN_MATMUL_CLOCK_HERTZ.name, probes_metrics.RUN_MATMUL_POWER_WATTS.name)
-        for one in found
-    ):
+    if of_metric(found, metrics.RUN_MATMUL_CLOCK_HERTZ) or of_metric(found, metrics.RUN_MATMUL_POWER_WATTS):
         return []
     return [
         "clock and power of products are absent: no beat of the node's log fell into them in each trial, or it does not"
@@ -366,8 +331,8 @@ def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Esti
 
 def _copies(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
     for measured, shown in (
-        (probes_metrics.COPY_SECONDS, probes_metrics.RUN_COPY_BANDWIDTH),
-        (probes_metrics.COPY_WITH_HOST_SECONDS, probes_metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
+        (metrics.COPY_SECONDS, metrics.RUN_COPY_BANDWIDTH),
+        (metrics.COPY_WITH_HOST_SECONDS, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
     ):
         for labels, times_s in _values(trials, measured):
             moved = moved_bytes(labels["kind"], int(labels["size"]))

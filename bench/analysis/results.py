@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
-from bench.analysis.mfu import Absent, Mfu, Peak, flops_per_second_per_device, mfu, peak_of
+from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, mfu, peak_of
 from bench.analysis.pipeline import AXIS, pipeline_estimates
 from bench.analysis.probes import read_probe_trials, results_of_probe
-from bench.analysis.trials import Traced, Trial, read_trials
+from bench.analysis.trials import Trial, read_trials
 from bench.case import Case
 from collectors.metrics import results
+from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
 from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.memory import paper_activation_bytes
@@ -29,30 +29,36 @@ from workloads.pipeline_parallel.memory import activations_by_stage
 from workloads.pipeline_parallel.spec import counts
 from workloads.spec import DATA_AXES
 
+
+def _above_0(values: Sequence[float | None]) -> list[float]:
+    """Return the value of each trial; nothing where a trial has none, or one that is not above 0."""
+    known = [value for value in values if value is not None and value > 0]
+    return known if len(known) == len(values) else []
+
+
+def _positive(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
+    """Yield the estimate where each trial has a value above 0."""
+    if known := _above_0(values):
+        yield estimate(metric, known, **labels)
+
+
+def _share(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
+    """Yield the estimate of a share where each trial has a value."""
+    known = [value for value in values if value is not None]
+    if len(known) == len(values):
+        yield estimate_share(metric, known, **labels)
+
+
 # A rank's memory: predicted beside measured
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 PEAK_PARTS = ("activations", "other", "total")
-UNEXPLAINED = "unexplained"
 TOTALS = ("live_tensors", "allocator")
 """Accounts of a trial's peak that count tensors alone; the process's resident memory also holds libraries."""
 
 
-class MeasuredMemory(Protocol):
-    """The memory that one trial measured, the most of any rank; see `bench.analysis.trials.Trial`."""
-
-    @property
-    def state_bytes(self) -> Mapping[str, float]: ...
-    @property
-    def activation_bytes(self) -> float | None: ...
-    @property
-    def other_bytes(self) -> float | None: ...
-    @property
-    def peak_bytes(self) -> Mapping[str, float]: ...
-
-
 def memory_estimates(
-    trials: Sequence[MeasuredMemory],
+    trials: Sequence[Trial],
     *,
     states: States | NotCovered,
     paper: States,
@@ -69,14 +75,15 @@ def memory_estimates(
     The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the
     measured rest of it that no cost model predicts: a leak, perhaps.
     """
-    predicted = {} if isinstance(states, NotCovered) else _states(states)
+    predicted = {} if isinstance(states, NotCovered) else _by_part(states)
     if isinstance(peak, Prediction):
         predicted |= {"activations": peak.activations_bytes, "other": peak.other_bytes, "total": peak.total_bytes}
-    measured = {part: _measured(trials, part) for part in (*STATE_PARTS, *PEAK_PARTS)}
-    measured[UNEXPLAINED] = _unexplained(measured["other"], peak)
-    by_paper = _states(paper)
+    by_paper = _by_part(paper)
     if not isinstance(paper_activations, NotCovered):
         by_paper["activations"] = paper_activations
+    measured = {part: _above_0([_measured(trial, part) for trial in trials]) for part in (*STATE_PARTS, *PEAK_PARTS)}
+    explained_bytes = float("inf") if isinstance(peak, NotCovered) else peak.other_bytes
+    measured["unexplained"] = _above_0([other - explained_bytes for other in measured["other"]])
     accounts: dict[str, Mapping[str, Sequence[float]]] = {
         "paper": {part: [size_bytes] * len(trials) for part, size_bytes in by_paper.items()},
         "implementation": {part: [size_bytes] * len(trials) for part, size_bytes in predicted.items()},
@@ -93,57 +100,37 @@ def memory_estimates(
         for part, values in measured.items()
         if values and predicted.get(part)
     ]
-    return tuple(found), _notes(measured, states, peak)
-
-
-def _unexplained(others: Sequence[float], peak: Prediction | NotCovered) -> list[float]:
-    """Return the bytes of each trial that outlive a step and that the cost model does not explain.
-
-    Empty where it explains all of them in one trial, or does not cover the run.
-    """
-    if isinstance(peak, NotCovered):
-        return []
-    unexplained = [max(0.0, other - peak.other_bytes) for other in others]
-    return unexplained if all(unexplained) else []
-
-
-def _states(states: States) -> dict[str, int]:
-    return {
-        "parameters": states.parameters_bytes,
-        "gradients": states.gradients_bytes,
-        "optimizer": states.optimizer_bytes,
-    }
-
-
-def _measured(trials: Sequence[MeasuredMemory], part: str) -> list[float]:
-    """Return the part's bytes in each trial; empty where they are unknown or 0 in a trial."""
-    values = [_measured_in(trial, part) for trial in trials]
-    known = [value for value in values if value]
-    return known if len(known) == len(values) else []
-
-
-def _measured_in(trial: MeasuredMemory, part: str) -> float | None:
-    if part == "activations":
-        return trial.activation_bytes
-    if part == "other":
-        return trial.other_bytes
-    if part == "total":
-        return next((trial.peak_bytes[account] for account in TOTALS if account in trial.peak_bytes), None)
-    return trial.state_bytes.get(part)
-
-
-def _notes(
-    measured: Mapping[str, Sequence[float]], states: States | NotCovered, peak: Prediction | NotCovered
-) -> tuple[str, ...]:
-    unpredicted = (("states", states), ("activations and total memory", peak))
-    notes = [f"predicted {what} are absent: {law.reason}" for what, law in unpredicted if isinstance(law, NotCovered)]
+    notes = [
+        f"predicted {what} are absent: {prediction.reason}"
+        for what, prediction in (("states", states), ("activations and total memory", peak))
+        if isinstance(prediction, NotCovered)
+    ]
     if missing := [part for part in STATE_PARTS if not measured[part]]:
         notes.append(
             f"measured {', '.join(missing)} are absent: no rank told of bytes of them after its measured steps"
         )
     if not measured["activations"]:
         notes.append("measured activations are absent: live tensors were not tracked, or none lived at their peak")
-    return tuple(notes)
+    return tuple(found), tuple(notes)
+
+
+def _by_part(states: States) -> dict[str, int]:
+    return {part: getattr(states, f"{part}_bytes") for part in STATE_PARTS}
+
+
+def _measured(trial: Trial, part: str) -> float | None:
+    match part:
+        case "activations":
+            return trial.activation_bytes
+        case "other":
+            return trial.other_bytes
+        case "total":
+            return next((trial.peak_bytes[account] for account in TOTALS if account in trial.peak_bytes), None)
+        case _:
+            return trial.state_bytes.get(part)
+
+
+# A training run's estimates from its trials
 
 
 def results_of(
@@ -152,39 +139,50 @@ def results_of(
     """Return all Estimates of a training run, and what is absent with its reason."""
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
+    shape, spec = case.shape, case.spec()
     times_s = [trial.mean_step_s for trial in trials]
-    tokens_per_second = [case.shape.tokens / step_s for step_s in times_s]
+    rates = [shape.tokens / step_s for step_s in times_s]
+    flops = [flops_per_second_per_device(shape, case.ranks, step_s) for step_s in times_s]
     found = [
         estimate(results.RUN_STEP_SECONDS, [trial.step_s for trial in trials]),
         estimate(results.RUN_MEAN_STEP_SECONDS, times_s),
-        estimate(results.RUN_TOKENS_PER_SECOND, tokens_per_second),
-        estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
-        estimate(
-            results.RUN_FLOPS, [flops_per_second_per_device(case.shape, case.ranks, step_s) for step_s in times_s]
-        ),
+        estimate(results.RUN_TOKENS_PER_SECOND, rates),
+        estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in rates]),
+        estimate(results.RUN_FLOPS, flops),
     ]
     notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
-    shares = [mfu(case.shape, case.ranks, step_s, peak) for step_s in times_s]
+    shares = [mfu(shape, case.ranks, step_s, peak) for step_s in times_s]
     if refused := [share.reason for share in shares if isinstance(share, Absent)]:
         notes.append(f"MFU is absent: {refused[0]}")
-    else:
-        found.append(estimate(results.RUN_MFU, [share.ratio for share in shares if isinstance(share, Mfu)]))
-    found += _phases(trials)
-    found += _data_wait(trials)
-    found += _memory(trials)
-    spec = case.spec()
+    found += _positive(results.RUN_MFU, [None if isinstance(share, Absent) else share for share in shares])
+    for phase in trials[0].phases_s:
+        found += _positive(results.RUN_PHASE_SECONDS, [trial.phases_s.get(phase) for trial in trials], phase=phase)
+    found += _positive(results.RUN_DATA_WAIT_SECONDS, [trial.data_wait_s for trial in trials])
+    for account in trials[0].peak_bytes:
+        sizes = [trial.peak_bytes.get(account) for trial in trials]
+        found += _positive(results.RUN_PEAK_MEMORY_BYTES, sizes, account=account)
+    paper_activations = spec.paper_activations(case)
+    if paper_activations is None:
+        size = microbatch(case, spec.data_ranks(case))
+        paper_activations = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
     accounts, absent = memory_estimates(
         trials,
         states=spec.states_not_covered(case) or spec.most_states(case),
         paper=spec.paper_states(case),
-        paper_activations=_paper_activations(case),
+        paper_activations=paper_activations,
         peak=spec.peak(case),
     )
     found += accounts
     notes += absent
     pipeline = spec.pipeline(case)
     if pipeline is not None:
-        accounts, absent = pipeline_estimates(pipeline, spec.mesh(case), trials, _stage_activations(case, pipeline))
+        accounts, absent = pipeline_estimates(
+            pipeline,
+            spec.mesh(case),
+            [trial.timed_steps for trial in trials],
+            [trial.stage_activation_bytes for trial in trials],
+            _stage_activations(case, pipeline),
+        )
         found += accounts
         notes += absent
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
@@ -193,123 +191,71 @@ def results_of(
     found += _traced(trials)
     found += _attention_pairs(case, trials)
     found += _traffic(case, trials)
-    losses = [trial.loss for trial in trials if trial.loss is not None]
-    if len(losses) == len(trials) and min(losses) > 0:
-        found.append(estimate(results.RUN_LOSS, losses))
+    if loss := list(_positive(results.RUN_LOSS, [trial.loss for trial in trials])):
+        found += loss
     else:
         notes.append("the loss is absent: the last measured step has none that is positive and finite")
     return tuple(found), tuple(notes)
 
 
-def _paper_activations(case: Case) -> int | NotCovered:
-    spec = case.spec()
-    if (covered := spec.paper_activations(case)) is not None:
-        return covered
-    size = microbatch(case, spec.data_ranks(case))
-    return paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
-
-
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
-    """Return the activation bytes expected of each stage; not covered where another axis shards a stage's tensors."""
+    """Return the activation bytes predicted of each stage; not covered where another axis shards a stage's tensors."""
     spec = case.spec()
     absent = peak_not_covered(case) or spec.states_not_covered(case)
     if absent is not None:
         return absent
     if others := {axis for axis, size in spec.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
-        return NotCovered(
-            reason=f"no law says what the axis {' and '.join(sorted(others))} leaves of a stage's tensors"
-        )
+        axes = " and ".join(sorted(others))
+        return NotCovered(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
     return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
 
 
-def _phases(trials: Sequence[Trial]) -> list[Estimate]:
-    return [
-        estimate(results.RUN_PHASE_SECONDS, [trial.phases_s[phase] for trial in trials], phase=phase)
-        for phase in trials[0].phases_s
-        if all(trial.phases_s.get(phase, 0) > 0 for trial in trials)
-    ]
-
-
-def _data_wait(trials: Sequence[Trial]) -> list[Estimate]:
-    waits_s = [trial.data_wait_s for trial in trials if trial.data_wait_s]
-    return [estimate(results.RUN_DATA_WAIT_SECONDS, waits_s)] if len(waits_s) == len(trials) else []
-
-
-def _memory(trials: Sequence[Trial]) -> list[Estimate]:
-    return [
-        estimate(results.RUN_PEAK_MEMORY_BYTES, [trial.peak_bytes[account] for trial in trials], account=account)
-        for account in trials[0].peak_bytes
-        if all(account in trial.peak_bytes for trial in trials)
-    ]
-
-
-def _traced(trials: Sequence[Trial]) -> list[Estimate]:
+def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
+    """Yield where the time of traced steps went; nothing where a trial traced none."""
     traced = [trial.traced for trial in trials if trial.traced is not None]
     if len(traced) < len(trials):
-        return []
-    steps_s = [one.step_s for one in traced if one.step_s is not None]
-    found = [estimate(results.RUN_TRACED_STEP_SECONDS, steps_s)] if len(steps_s) == len(traced) else []
-    found += [
-        estimate_share(results.RUN_TRACED_RATIO, [one.shares[part] for one in traced], part=part)
-        for part in traced[0].shares
-        if all(part in one.shares for one in traced)
-    ]
-    overlaps = [one.overlap_ratio for one in traced if one.overlap_ratio is not None]
-    if len(overlaps) == len(traced):
-        found.append(estimate_share(results.RUN_OVERLAP_RATIO, overlaps))
-    found += _collective_overlaps(traced)
-    communications_s = [one.communication_s for one in traced if one.communication_s is not None]
-    if len(communications_s) == len(traced) and min(communications_s) > 0:
-        found.append(estimate(results.RUN_COMMUNICATION_SECONDS, communications_s, account="traced"))
-    return found
-
-
-def _collective_overlaps(traced: Sequence[Traced]) -> Iterator[Estimate]:
-    """Yield the overlap of each collective if there are several: a lone one's is that of all communication."""
-    names = [
-        name
-        for name in traced[0].collective_overlap_ratios
-        if all(name in one.collective_overlap_ratios for one in traced)
-    ]
+        return
+    yield from _positive(results.RUN_TRACED_STEP_SECONDS, [one.step_s for one in traced])
+    for part in traced[0].shares:
+        yield from _share(results.RUN_TRACED_RATIO, [one.shares.get(part) for one in traced], part=part)
+    yield from _share(results.RUN_OVERLAP_RATIO, [one.overlap_ratio for one in traced])
+    # The overlap of a lone collective is that of all communication.
+    overlaps = [one.collective_overlap_ratios for one in traced]
+    names = [name for name in overlaps[0] if all(name in ratios for ratios in overlaps)]
     for name in names if len(names) > 1 else ():
-        ratios = [one.collective_overlap_ratios[name] for one in traced]
-        yield estimate_share(results.RUN_COLLECTIVE_OVERLAP_RATIO, ratios, collective=name)
+        values = [ratios[name] for ratios in overlaps]
+        yield estimate_share(results.RUN_COLLECTIVE_OVERLAP_RATIO, values, collective=name)
+    times_s = [one.communication_s for one in traced]
+    yield from _positive(results.RUN_COMMUNICATION_SECONDS, times_s, account="traced")
 
 
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
-    """Yield the pairs of the ranks that attend least and most: counted, and expected from the layout."""
+    """Yield the pairs of the ranks that attend least and most: counted, and predicted from the layout."""
     counted = [one.traced.attention_pairs for one in trials if one.traced is not None and one.traced.attention_pairs]
-    expected = case.spec().attention_pairs(case)
+    predicted = case.spec().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
         if len(counted) == len(trials):
             values = [pairs[place] for pairs in counted]
             yield estimate(results.RUN_ATTENTION_PAIRS, values, extreme=extreme, account="counted")
-        if expected:
-            law = (min(expected), max(expected))[place]
-            yield estimate(results.RUN_ATTENTION_PAIRS, [law] * len(trials), extreme=extreme, account="expected")
+        if predicted:
+            pairs = (min(predicted), max(predicted))[place]
+            yield estimate(results.RUN_ATTENTION_PAIRS, [pairs] * len(trials), extreme=extreme, account="expected")
 
 
-def _traffic(case: Case, trials: Sequence[Trial]) -> list[Estimate]:
-    """Return the bytes a rank hands to each collective over each mesh axis: expected by the cost model, and counted."""
-    accounts: dict[tuple[str, str, str], list[float]] = {
-        (name, axis, "expected"): [float(total)] * len(trials) for (name, axis), total in _expected(case) if total
-    }
-    for name, axis in {place for trial in trials if trial.traced is not None for place in trial.traced.payload_bytes}:
-        counted = [trial.traced.payload_bytes.get((name, axis), 0.0) if trial.traced else 0.0 for trial in trials]
-        if all(counted):
-            accounts[name, axis, "counted"] = counted
-    return [
-        estimate(results.RUN_PAYLOAD_BYTES, accounts[name, axis, account], collective=name, axis=axis, account=account)
-        for name, axis, account in sorted(accounts, key=lambda place: (place[:2], place[2] == "counted"))
-    ]
-
-
-def _expected(case: Case) -> Iterator[tuple[tuple[str, str], int]]:
+def _traffic(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
+    """Yield the bytes a rank hands to each collective over each mesh axis: predicted by the cost model, and counted."""
     transfers = case.spec().transfers(case)
+    values: dict[tuple[str, str, str], Sequence[float | None]] = {}
     for axis in {transfer.axis for transfer in transfers}:
         over_axis = [transfer for transfer in transfers if transfer.axis == axis]
-        for name, total in recorded_bytes(over_axis, case.backend).items():
-            yield (name, axis), total
+        for collective, total in recorded_bytes(over_axis, case.backend).items():
+            values[collective, axis, "expected"] = [float(total)] * len(trials)
+    traced = [trial.traced.payload_bytes if trial.traced else {} for trial in trials]
+    for name, axis in {place for payload_bytes in traced for place in payload_bytes}:
+        values[name, axis, "counted"] = [payload_bytes.get((name, axis)) for payload_bytes in traced]
+    for name, axis, account in sorted(values, key=lambda place: (place[:2], place[2] == "counted")):
+        sizes = values[name, axis, account]
+        yield from _positive(results.RUN_PAYLOAD_BYTES, sizes, collective=name, axis=axis, account=account)
 
 
 # Reading and judging the logs of a run's folder
@@ -335,16 +281,10 @@ def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
     Raises:
         NewerSchema: a newer version wrote the logs.
     """
-    return _of_probe(case, folder) if case.model is None else _of_training(case, folder, device_name)
-
-
-def _of_probe(case: Case, folder: Path) -> Findings:
-    logs = read_probe_trials(folder, case.ranks)
-    estimates, notes = results_of_probe(case, logs)
-    return Findings(trials_done=len(logs.trials), estimates=estimates, notes=(*logs.notes, *notes))
-
-
-def _of_training(case: Case, folder: Path, device_name: str | None) -> Findings:
+    if case.model is None:
+        probed = read_probe_trials(folder, case.ranks)
+        estimates, notes = results_of_probe(case, probed)
+        return Findings(trials_done=len(probed.trials), estimates=estimates, notes=(*probed.notes, *notes))
     logs = read_trials(folder, case.ranks)
     peak = peak_of(device_name, case.precision)
     estimates, notes = results_of(case, logs.trials, peak)

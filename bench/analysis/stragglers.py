@@ -30,11 +30,11 @@ from collectors.traces.cross_rank.matching import Matching
 from collectors.traces.timeline import Timeline
 from workloads.cost_models.terms import Collective
 
-_REASONS_TOLD = 3
+_REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class JoinedTrial:
     """One trial's joined windows. samples: of the run's metrics. notes: what was left out or assumed, each once."""
 
     samples: tuple[Sample, ...]
@@ -42,7 +42,7 @@ class Joined:
     notes: tuple[str, ...]
 
 
-def join_ranks(timelines: Sequence[Timeline]) -> Joined:
+def join_ranks(timelines: Sequence[Timeline]) -> JoinedTrial:
     """Join the windows of all ranks of a trial.
 
     Raises:
@@ -50,19 +50,24 @@ def join_ranks(timelines: Sequence[Timeline]) -> Joined:
     """
     found = collectives(timelines)
     lateness = traced_lateness(found)
-    samples = (*_of_collectives(found), *_of_lateness(lateness))
-    notes = (
-        *_left_out(found.matching, timelines),
-        *_without_bandwidth(samples),
-        *found.notes,
-        *found.matching.notes,
-        *found.alignment.notes,
+    samples = list(_of_collectives(found))
+    for one in lateness.ranks:
+        rank = str(one.rank)
+        samples.append(results_metrics.RUN_LAST_RATIO.at(one.last / one.collectives, rank=rank))
+        if lateness.traced_ns:
+            delay_ratio = min(1.0, one.delay_ns / lateness.traced_ns)
+            samples.append(results_metrics.RUN_HELD_UP_RATIO.at(delay_ratio, rank=rank))
+    # Collectives that move data and have a time, but no bandwidth.
+    timed, known = (
+        {one.labels["collective"] for one in samples if one.metric == metric.name}
+        for metric in (results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS, results_metrics.RUN_TRACED_BUS_BANDWIDTH)
     )
-    return Joined(
-        samples=samples,
-        lateness=lateness,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    notes = list(_left_out(found.matching, timelines))
+    if absent := sorted((timed - known) & set(get_args(Collective))):
+        names = ", ".join(absent)
+        notes.append(f"traced bus bandwidth of {names} is left out; `observatory analyse collectives` tells why")
+    notes += (*found.notes, *found.matching.notes, *found.alignment.notes)
+    return JoinedTrial(samples=tuple(samples), lateness=lateness, notes=tuple(dict.fromkeys(notes)))
 
 
 def _left_out(matching: Matching, timelines: Sequence[Timeline]) -> Iterator[str]:
@@ -70,20 +75,10 @@ def _left_out(matching: Matching, timelines: Sequence[Timeline]) -> Iterator[str
         return
     events = sum(int(timeline.of_kind("communication").sum()) for timeline in timelines)
     counts = sorted(Counter(one.reason for one in matching.unmatched).items(), key=lambda found: (-found[1], found[0]))
-    told = [f"{count} ({reason})" for reason, count in counts[:_REASONS_TOLD]]
-    if rest := sum(count for _, count in counts[_REASONS_TOLD:]):
-        told.append(f"{rest} (for other reasons; `observatory analyse collectives` lists them)")
-    yield f"waits leave out {len(matching.unmatched)} of {events} events of communication: {', '.join(told)}"
-
-
-def _without_bandwidth(samples: Sequence[Sample]) -> Iterator[str]:
-    """Note the collectives that move data and have a time, but no bandwidth, among the samples."""
-    timed, known = (
-        {one.labels["collective"] for one in samples if one.metric == metric.name}
-        for metric in (results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS, results_metrics.RUN_TRACED_BUS_BANDWIDTH)
-    )
-    if absent := sorted((timed - known) & set(get_args(Collective))):
-        yield f"traced bus bandwidth of {', '.join(absent)} is left out; `observatory analyse collectives` tells why"
+    reasons = [f"{count} ({reason})" for reason, count in counts[:_REASONS_SHOWN]]
+    if rest := sum(count for _, count in counts[_REASONS_SHOWN:]):
+        reasons.append(f"{rest} (for other reasons; `observatory analyse collectives` lists them)")
+    yield f"waits leave out {len(matching.unmatched)} of {events} events of communication: {', '.join(reasons)}"
 
 
 def _of_collectives(found: Collectives) -> Iterator[Sample]:
@@ -98,8 +93,12 @@ def _of_collectives(found: Collectives) -> Iterator[Sample]:
         transfer_ns = fmean(ns for time in times for ns in time.transfer_ns)
         yield results_metrics.RUN_COLLECTIVE_WAIT_SECONDS.at(wait_ns / 1e9, collective=name)
         yield results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS.at(transfer_ns / 1e9, collective=name)
-        if (bandwidth := _bus_bandwidth(times)) is not None:
-            yield results_metrics.RUN_TRACED_BUS_BANDWIDTH.at(bandwidth, collective=name)
+        # The mean bandwidth of all calls, weighted by their time; absent where that of one call is unknown.
+        elapsed_ns = [max(time.end_ns) - max(time.arrival_ns) for time in times]
+        speeds = [time.bus_bandwidth for time in times if time.bus_bandwidth is not None]
+        if len(speeds) == len(times):
+            moved = sum(speed * ns for speed, ns in zip(speeds, elapsed_ns, strict=True))
+            yield results_metrics.RUN_TRACED_BUS_BANDWIDTH.at(moved / sum(elapsed_ns), collective=name)
     if (residual_ns := _residual_ns(found.alignment)) is not None:
         yield results_metrics.RUN_CLOCK_RESIDUAL_SECONDS.at(residual_ns / 1e9)
 
@@ -117,26 +116,10 @@ def _residual_ns(alignment: Alignment) -> int | None:
     return max(known, default=None)
 
 
-def _bus_bandwidth(times: Sequence[CollectiveTime]) -> float | None:
-    """Return the mean bandwidth of all calls, weighted by their time; None where that of one call is unknown."""
-    elapsed_ns = [max(time.end_ns) - max(time.arrival_ns) for time in times]
-    speeds = [time.bus_bandwidth for time in times]
-    known = [speed * ns for speed, ns in zip(speeds, elapsed_ns, strict=True) if speed is not None]
-    return sum(known) / sum(elapsed_ns) if len(known) == len(times) else None
-
-
-def _of_lateness(lateness: TracedLateness) -> Iterator[Sample]:
-    for one in lateness.ranks:
-        rank = str(one.rank)
-        yield results_metrics.RUN_LAST_RATIO.at(one.last / one.collectives, rank=rank)
-        if lateness.traced_ns:
-            yield results_metrics.RUN_HELD_UP_RATIO.at(min(1.0, one.delay_ns / lateness.traced_ns), rank=rank)
-
-
 # The straggler over all trials, by the rule of `collectors.traces.analyzers.stragglers`
 
 
-def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
+def find_straggler(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
     """Return the straggler's share of the traced time, None where there is no straggler; and the verdict in words.
 
     The unit of evidence is the trial: a rank that is late in one trial only may owe it to chance, however many steps
@@ -144,16 +127,14 @@ def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
     """
     found = verdict(trials)
     if isinstance(found, NoStraggler):
-        said = f"no straggler is named: {found.why}"
-        if found.more is not None:
-            said += f"; --trials {len(trials) + found.more} or more tells"
-        return None, said
+        more = "" if found.more is None else f"; --trials {len(trials) + found.more} or more tells"
+        return None, f"no straggler: {found.why}{more}"
     doing = f" ({', '.join(found.names)})" if found.names else ""
-    said = (
+    note = (
         f"rank {found.rank} holds the others up by {found.cause}{doing}: it has {found.delay_ratio:.0%} of the lateness"
         " in traced steps"
     )
-    return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), said
+    return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), note
 
 
 # Notes of several trials, without repetition
@@ -161,30 +142,30 @@ def held_up(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
-def said_once(by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
+def merge_trials(notes_by_trial: Mapping[int, Sequence[str]]) -> Iterator[str]:
     """Yield each note of the trials once, with its trial where not all trials have it.
 
     Of notes that differ only in their numbers, yield those of the trial with the largest numbers:
         {0: ["2 of 40 events"], 1: ["7 of 40 events"]}  ->  "trial 1, the worst of 2: 7 of 40 events"
     """
+    # By the note without its numbers: its forms in each trial.
     alike: dict[str, dict[int, tuple[str, ...]]] = defaultdict(dict)
-    for trial, notes in by_trial.items():
+    for trial, notes in notes_by_trial.items():
         for note in dict.fromkeys(notes):
             of_trial = alike[_NUMBER.sub("0", note)]
             of_trial[trial] = (*of_trial.get(trial, ()), note)
     for of_trial in alike.values():
-        worst = max(of_trial, key=lambda trial: [_numbers(note) for note in of_trial[trial]])
+        worst = max(
+            of_trial,
+            key=lambda trial: [[float(number) for number in _NUMBER.findall(note)] for note in of_trial[trial]],
+        )
         if len(set(of_trial.values())) > 1:
             where = f"trial {worst}, the worst of {len(of_trial)}: "
-        elif len(of_trial) < len(by_trial):
+        elif len(of_trial) < len(notes_by_trial):
             where = f"trial {' and '.join(map(str, of_trial))}: "
         else:
             where = ""
         yield from (f"{where}{note}" for note in of_trial[worst])
-
-
-def _numbers(note: str) -> list[float]:
-    return [float(number) for number in _NUMBER.findall(note)]
 
 
 # Estimates over the joined trials of a run
@@ -201,7 +182,7 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
     """
     if case.model is None or case.ranks == 1 or not case.trace_steps or not trials:
         return (), ()
-    joined: dict[int, Joined] = {}
+    joined: dict[int, JoinedTrial] = {}
     notes = []
     for trial in range(trials):
         paths = [window_path(folder, trial, rank) for rank in range(case.ranks)]
@@ -219,15 +200,15 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
     windows = windows_by_trial(folder)
     if (most := max(windows.get(trial, 1) for trial in joined)) > 1:
         notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")
-    notes += said_once({trial: one.notes for trial, one in joined.items()})
+    notes += merge_trials({trial: one.notes for trial, one in joined.items()})
     found = list(_estimates(joined, notes))
-    straggler, said = held_up([one.lateness for one in joined.values()])
+    straggler, note = find_straggler([one.lateness for one in joined.values()])
     if straggler is not None:
         found.append(straggler)
-    return tuple(found), (*notes, said)
+    return tuple(found), (*notes, note)
 
 
-def _estimates(joined: Mapping[int, Joined], notes: list[str]) -> Iterator[Estimate]:
+def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[Estimate]:
     """Estimate each metric that all trials have; add a note for each that a trial lacks.
 
     joined: by trial.
@@ -245,7 +226,8 @@ def _estimates(joined: Mapping[int, Joined], notes: list[str]) -> Iterator[Estim
         else:
             yield _estimate(_METRICS[name], [of_trial[name, labels] for of_trial in by_trial.values()], dict(labels))
     notes.extend(
-        f"{name} is left out where a trial's traces do not tell it: {', '.join(told)}" for name, told in lacking.items()
+        f"{name} is left out where a trial's traces do not tell it: {', '.join(labels)}"
+        for name, labels in lacking.items()
     )
 
 

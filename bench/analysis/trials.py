@@ -73,7 +73,18 @@ def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
         contents = read(path) if path.exists() else Contents(records=[], left_out=[f"{path.name} is missing"])
         notes += contents.left_out
         notes += [record.text for record in contents.records if isinstance(record, Note)]
-        for number, part in _parts(contents).items():
+        parts: dict[int, RankTrial] = defaultdict(RankTrial)
+        for record in contents.records:
+            match record:
+                case Opened():
+                    parts[record.trial].gpu_uuid = record.gpu_uuid
+                case Reading():
+                    parts[record.trial].readings[record.mark].append(record)
+                case TimedActions():
+                    parts[record.trial].performed.append(record)
+                case Ended():
+                    parts[record.trial].is_good = record.error is None
+        for number, part in parts.items():
             by_trial[number].append(part)
     trials = {
         number: tuple(parts)
@@ -117,21 +128,6 @@ def join_by_labels(
     return {labels: join(found) for labels, found in values.items()}
 
 
-def _parts(contents: Contents) -> dict[int, RankTrial]:
-    parts: dict[int, RankTrial] = defaultdict(RankTrial)
-    for record in contents.records:
-        match record:
-            case Opened():
-                parts[record.trial].gpu_uuid = record.gpu_uuid
-            case Reading():
-                parts[record.trial].readings[record.mark].append(record)
-            case TimedActions():
-                parts[record.trial].performed.append(record)
-            case Ended():
-                parts[record.trial].is_good = record.error is None
-    return parts
-
-
 # Traced steps of one trial, joined over its ranks
 
 PARTS = {
@@ -168,47 +164,41 @@ class Traced:
 
 def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
     """Join the ranks' traced steps; None where there are none."""
-    shares: dict[str, list[float]] = defaultdict(list)
-    overlaps: list[float] = []
-    communications_s: list[float] = []
-    steps_s: list[float] = []
-    payload_bytes: dict[tuple[str, str], float] = {}
-    of_collectives: dict[str, list[float]] = defaultdict(list)
-    pairs: list[float] = []
-    all_readings = [reading for readings in readings_by_rank for reading in readings]
-    if not all_readings:
+    readings = [reading for of_rank in readings_by_rank for reading in of_rank]
+    if not readings:
         return None
-    for reading in all_readings:
+    shares: dict[str, list[float]] = defaultdict(list)
+    for reading in readings:
         values = {sample.metric: sample.value for sample in reading.samples if not sample.labels}
-        if rank_metrics.TRACED_STEP_SECONDS.name in values:
-            steps_s.append(values[rank_metrics.TRACED_STEP_SECONDS.name])
+        step_s = values.get(rank_metrics.TRACED_STEP_SECONDS.name)
         for part, metric in PARTS.items():
-            if metric.name in values:
-                shares[part].append(values[metric.name] / steps_s[-1])
-        if rank_metrics.COMMUNICATION_SECONDS.name in values:
-            communications_s.append(values[rank_metrics.COMMUNICATION_SECONDS.name])
-        if rank_metrics.OVERLAP_RATIO.name in values:
-            overlaps.append(values[rank_metrics.OVERLAP_RATIO.name])
-        if rank_metrics.ATTENTION_PAIRS.name in values:
-            pairs.append(values[rank_metrics.ATTENTION_PAIRS.name])
-        for sample in reading.samples:
-            if sample.metric == rank_metrics.COLLECTIVE_OVERLAP_RATIO.name:
-                of_collectives[sample.labels["collective"]].append(sample.value)
-            if sample.metric == rank_metrics.PAYLOAD_BYTES.name:
-                place = (sample.labels["collective"], sample.labels["axis"])
-                payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
+            if step_s is not None and metric.name in values:
+                shares[part].append(values[metric.name] / step_s)
+    overlaps: dict[str, list[float]] = defaultdict(list)
+    for sample in samples_of(readings, rank_metrics.COLLECTIVE_OVERLAP_RATIO):
+        overlaps[sample.labels["collective"]].append(sample.value)
+    payload_bytes: dict[tuple[str, str], float] = {}
+    for sample in samples_of(readings, rank_metrics.PAYLOAD_BYTES):
+        place = (sample.labels["collective"], sample.labels["axis"])
+        payload_bytes[place] = max(payload_bytes.get(place, 0.0), sample.value)
+    steps_s, communications_s, overlap_ratios, pairs = (
+        list(values_of(readings, metric))
+        for metric in (
+            rank_metrics.TRACED_STEP_SECONDS,
+            rank_metrics.COMMUNICATION_SECONDS,
+            rank_metrics.OVERLAP_RATIO,
+            rank_metrics.ATTENTION_PAIRS,
+        )
+    )
     return Traced(
         step_s=median(steps_s) if steps_s else None,
         shares={part: median(values) for part, values in shares.items()},
         communication_s=median(communications_s) if communications_s else None,
-        overlap_ratio=median(overlaps) if overlaps else None,
-        collective_overlap_ratios={name: median(values) for name, values in of_collectives.items()},
+        overlap_ratio=median(overlap_ratios) if overlap_ratios else None,
+        collective_overlap_ratios={name: median(values) for name, values in overlaps.items()},
         attention_pairs=(min(pairs), max(pairs)) if pairs else None,
         payload_bytes=payload_bytes,
     )
-
-
-MEMORY_ACCOUNTS = {"allocator": PEAK_BYTES, "live_tensors": LIVE_TENSOR_BYTES, "resident": RESIDENT_BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,55 +256,54 @@ def read_trials(folder: Path, ranks: int) -> Logs:
     return Logs(trials=tuple(_join(number, parts) for number, parts in logs.trials.items()), notes=logs.notes)
 
 
-def _join(number: int, parts: Sequence[RankTrial]) -> Trial:
-    steps_by_rank = [list(values_of(part.of("measured"), STEP_SECONDS)) for part in parts]
+def _join(number: int, ranks: Sequence[RankTrial]) -> Trial:
+    measured = [rank.of("measured") for rank in ranks]
+    steps_by_rank = [list(values_of(readings, STEP_SECONDS)) for readings in measured]
     slowest = max(steps_by_rank, key=median)
+    # The mean time of each phase in a step of each rank; its usual phases in the order of a step, then others by name.
+    phases_s: dict[str, list[float]] = defaultdict(list)
+    for readings in measured:
+        totals_s: dict[str, float] = defaultdict(float)
+        for sample in samples_of(readings, PHASE_SECONDS):
+            totals_s[sample.labels["phase"]] += sample.value
+        for phase, total_s in totals_s.items():
+            phases_s[phase].append(total_s / len(readings))
+    phases = [phase for phase in PHASES if phase in phases_s] + sorted(phases_s.keys() - set(PHASES))
+    waits_s = [list(values_of(readings, DATA_WAIT_SECONDS)) for readings in measured]
+    live_bytes = join_by_labels(ranks, "memory", LIVE_TENSOR_BYTES, max)
+    held_bytes = join_by_labels(ranks, "memory", STAGE_ACTIVATION_BYTES, max)
+    every_reading = [reading for readings in measured for reading in readings]
+    live_totals = [
+        sample.value
+        for rank in ranks
+        for sample in samples_of(rank.of("memory"), LIVE_TENSOR_BYTES)
+        if sample.labels["category"] == "total"
+    ]
+    peaks = {
+        "allocator": list(values_of(every_reading, PEAK_BYTES)),
+        "live_tensors": live_totals,
+        "resident": list(values_of(every_reading, RESIDENT_BYTES)),
+    }
     return Trial(
         number=number,
         step_s=median(slowest),
         step_spread_ratio=spread(slowest),
-        mean_step_s=max(fmean(steps) for steps in steps_by_rank),
-        phases_s={phase: max(_phase_s(part, phase) for part in parts) for phase in _phases(parts)},
-        data_wait_s=max(
-            (fmean(waits) for part in parts if (waits := [*values_of(part.of("measured"), DATA_WAIT_SECONDS)])),
-            default=None,
-        ),
-        peak_bytes={
-            account: max(values)
-            for account, metric in MEMORY_ACCOUNTS.items()
-            if (values := [value for part in parts for value in _peak_values(part, metric)])
-        },
-        state_bytes={part: most for (part,), most in join_by_labels(parts, "memory", STATE_BYTES, max).items()},
-        activation_bytes=join_by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("activations",)),
-        other_bytes=join_by_labels(parts, "memory", LIVE_TENSOR_BYTES, max).get(("other",)),
-        stage_activation_bytes={
-            int(stage): most for (stage,), most in join_by_labels(parts, "memory", STAGE_ACTIVATION_BYTES, max).items()
-        },
-        loss=_loss(parts),
+        mean_step_s=max(map(fmean, steps_by_rank)),
+        phases_s={phase: max(phases_s[phase]) for phase in phases},
+        data_wait_s=max(map(fmean, filter(None, waits_s)), default=None),
+        peak_bytes={account: max(values) for account, values in peaks.items() if values},
+        state_bytes={part: most for (part,), most in join_by_labels(ranks, "memory", STATE_BYTES, max).items()},
+        activation_bytes=live_bytes.get(("activations",)),
+        other_bytes=live_bytes.get(("other",)),
+        stage_activation_bytes={int(stage): most for (stage,), most in held_bytes.items()},
+        loss=_loss(ranks),
         observer_ratio=max(
-            sum(values_of(part.of("measured"), OBSERVER_SECONDS)) / sum(steps)
-            for part, steps in zip(parts, steps_by_rank, strict=True)
+            sum(values_of(readings, OBSERVER_SECONDS)) / sum(steps_s)
+            for readings, steps_s in zip(measured, steps_by_rank, strict=True)
         ),
-        traced=join_traced([part.of("traced") for part in parts]),
-        timed_steps=join_steps([part.performed for part in parts]),
+        traced=join_traced([rank.of("traced") for rank in ranks]),
+        timed_steps=join_steps([rank.performed for rank in ranks]),
     )
-
-
-def _phases(parts: Iterable[RankTrial]) -> list[str]:
-    """Return the phases of the trial: the usual ones in the order of a step, then others by name."""
-    found = {sample.labels["phase"] for part in parts for sample in samples_of(part.of("measured"), PHASE_SECONDS)}
-    return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
-
-
-def _phase_s(part: RankTrial, phase: str) -> float:
-    values = [s.value for s in samples_of(part.of("measured"), PHASE_SECONDS) if s.labels["phase"] == phase]
-    return sum(values) / len(part.of("measured"))
-
-
-def _peak_values(part: RankTrial, metric: Metric) -> Iterable[float]:
-    if metric is LIVE_TENSOR_BYTES:
-        return (s.value for s in samples_of(part.of("memory"), metric) if s.labels["category"] == "total")
-    return values_of(part.of("measured"), metric)
 
 
 def _loss(parts: Iterable[RankTrial]) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from bench.analysis.estimate import Estimate
 from bench.analysis.results import memory_estimates
+from bench.analysis.trials import Trial
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import NotCovered, States
@@ -25,21 +26,30 @@ PEAK = Prediction(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeTrial:
-    state_bytes: dict[str, float] = field(
-        default_factory=lambda: {"parameters": 400.0, "gradients": 400.0, "optimizer": 804.0}
-    )
-    activation_bytes: float | None = 5000.0
-    other_bytes: float | None = 0.0
-    peak_bytes: dict[str, float] = field(default_factory=lambda: {"live_tensors": 6300.0, "resident": 9e9})
+TRIAL = Trial(
+    number=0,
+    step_s=1.0,
+    step_spread_ratio=0.0,
+    mean_step_s=1.0,
+    phases_s={},
+    data_wait_s=None,
+    peak_bytes={"live_tensors": 6300.0, "resident": 9e9},
+    state_bytes={"parameters": 400.0, "gradients": 400.0, "optimizer": 804.0},
+    activation_bytes=5000.0,
+    other_bytes=0.0,
+    stage_activation_bytes={},
+    loss=None,
+    observer_ratio=0.0,
+    traced=None,
+    timed_steps=(),
+)
 
 
 def judge(
-    *trials: FakeTrial, states: States = STATES, paper: States = PAPER, peak: Prediction | NotCovered = PEAK
+    *trials: Trial, states: States = STATES, paper: States = PAPER, peak: Prediction | NotCovered = PEAK
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     return memory_estimates(
-        trials or (FakeTrial(),),
+        trials or (TRIAL,),
         states=states,
         paper=paper,
         paper_activations=PAPER_ACTIVATIONS_BYTES,
@@ -81,24 +91,24 @@ def test_a_right_prediction_has_the_ratio_1() -> None:
 
 
 def test_a_ratio_is_predicted_over_measured() -> None:
-    estimates, _ = judge(FakeTrial(activation_bytes=4000.0))
+    estimates, _ = judge(replace(TRIAL, activation_bytes=4000.0))
     assert ratios(estimates)["activations"] == 1.25
 
 
 def test_each_trial_has_its_value() -> None:
-    estimates, _ = judge(FakeTrial(activation_bytes=5000.0), FakeTrial(activation_bytes=4000.0))
+    estimates, _ = judge(replace(TRIAL, activation_bytes=5000.0), replace(TRIAL, activation_bytes=4000.0))
     (measured,) = (found for found in estimates if found.labels == {"part": "activations", "account": "measured"})
     assert measured.trials == (5000.0, 4000.0)
     assert measured.low is not None
 
 
 def test_on_a_gpu_the_total_is_the_allocators() -> None:
-    estimates, _ = judge(FakeTrial(peak_bytes={"allocator": 7000.0}))
+    estimates, _ = judge(replace(TRIAL, peak_bytes={"allocator": 7000.0}))
     assert accounts(estimates, "measured")["total"] == 7000
 
 
 def test_the_process_is_no_total_of_tensors() -> None:
-    estimates, _ = judge(FakeTrial(peak_bytes={"resident": 9e9}))
+    estimates, _ = judge(replace(TRIAL, peak_bytes={"resident": 9e9}))
     assert "total" not in accounts(estimates, "measured")
     assert "total" not in ratios(estimates)
 
@@ -111,15 +121,15 @@ def test_a_prediction_that_cannot_be_made_is_absent_with_its_reason() -> None:
 
 
 def test_activations_that_nobody_tracked_are_absent_with_a_reason() -> None:
-    estimates, notes = judge(FakeTrial(activation_bytes=None))
+    estimates, notes = judge(replace(TRIAL, activation_bytes=None))
     assert "activations" not in accounts(estimates, "measured")
     (note,) = notes
     assert note.startswith("measured activations are absent: live tensors were not tracked")
 
 
 def test_state_that_one_trial_lacks_is_absent_by_name() -> None:
-    lacking = FakeTrial(state_bytes={"parameters": 400.0})
-    estimates, notes = judge(FakeTrial(), lacking)
+    lacking = replace(TRIAL, state_bytes={"parameters": 400.0})
+    estimates, notes = judge(TRIAL, lacking)
     assert set(accounts(estimates, "measured")) == {"parameters", "activations", "total"}
     (note,) = notes
     assert note.startswith("measured gradients, optimizer are absent")
@@ -134,7 +144,7 @@ def test_a_part_of_no_bytes_is_left_out_of_its_account(account: str) -> None:
 
 
 def test_what_outlives_a_step_stands_beside_its_law() -> None:
-    estimates, _ = judge(FakeTrial(other_bytes=400.0), peak=replace(PEAK, other_bytes=400))
+    estimates, _ = judge(replace(TRIAL, other_bytes=400.0), peak=replace(PEAK, other_bytes=400))
     assert accounts(estimates, "measured")["other"] == accounts(estimates, "implementation")["other"] == 400
     assert ratios(estimates)["other"] == 1.0
     assert "unexplained" not in accounts(estimates, "measured")
@@ -142,19 +152,19 @@ def test_what_outlives_a_step_stands_beside_its_law() -> None:
 
 def test_what_no_law_explains_is_a_part_of_its_own() -> None:
     estimates, _ = judge(
-        FakeTrial(other_bytes=700.0), FakeTrial(other_bytes=720.0), peak=replace(PEAK, other_bytes=400)
+        replace(TRIAL, other_bytes=700.0), replace(TRIAL, other_bytes=720.0), peak=replace(PEAK, other_bytes=400)
     )
     assert accounts(estimates, "measured")["unexplained"] == pytest.approx(310.0)
-    estimates, _ = judge(FakeTrial(other_bytes=300.0))
+    estimates, _ = judge(replace(TRIAL, other_bytes=300.0))
     assert (accounts(estimates, "measured")["other"], accounts(estimates, "measured")["unexplained"]) == (300.0, 300.0)
 
 
 def test_what_outlives_a_step_is_not_unexplained_where_no_law_covers_it() -> None:
-    estimates, _ = judge(FakeTrial(other_bytes=300.0), peak=NotCovered(reason="nobody knows"))
+    estimates, _ = judge(replace(TRIAL, other_bytes=300.0), peak=NotCovered(reason="nobody knows"))
     assert "unexplained" not in accounts(estimates, "measured")
     assert accounts(estimates, "measured")["other"] == 300.0
 
 
 def test_nothing_that_outlives_a_step_is_no_part() -> None:
-    estimates, _ = judge(FakeTrial())
+    estimates, _ = judge(TRIAL)
     assert not {"other", "unexplained"} & {found.labels.get("part") for found in estimates}

@@ -222,7 +222,7 @@ def test_a_rate_is_the_size_over_the_time_that_stands_beside_it_whatever_the_num
 def test_without_an_all_reduce_the_run_says_why_no_time_is_expected(tmp_path: Path) -> None:
     write_trials(tmp_path, [[[collective(0.1, name="broadcast")]] * 2])
     _, notes = judge(tmp_path, make_probe("collectives"))
-    assert "times by the law are absent: they need the link by all_reduce, which this run does not tell" in notes
+    assert "predicted times are absent: they need the link by all_reduce, which this run does not tell" in notes
 
 
 def choose(folder: Path, size: int) -> None:

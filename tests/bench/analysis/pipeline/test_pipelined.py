@@ -30,8 +30,18 @@ class FakeTrial:
     stage_activation_bytes: dict[int, float] = field(default_factory=dict)
 
 
+def _estimates(
+    trials: Sequence[FakeTrial],
+    predicted: Sequence[int] | NotCovered = EXPECTED_BYTES,
+    axes: dict[str, int] | None = None,
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    steps = [trial.timed_steps for trial in trials]
+    held = [trial.stage_activation_bytes for trial in trials]
+    return pipeline_estimates(PIPELINE, axes or {"stage": 2}, steps, held, predicted)
+
+
 def _judge(*trials: FakeTrial, axes: dict[str, int] | None = None) -> tuple[Estimate, ...]:
-    estimates, notes = pipeline_estimates(PIPELINE, axes or {"stage": 2}, trials or (FakeTrial(),), EXPECTED_BYTES)
+    estimates, notes = _estimates(trials or (FakeTrial(),), axes=axes)
     assert notes == ()
     return estimates
 
@@ -98,16 +108,14 @@ def test_activations_that_nobody_tracked_are_absent() -> None:
 
 
 def test_activations_that_no_law_tells_are_absent_with_the_reason() -> None:
-    estimates, notes = pipeline_estimates(
-        PIPELINE, {"stage": 2}, [FakeTrial()], NotCovered(reason="blocks are compiled")
-    )
+    estimates, notes = _estimates([FakeTrial()], NotCovered(reason="blocks are compiled"))
     assert _values(estimates, RUN_STAGE_ACTIVATION_BYTES) == {}
     assert notes == ("expected activations of stages are absent: blocks are compiled",)
 
 
 def test_without_timed_steps_the_bubble_is_absent_with_its_reason() -> None:
     trials = [FakeTrial(), FakeTrial(timed_steps=())]
-    estimates, notes = pipeline_estimates(PIPELINE, {"stage": 2}, trials, EXPECTED_BYTES)
+    estimates, notes = _estimates(trials)
     assert estimates == ()
     assert notes == (
         "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
@@ -116,7 +124,7 @@ def test_without_timed_steps_the_bubble_is_absent_with_its_reason() -> None:
 
 def test_clocks_that_cannot_be_compared_are_noted() -> None:
     trials = [FakeTrial(timed_steps=(timed_step(GPIPE, clock=None),))]
-    _, notes = pipeline_estimates(PIPELINE, {"stage": 2}, trials, EXPECTED_BYTES)
+    _, notes = _estimates(trials)
     absent, note = notes
     assert absent.endswith("absent from the bubble's parts, and are in unexplained: ranks read several clocks")
     assert note.startswith("ranks read several clocks")

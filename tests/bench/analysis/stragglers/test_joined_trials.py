@@ -54,7 +54,7 @@ def test_a_straggler_that_no_trial_tells_alone_is_told_by_all_together(tmp_path:
     )
     _, (one_clock, alone) = joined_estimates(CASE, tmp_path, 1)
     assert one_clock == ONE_CLOCK
-    assert alone.startswith("no straggler is named: rank 2 has 100% of the lateness, but in so few trials that it may")
+    assert alone.startswith("no straggler: rank 2 has 100% of the lateness, but in so few trials that it may")
 
 
 def test_lateness_that_is_spread_blames_nobody(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_lateness_that_is_spread_blames_nobody(tmp_path: Path) -> None:
     estimates, (one_clock, note) = joined_estimates(CASE, tmp_path, _keep(tmp_path, *trials))
     assert one_clock == ONE_CLOCK
     assert _of(estimates, RUN_STRAGGLER_RATIO) == []
-    assert note.startswith("no straggler is named: lateness is spread: rank ")
+    assert note.startswith("no straggler: lateness is spread: rank ")
 
 
 def test_figures_have_one_value_a_trial(tmp_path: Path) -> None:

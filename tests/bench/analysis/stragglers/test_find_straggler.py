@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.stragglers import held_up, join_ranks
+from bench.analysis.stragglers import find_straggler, join_ranks
 from collectors.traces.analyzers.lateness import TracedLateness
 from tests.bench.made.windows import STEP_NS, made_windows
 
@@ -16,7 +16,7 @@ def _lateness(steps: int, late_steps: int) -> TracedLateness:
 
 
 def test_the_share_is_of_each_trials_traced_steps() -> None:
-    straggler, said = held_up([_lateness(9, late) for late in (6, 7, 6, 7)])
+    straggler, said = find_straggler([_lateness(9, late) for late in (6, 7, 6, 7)])
     assert straggler is not None
     shares = [late * LATE_NS / (10 * STEP_NS) for late in (6, 7, 6, 7)]
     assert straggler.trials == pytest.approx(shares)
@@ -25,16 +25,16 @@ def test_the_share_is_of_each_trials_traced_steps() -> None:
 
 def test_too_few_trials_name_the_option_with_more_than_there_were() -> None:
     # One of four ranks must be late alone in four trials, however many steps each has.
-    straggler, said = held_up([_lateness(9, 9)] * 3)
+    straggler, said = find_straggler([_lateness(9, 9)] * 3)
     assert straggler is None
     assert said == (
-        "no straggler is named: rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to"
+        "no straggler: rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to"
         " 6%); --trials 4 or more tells"
     )
 
 
 def test_where_there_were_trials_enough_no_more_is_asked_for() -> None:
-    straggler, said = held_up([_lateness(12, 12), *[_lateness(12, 0)] * 5])
+    straggler, said = find_straggler([_lateness(12, 12), *[_lateness(12, 0)] * 5])
     assert straggler is None
     assert "is late in 1 of 6 trials" in said
     assert "--trials" not in said
