@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import click
 
+from bench.analysis.mfu import Absent
 from bench.case import Case
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.cli.planning import Plan, RunOptions
@@ -21,16 +23,20 @@ from bench.reports.pipeline import show_timeline
 from bench.reports.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
 from bench.runner import Kept, check_hardware, measure, persist, recover_runs
-from bench.runs.hardware_baselines import Ceiling, find_ceiling
+from bench.runs.hardware_baselines import Ceiling, PredictedStep, find_ceiling, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What the run gave. verdict: of a convergence check. is_interrupted: a person ended the run."""
+    """What the run gave. predicted: steps by the cost model, by the run's id. verdict: of a convergence check.
+
+    is_interrupted: a person ended the run.
+    """
 
     kept: Kept
+    predicted: Mapping[str, PredictedStep | Absent]
     verdict: Verdict | None
     is_interrupted: bool
 
@@ -75,7 +81,8 @@ def execute(plan: Plan, options: RunOptions) -> Results:
             kept = persist(measured.summaries, machine, history, plan.explicit_baseline, is_curve=plan.is_curve)
         finally:
             measured.close()
-    return Results(kept=kept, verdict=verdict, is_interrupted=measured.is_interrupted)
+        predicted = predicted_steps(kept.summaries, history)
+    return Results(kept=kept, predicted=predicted, verdict=verdict, is_interrupted=measured.is_interrupted)
 
 
 def present(plan: Plan, options: RunOptions, results: Results) -> None:
@@ -88,8 +95,13 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
         elif plan.is_curve and options.format_name == "json":
             print_curve_json(curve_of(summaries))
         elif not options.is_check:
-            has_stages = options.with_timeline
-            print_summaries(summaries, options.format_name, has_details=options.has_details, has_stages=has_stages)
+            print_summaries(
+                summaries,
+                options.format_name,
+                has_details=options.has_details,
+                has_stages=options.with_timeline,
+                predicted=results.predicted,
+            )
             if plan.is_curve and is_table:
                 print_curve(curve_of(summaries))
         if options.memory_snapshot and is_table:

@@ -86,10 +86,9 @@ def command(
     elif with_timeline:
         _draw(run, runs_folder, store_url, format_name)
     elif run is not None and Path(run).is_dir():
-        from bench.reports.summary import print_whole
         from bench.runs.run_dir import load
 
-        print_whole(load(Path(run)), format_name, has_details=has_details)
+        _print_run(load(Path(run)), store_url, format_name, has_details=has_details)
     else:
         _show(run, strategy, count, runs_folder, store_url, format_name, has_details=has_details)
 
@@ -106,7 +105,7 @@ def _show(
 ) -> None:
     """Print one run of the history, or the list of the newest."""
     from bench.case import find_spec
-    from bench.reports.summary import print_history, print_whole
+    from bench.reports.summary import print_history
     from bench.runner import recover_runs
     from bench.runs.history import History, NoStoreYet, find_run
 
@@ -122,7 +121,8 @@ def _show(
     for notice in notices:
         say(notice)
     if run is not None:
-        print_whole(_where_it_is(find_run(run, store_url), runs_folder), format_name, has_details=has_details)
+        summary = _where_it_is(find_run(run, store_url), runs_folder)
+        _print_run(summary, store_url, format_name, has_details=has_details)
         return
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -135,6 +135,21 @@ def _show(
     if not summaries and format_name == "table":
         return
     print_history(summaries, format_name)
+
+
+def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
+    """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
+    from bench.analysis.mfu import Absent
+    from bench.reports.summary import print_whole
+    from bench.runs.hardware_baselines import predicted_steps
+    from bench.runs.history import History
+
+    try:
+        with History(store_url, writable=False) as history:
+            predicted = predicted_steps([summary], history)
+    except (InfrastructureFailed, Misuse) as error:  # The run itself can be shown without a history.
+        predicted = predicted_steps([summary], Absent(reason=str(error)))
+    print_whole(summary, format_name, has_details=has_details, predicted=predicted)
 
 
 def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> RecoveredRuns:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, of_metric
+from bench.analysis.mfu import Absent
 from bench.analysis.scaling import ScalingEfficiency
 from bench.reports.format import (
     figure,
@@ -21,6 +22,7 @@ from bench.reports.format import (
     table_of,
     wide_interval_notes,
 )
+from bench.runs.hardware_baselines import PredictedStep
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
@@ -170,6 +172,25 @@ def _spreads(summaries: Sequence[Summary]) -> list[Row]:
     return [Row("  spread of steps", tuple("-" if ratio is None else f"{100 * ratio:.1f} %" for ratio in ratios))]
 
 
+Predicted = Mapping[str, PredictedStep | Absent]
+"""The predicted steps of runs by the run's id, or why one is absent."""
+NOTHING_PREDICTED: Predicted = {}
+
+
+def _predicted_steps(summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
+    """Make the row of predicted steps, and how far the measured ones are off: `9.85 ms, measured +24.3 %`."""
+    cells = []
+    for summary in summaries:
+        step, measured = predicted.get(summary.run), of_metric(summary.estimates, results.RUN_STEP_SECONDS)
+        if isinstance(step, PredictedStep) and measured:
+            off = 100 * (measured[0].median / step.step_s - 1)
+            words = figure(replace(measured[0], median=step.step_s, low=None, high=None))
+            cells.append(f"{words}, measured {off:+z.1f} %")
+        else:
+            cells.append("-")
+    return [] if set(cells) == {"-"} else [Row("  predicted", tuple(cells))]
+
+
 def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
     """Make a row for each kind of scaling that some run has."""
     rows = []
@@ -213,10 +234,12 @@ def memory_cell(summary: Summary, part: str) -> str:
     return ", ".join(words) or "-"
 
 
+_STEP = _figures("median step", results.RUN_STEP_SECONDS)
+"""The predicted step stands below it."""
 _ALL: tuple[_Rows, ...] = (
     _ranks,
     _batches,
-    _figures("median step", results.RUN_STEP_SECONDS),
+    _STEP,
     _spreads,
     _figures("mean step", results.RUN_MEAN_STEP_SECONDS),
     _figures("  of it", results.RUN_PHASE_SECONDS),
@@ -250,7 +273,7 @@ _FIRST: tuple[tuple[int, _Rows], ...] = (
     (8, _batches),
     (0, _figures("tokens/s", results.RUN_TOKENS_PER_SECOND)),
     (9, _figures("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE)),
-    (1, _figures("median step", results.RUN_STEP_SECONDS)),
+    (1, _STEP),
     (3, _figures("mean step", results.RUN_MEAN_STEP_SECONDS)),
     (3, _figures("  of it", results.RUN_PHASE_SECONDS)),
     (4, _figures("exposed communication", results.RUN_TRACED_RATIO, ("exposed_communication",))),
@@ -270,14 +293,22 @@ Where there are more rows than fit, those with the lowest numbers stay.
 MOST_ROWS = 15
 
 
-def all_rows(summaries: Sequence[Summary]) -> list[Row]:
-    """Return every figure of these training runs."""
-    return [row for make in _ALL for row in make(summaries)]
+def all_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
+    """Return every figure of these training runs. predicted: their steps by the cost model."""
+    return [row for make in _ALL for row in _made(make, summaries, predicted)]
 
 
-def first_rows(summaries: Sequence[Summary]) -> list[Row]:
-    """Return the rows of these training runs that a person wants first: at most `MOST_ROWS`."""
-    return most_important(((number, row) for number, make in _FIRST for row in make(summaries)), MOST_ROWS)
+def first_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
+    """Return the rows of these training runs that a person wants first: at most `MOST_ROWS`.
+
+    predicted: their steps by the cost model.
+    """
+    numbered = ((number, row) for number, make in _FIRST for row in _made(make, summaries, predicted))
+    return most_important(numbered, MOST_ROWS)
+
+
+def _made(make: _Rows, summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
+    return make(summaries) + (_predicted_steps(summaries, predicted) if make is _STEP else [])
 
 
 def most_important(numbered: Iterable[tuple[int, T]], count: int) -> list[T]:

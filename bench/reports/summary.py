@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,17 @@ from bench.reports.format import (
 )
 from bench.reports.pipeline import print_pipeline
 from bench.reports.probes import print_probe
-from bench.reports.run_rows import MOST_ROWS, all_rows, first_rows, headline, most_important, print_list
+from bench.reports.run_rows import (
+    MOST_ROWS,
+    NOTHING_PREDICTED,
+    Predicted,
+    all_rows,
+    first_rows,
+    headline,
+    most_important,
+    print_list,
+)
+from bench.runs.hardware_baselines import PredictedStep
 from bench.runs.scaling_baseline import Point
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -249,10 +259,11 @@ def print_summaries(
     *,
     has_details: bool = False,
     has_stages: bool = False,
+    predicted: Predicted = NOTHING_PREDICTED,
 ) -> None:
     """Print measured runs side by side; a table goes to the console, standard output unless another is given.
 
-    has_details: all rows and notes, in place of those that a person wants first.
+    has_details: all rows and notes, in place of those that a person wants first. predicted: steps by the cost model.
     has_stages: also a pipeline's bubble and stages, which the details always show.
     """
     if format_name == "json":
@@ -262,7 +273,8 @@ def print_summaries(
         print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
         return
     console = console or open_console()
-    _print_abreast([summary for summary in summaries if summary.case.model is not None], console, has_details)
+    trained = [summary for summary in summaries if summary.case.model is not None]
+    _print_abreast(trained, console, has_details, predicted)
     for summary in summaries:
         if summary.case.model is None:
             print_probe(summary, console, most_rows=None if has_details else MOST_ROWS)
@@ -272,7 +284,7 @@ def print_summaries(
     if has_details:
         for summary in summaries:
             console.print()
-            print_words(console, *all_notes(summary))
+            print_words(console, *all_notes(summary), *_predicted_notes(summary, predicted))
         print_words(console, *interval_notes(summaries))
     elif summaries:
         console.print()
@@ -282,13 +294,22 @@ def print_summaries(
         console.print(f"run folder: {summary.folder}", soft_wrap=True)
 
 
-def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: bool) -> None:
+def _predicted_notes(summary: Summary, predicted: Predicted) -> Iterator[str]:
+    """Yield what the predicted step adds up, or why it is absent."""
+    step, name = predicted.get(summary.run), f"{summary.case.strategy} on {summary.case.ranks}"
+    if isinstance(step, PredictedStep):
+        yield f"{name}: the predicted step is {step.basis}; optimizer, data and slower kernels are left out"
+    elif step is not None:
+        yield f"{name}: the predicted step is absent: {step.reason}"
+
+
+def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: bool, predicted: Predicted) -> None:
     """Print as many training runs side by side as fit a terminal, at most RUNS_ABREAST."""
     for abreast in range(RUNS_ABREAST, 0, -1):
         tables = []
         for first in range(0, len(summaries), abreast):
             runs = summaries[first : first + abreast]
-            rows = [(row.title, *row.cells) for row in (all_rows(runs) if has_details else first_rows(runs))]
+            rows = [(row.title, *row.cells) for row in (all_rows if has_details else first_rows)(runs, predicted)]
             tables.append(table_of(["", *(summary.case.strategy for summary in runs)], rows, unbroken=(0,)))
         if not console.is_terminal or all(widest(console, table) <= console.width for table in tables):
             break
@@ -313,7 +334,9 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
         print_summaries(summaries, format_name)
 
 
-def print_whole(summary: Summary, format_name: str, *, has_details: bool = False) -> None:
+def print_whole(
+    summary: Summary, format_name: str, *, has_details: bool = False, predicted: Predicted = NOTHING_PREDICTED
+) -> None:
     """Print one run with its settings: those that say what it is, or with details all."""
     if format_name != "table":
         print_summaries([summary], format_name)
@@ -321,7 +344,7 @@ def print_whole(summary: Summary, format_name: str, *, has_details: bool = False
     console = open_console()
     console.print(table_of(("", ""), _settings(summary, has_details), words=(0, 1), has_heading=False))
     console.print()
-    print_summaries([summary], format_name, has_details=has_details)
+    print_summaries([summary], format_name, has_details=has_details, predicted=predicted)
     for line in cause_lines(summary):
         console.print(Text(line), soft_wrap=True)
 

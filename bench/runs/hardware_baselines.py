@@ -15,6 +15,7 @@ from bench.analysis.mfu import Absent
 from bench.analysis.pipeline import bubble_parts
 from bench.analysis.probes import CALIBRATION, link_by
 from bench.case import Case
+from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
@@ -22,6 +23,7 @@ from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, 
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.communication import Link, collective_time_s
 from workloads.cost_models.interconnect import Interconnect, Level, traffic_times_s
+from workloads.cost_models.step_time import compute_time, step_time
 from workloads.cost_models.terms import NotCovered, Transfer
 from workloads.probes.spec import MatmulSpec
 
@@ -209,6 +211,63 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
     axes = summary.case.spec().mesh(summary.case)
     node = Interconnect(levels=(Level(name="node", ranks=summary.case.ranks, link=link),))
     return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """Predicted time of a step. basis: what it adds up, for people."""
+
+    step_s: float
+    basis: str
+
+
+def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> dict[str, PredictedStep | Absent]:
+    """Return the predicted step of each training run that has a complete trial, by the run's id.
+
+    history: where ceiling and link are looked for, or why it cannot be read.
+    """
+    found: dict[str, PredictedStep | Absent] = {}
+    for summary in summaries:
+        if summary.case.model is None or not summary.trials_done:
+            continue
+        try:
+            found[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
+        except InfrastructureFailed as error:
+            found[summary.run] = Absent(reason=str(error))
+    return found
+
+
+def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent:
+    """Predict a step from the FLOPs of a rank at the measured ceiling, and its transfers on the measured link.
+
+    The optimizer, the data and kernels slower than the fastest product are left out. Absent where the ceiling or a
+    needed link was not measured on this hardware, and for a pipeline, since the cost model has no bubble.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    case, spec = summary.case, summary.case.spec()
+    if spec.pipeline(case) is not None:
+        return Absent(reason="the cost model of a step's time has no bubble of a pipeline")
+    ceiling = find_ceiling(history, case, summary.hardware)
+    if isinstance(ceiling, Absent):
+        return ceiling
+    compute = compute_time(
+        case.shape,
+        spec.training_ranks(case),
+        ceiling.flops_per_second.median,
+        recomputed_ratio=1.0 if case.options.get("checkpoint") == "full" else 0.0,
+    )
+    basis = f"{1e3 * compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
+    transfers = spec.transfers(case)
+    if not transfers:
+        return PredictedStep(step_s=compute.step_s, basis=basis)
+    link = _find_link(summary, history)
+    if isinstance(link, Absent):
+        return link
+    step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
+    basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed"
+    return PredictedStep(step_s=step.step_s, basis=basis)
 
 
 def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
