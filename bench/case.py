@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -125,14 +125,7 @@ USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
 """How often and how long a case is measured by default."""
 SEED = 0
 LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
-MOST = {
-    "ranks": 4096,
-    "trials": 10**6,
-    "steps": 10**9,
-    "warm_up": 10**9,
-    "trace_steps": 10**6,
-    "seed": 2**63 - 1,
-}
+MOST = {"ranks": 4096, "trials": 10**6, "steps": 10**9, "warm_up": 10**9, "trace_steps": 10**6, "seed": 2**63 - 1}
 """Upper limits that no node reaches; memory and cores allow less, which `bench.machine.preflight` checks."""
 
 
@@ -221,19 +214,19 @@ class InstrumentationOptions(msgspec.Struct, frozen=True, kw_only=True):
 NO_INSTRUMENTATION = InstrumentationOptions()
 
 
-def check_instrumentation(looks: InstrumentationOptions, case: Case) -> InstrumentationOptions:
+def check_instrumentation(options: InstrumentationOptions, case: Case) -> InstrumentationOptions:
     """Return the instrumentation options if they fit the case.
 
     Raises:
         Misuse: there would be no steps between two windows, or none in a window.
     """
-    if looks.trace_every is None:
-        return looks
-    if looks.trace_every < 1:
-        raise Misuse(f"trace-every is {looks.trace_every}; it must be 1 or more measured steps")
+    if options.trace_every is None:
+        return options
+    if options.trace_every < 1:
+        raise Misuse(f"trace-every is {options.trace_every}; it must be 1 or more measured steps")
     if not case.trace_steps:
         raise Misuse("--trace-every repeats the profiler's window, and trace-steps is 0; take --trace-steps 1 or more")
-    return looks
+    return options
 
 
 # Purpose of a run. Ad hoc runs are kept in the history like all others, but never as the newest result of a series.
@@ -281,16 +274,14 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     measuring less than usual, or another seed, which means other weights and data. Measuring more than usual does not
     count, since the result is as good.
     """
-    return () if purpose.origin != "run" else tuple(_reasons(case, purpose))
-
-
-def _reasons(case: Case, purpose: Purpose) -> Iterator[str]:
-    if purpose.note is not None:
-        yield "it has a note"
+    if purpose.origin != "run":
+        return ()
+    reasons = [] if purpose.note is None else ["it has a note"]
     for name, usual in USUAL.items():
         if name == "trace_steps" and case.model is None:
             continue  # Probes trace nothing.
         if (value := getattr(case, name)) < usual:
-            yield f"{name.replace('_', '-')} {value}, usual are {usual}"
+            reasons.append(f"{name.replace('_', '-')} {value}, usual are {usual}")
     if case.seed != SEED:
-        yield f"seed {case.seed}, usual is {SEED}"
+        reasons.append(f"seed {case.seed}, usual is {SEED}")
+    return tuple(reasons)

@@ -19,10 +19,10 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from bench.cli.main import COMPLETION_VARIABLE, observatory
 from bench.errors import InfrastructureFailed, Misuse
 
 PROGRAM = "observatory"
-VARIABLE = "_OBSERVATORY_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 _PLAIN = "COMPREPLY+=($value)"
@@ -104,19 +104,15 @@ class BashWithValues(BashComplete):
         words = [*words[1:last], words[last] if last < len(words) else ""]
         joined: list[str] = []
         for word in words:
-            follows = bool(joined) and (word == "=" or joined[-1].endswith("="))
-            if follows:
+            if joined and (word == "=" or joined[-1].endswith("=")):
                 joined[-1] += word
             else:
                 joined.append(word)
         return joined[:-1], joined[-1]
 
     def format_completion(self, item: CompletionItem) -> str:
-        return f"{item.type},{item.value.rpartition('=')[2] if _is_value(item) else item.value}"
-
-
-def _is_value(item: CompletionItem) -> bool:
-    return "=" in item.value and not item.value.endswith("=")
+        name, _, value = item.value.rpartition("=")
+        return f"{item.type},{value if name and value else item.value}"
 
 
 def register() -> None:
@@ -129,7 +125,7 @@ def script(shell: str, program: click.Command) -> str:
     register()
     completer = get_completion_class(shell)
     assert completer is not None, "click has each of SHELLS"
-    return completer(program, {}, PROGRAM, VARIABLE).source()
+    return completer(program, {}, PROGRAM, COMPLETION_VARIABLE).source()
 
 
 @click.command(name="completion")
@@ -147,6 +143,4 @@ def command(shell: str) -> None:
       ~/.zshrc, after compinit      eval "$(observatory completion zsh)"
       ~/.config/fish/config.fish    observatory completion fish | source
     """
-    from bench.cli.main import observatory
-
     click.echo(script(shell, observatory))

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import click
 
-from bench.cli.options import FORMAT, STORE, NamedPath
+from bench.cli.options import FORMAT, STORE, NamedPath, seconds_within
 from bench.errors import InfrastructureFailed, Misuse, say
-
-MOST_SECONDS = 86_400.0
-
-
-def _checked_seconds(context: click.Context, option: click.Parameter, seconds: float | None) -> float | None:
-    if seconds is not None and not 1 <= seconds <= MOST_SECONDS:  # NaN is refused, too.
-        raise click.BadParameter(f"{seconds:g} cannot be recorded; it may be 1 to {MOST_SECONDS:g} seconds")
-    return seconds
 
 
 @click.command(name="doctor")
@@ -30,7 +22,11 @@ def _checked_seconds(context: click.Context, option: click.Parameter, seconds: f
     help="Write what NVML answers into this file, in place of the page.",
 )
 @click.option(
-    "--seconds", type=float, show_default="60", callback=_checked_seconds, help="For how long --record does so."
+    "--seconds",
+    type=float,
+    show_default="60",
+    callback=seconds_within(1, 86_400, "time to record for"),
+    help="For how long --record does so.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Have --record ask for each NVLink, too.")
 def command(

@@ -20,7 +20,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
 
-_COMPLETES = "_OBSERVATORY_COMPLETE"
+COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
 """Variable set by the shell that wants a word completed; see `bench.cli.completion`."""
 
 COMMANDS = {
@@ -35,19 +35,11 @@ COMMANDS = {
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
 
-
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file can have; raised wherever a path from the command line is used first."""
 _REFUSED = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EAGAIN,
-    errno.ENOMEM,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM),
 )
 """Errors of the machine: permissions, a failing disk, or limits of files, processes and memory."""
 
@@ -104,7 +96,7 @@ def observatory() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    is_completion = _COMPLETES in os.environ
+    is_completion = COMPLETION_VARIABLE in os.environ
     try:
         if is_completion:
             importlib.import_module("bench.cli.completion").register()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,22 @@ class NamedText(click.types.StringParamType):
         if value == "":
             self.fail("it is empty; leave it out, or name one", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def seconds_within(
+    least_s: float, most_s: float, name: str
+) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
+    """Return a callback that refuses seconds outside of these limits, NaN included, which click's range takes.
+
+    name: what the refusal says that the value is not.
+    """
+
+    def check(context: click.Context, option: click.Parameter, value_s: float | None) -> float | None:
+        if value_s is not None and not least_s <= value_s <= most_s:
+            raise click.BadParameter(f"{value_s:g} s is no {name}; it may be {least_s:g} to {most_s:g} seconds")
+        return value_s
+
+    return check
 
 
 RUNS = click.option(

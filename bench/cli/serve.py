@@ -7,14 +7,14 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from bench.cli.options import RUNS, STORE, NamedPath, NamedText
+from bench.cli.options import RUNS, STORE, NamedPath, NamedText, seconds_within
 from bench.errors import Misuse, say
 from collectors.dcgm.job_mapping import JobMapping, NoMapping
 
@@ -26,12 +26,6 @@ _HEAR_S = 1.0
 """Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 """Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
-
-
-def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float) -> float:
-    if not LEAST_BEAT_S <= beat_s <= MOST_BEAT_S:  # NaN is refused, too.
-        raise click.BadParameter(f"{beat_s:g} s is no beat; it may be {LEAST_BEAT_S:g} to {MOST_BEAT_S:g} seconds")
-    return beat_s
 
 
 @click.command(name="serve")
@@ -46,7 +40,7 @@ def _checked_beat(context: click.Context, option: click.Parameter, beat_s: float
     type=float,
     default=1.0,
     show_default=True,
-    callback=_checked_beat,
+    callback=seconds_within(LEAST_BEAT_S, MOST_BEAT_S, "beat"),
     help="How often this node's collectors are asked; 0.1 or more.",
 )
 @click.option(
@@ -111,16 +105,23 @@ def command(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with ExitStack() as stack:
-        terms = ServerConfig if web_config is None else _guarded(web_config)
+        config = ServerConfig if web_config is None else _guarded(web_config)
         wanted = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink)
         if is_demo:
-            opening = open_demonstration(host=host, port=port, wanted=wanted, on_notice=say, terms=terms)
+            opening = open_demonstration(host=host, port=port, wanted=wanted, on_notice=say, terms=config)
         else:
-            mapping = None if mapping_folder is None else stack.enter_context(_open_mapping(mapping_folder))
+            mapping = None
+            if mapping_folder is not None:
+                try:
+                    mapping = stack.enter_context(closing(JobMapping(mapping_folder)))
+                except NoMapping as error:
+                    raise Misuse(str(error)) from None
             node = NodePlan(wanted=wanted, mapping=mapping)
-            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=terms, node=node)
+            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=config, node=node)
         server = stack.enter_context(opening)
-        if not _is_loopback(host) and not _asks_who(terms()):
+        admits, tls = config().admits, config().tls
+        asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
+        if not asks_who and not _is_loopback(host):
             say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
         if targets_file is not None:
             labels = {"__scheme__": server.url.partition(":")[0]}
@@ -135,14 +136,14 @@ def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
     from collectors.prometheus.http_server import ServerConfig
 
     try:
-        terms = WebGuard(web_config, on_notice=say).terms
+        config = WebGuard(web_config, on_notice=say).terms
     except Misuse as error:
         raise Misuse(f"--web-config: {error}") from None
-    if terms() == ServerConfig():
+    if config() == ServerConfig():
         say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
-    if terms().admits is not None and terms().tls is None:
+    if config().admits is not None and config().tls is None:
         say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
-    return terms
+    return config
 
 
 def _is_loopback(host: str) -> bool:
@@ -153,11 +154,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _asks_who(terms: ServerConfig) -> bool:
-    """Return whether a client must say who it is, by a password or a certificate."""
-    return terms.admits is not None or (terms.tls is not None and terms.tls.verify_mode is ssl.CERT_REQUIRED)
-
-
 def _refuse_unreachable(host: str) -> None:
     """Refuse --targets with the default --host: each reader of the list would reach itself at a loopback address."""
     source = click.get_current_context().get_parameter_source("host")
@@ -166,13 +162,6 @@ def _refuse_unreachable(host: str) -> None:
             f"--targets tells others to ask {host}, where only this node reaches this node; add --host 0.0.0.0, or"
             f" say --host {host} if Prometheus runs here"
         )
-
-
-def _open_mapping(folder: Path) -> AbstractContextManager[JobMapping]:
-    try:
-        return closing(JobMapping(folder))
-    except NoMapping as error:
-        raise Misuse(str(error)) from None
 
 
 def _refuse_own(*names: str) -> None:

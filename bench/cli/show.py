@@ -15,12 +15,11 @@ from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
-    from bench.reports.nccl_tests_reader import Imported
     from bench.runner import RecoveredRuns
     from bench.runs.summary import Summary
 
 MOST_LISTED = 1_000_000
-LOOKED_THROUGH = 200
+RUNS_SEARCHED = 200
 """How many runs of `collectives`, newest first, are searched for one to compare with."""
 
 
@@ -86,44 +85,25 @@ def command(
     elif with_timeline:
         _draw(run, runs_folder, store_url, format_name)
     elif run is not None and Path(run).is_dir():
-        from bench.runs.run_dir import load
-
-        _print_run(load(Path(run)), store_url, format_name, has_details=has_details)
+        _print_run(_find(run, runs_folder, store_url)[0], store_url, format_name, has_details=has_details)
     else:
-        _show(run, strategy, count, runs_folder, store_url, format_name, has_details=has_details)
+        recovered, failure = _recover(runs_folder, store_url)
+        if failure is not None and recovered.runs:
+            say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
+        for notice in recovered.notices() if failure is None else recovered.problems:
+            say(notice)
+        if run is not None:
+            _print_run(_find(run, runs_folder, store_url)[0], store_url, format_name, has_details=has_details)
+        else:
+            _list(strategy, count, store_url, format_name)
 
 
-def _show(
-    run: str | None,
-    strategy: str | None,
-    count: int,
-    runs_folder: Path,
-    store_url: str | None,
-    format_name: str,
-    *,
-    has_details: bool,
-) -> None:
-    """Print one run of the history, or the list of the newest."""
+def _list(strategy: str | None, count: int, store_url: str | None, format_name: str) -> None:
+    """Print the newest runs of the history."""
     from bench.case import find_spec
     from bench.reports.summary import print_history
-    from bench.runner import recover_runs
-    from bench.runs.history import History, NoStoreYet, find_run
+    from bench.runs.history import History, NoStoreYet
 
-    found = _news(runs_folder, store_url)
-    notices = found.problems
-    if found.runs or found.moved:
-        try:
-            with History(store_url) as history:
-                notices = recover_runs(runs_folder, history, store_url).notices()
-        except InfrastructureFailed as error:
-            if found.runs:
-                say(f"this store can only be read, so runs whose runner died are not taken in: {error}")
-    for notice in notices:
-        say(notice)
-    if run is not None:
-        summary = _where_it_is(find_run(run, store_url), runs_folder)
-        _print_run(summary, store_url, format_name, has_details=has_details)
-        return
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         summaries = history.runs(limit=count, strategy=strategy)
@@ -132,9 +112,8 @@ def _show(
         say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
     elif not summaries:
         say("no run is in the history yet; `observatory run ddp` makes one")
-    if not summaries and format_name == "table":
-        return
-    print_history(summaries, format_name)
+    if summaries or format_name != "table":
+        print_history(summaries, format_name)
 
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
@@ -152,50 +131,65 @@ def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has
     print_whole(summary, format_name, has_details=has_details, predicted=predicted)
 
 
-def _news(runs_folder: Path, store_url: str | None, *, of_every_store: bool = False) -> RecoveredRuns:
-    """Return the folder's runs that the history lacks, or has at a place that no longer exists; write no store."""
-    from bench.runner import new_runs
+def _recover(
+    runs_folder: Path, store_url: str | None, *, of_every_store: bool = False
+) -> tuple[RecoveredRuns, InfrastructureFailed | None]:
+    """Take the folder's runs that the history lacks into it, and note the new places of moved ones.
+
+    Where the history cannot be written, return what would be taken in, and the reason. Where there is nothing to take
+    in, no store is made.
+    """
+    from bench.runner import new_runs, recover_runs
     from bench.runs.history import History, NoStoreYet
 
     known: dict[str, str] = {}
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         known = history.folders()
-    return new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
+    found = new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
+    if not found.runs and not found.moved:
+        return found, None
+    try:
+        with History(store_url) as history:
+            return recover_runs(runs_folder, history, store_url, of_every_store=of_every_store), None
+    except InfrastructureFailed as error:
+        return found, error
 
 
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
     from bench.reports.summary import print_history
-    from bench.runner import recover_runs
-    from bench.runs.history import History
 
     if not runs_folder.is_dir():
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
-    adopted = _news(runs_folder, store_url, of_every_store=True)
-    if adopted.runs or adopted.moved:
-        with History(store_url) as history:
-            adopted = recover_runs(runs_folder, history, store_url, of_every_store=True)
-    for notice in adopted.notices():
+    recovered, failure = _recover(runs_folder, store_url, of_every_store=True)
+    if failure is not None:
+        raise failure
+    for notice in recovered.notices():
         say(notice)
-    if adopted.runs or format_name != "table":
-        print_history(adopted.runs[::-1], format_name)
-    say(f"{len(adopted.runs)} run(s) of {runs_folder} were taken into the history")
+    if recovered.runs or format_name != "table":
+        print_history(recovered.runs[::-1], format_name)
+    say(f"{len(recovered.runs)} run(s) of {runs_folder} were taken into the history")
 
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Print a file of nccl-tests beside the named run, or the one most like it."""
     from bench.reports.nccl_tests import print_beside
     from bench.reports.nccl_tests_reader import read
-    from bench.reports.nccl_tests_writer import require_collectives
+    from bench.reports.nccl_tests_writer import most_like, require_collectives
+    from bench.runs.history import History
 
     imported = read(path)
+    own: Summary | None = None
     try:
-        own = _find(run, runs_folder, store_url)[0] if run is not None else _most_like(imported, store_url)
+        if run is not None:
+            own = _find(run, runs_folder, store_url)[0]
+        else:
+            with History(store_url, writable=False) as history:
+                own = most_like(imported, history.runs(limit=RUNS_SEARCHED, strategy="collectives"))
     except InfrastructureFailed as error:
         if run is not None:
             raise
         say(f"no run of ours stands beside it: {error}")
-        own = None
     if own is not None:
         require_collectives(own)
     print_beside(imported, own, format_name)
@@ -206,7 +200,7 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
     from bench.reports.nccl_tests_writer import encode
 
     if run is None:
-        raise Misuse("--export wants a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
+        raise Misuse("--export needs a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
     documents = encode(*_find(run, runs_folder, store_url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +216,7 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
     from bench.reports.pipeline import show_timeline
 
     if run is None:
-        raise Misuse("--timeline wants a run; `observatory show RUN --timeline` (`observatory show` lists them)")
+        raise Misuse("--timeline needs a run; `observatory show RUN --timeline` (`observatory show` lists them)")
     drawing = show_timeline(_find(run, runs_folder, store_url)[0], format_name)
     say(f"timeline: {drawing} opens in ui.perfetto.dev")
 
@@ -230,27 +224,13 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, Machine | None]:
     """Return the run, by its folder or the beginning of its name, and the machine that it ran on."""
     from bench.runs.history import History, find_run
-    from bench.runs.run_dir import load, machine_of
+    from bench.runs.run_dir import found_again, load, machine_of
 
     if Path(run).is_dir():
         return load(Path(run)), machine_of(Path(run))
     summary = find_run(run, store_url)
     with History(store_url, writable=False) as history:
-        return _where_it_is(summary, runs_folder), history.machine(summary.run)
-
-
-def _where_it_is(summary: Summary, runs_folder: Path) -> Summary:
-    """Return the run with the folder that it was moved to, where the history does not know that yet."""
-    from bench.runs.run_dir import found_again
-
-    again = found_again(summary.run, summary.folder, runs_folder)
-    return summary if again is None else replace(summary, folder=str(again))
-
-
-def _most_like(imported: Imported, store_url: str | None) -> Summary | None:
-    """Return the run of our own collectives that is most like the file's, None where there is none."""
-    from bench.reports.nccl_tests_writer import most_like
-    from bench.runs.history import History
-
-    with History(store_url, writable=False) as history:
-        return most_like(imported, history.runs(limit=LOOKED_THROUGH, strategy="collectives"))
+        machine = history.machine(summary.run)
+    # The folder may have been moved, and the history not know that yet.
+    moved_to = found_again(summary.run, summary.folder, runs_folder)
+    return summary if moved_to is None else replace(summary, folder=str(moved_to)), machine

@@ -140,21 +140,20 @@ def _of_probe(history: History, machine: Machine, probe: str, device: Device, *,
 def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Estimate]:
     """Yield the run's figures that count as ceilings; none if it ran on other hardware or another probe version."""
     case = summary.case
-    if (
-        summary.outcome == "done"
-        and case.device == device
-        and case.version == spec_of(case.strategy).version_on(device)
-        and summary.hardware == machine.hardware(device)
-    ):
-        yield from (found for found in summary.estimates if _counts(found, case.strategy, case.ranks, device))
-
-
-def _counts(found: Estimate, probe: str, ranks: int, device: Device) -> bool:
-    if found.metric != _METRICS[probe].name:
-        return False
-    if probe == "copies":
-        return int(found.labels["size"]) >= SIZE_BYTES[device]
-    return ranks > 1 or found.metric != probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH.name
+    if (summary.outcome, case.device, summary.hardware) != ("done", device, machine.hardware(device)):
+        return
+    if case.version != spec_of(case.strategy).version_on(device):
+        return
+    metric = _METRICS[case.strategy]
+    for found in summary.estimates:
+        if found.metric != metric.name:
+            continue
+        if case.strategy == "copies":
+            counts = int(found.labels["size"]) >= SIZE_BYTES[device]  # Smaller buffers may fit into a cache.
+        else:
+            counts = case.ranks > 1 or metric is not probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH
+        if counts:
+            yield found
 
 
 def _why_missed(probe: str, machine: Machine, device: Device) -> str:

@@ -74,7 +74,7 @@ def test_algorithms_count_what_their_law_expects(home: Path, capsys: pytest.Capt
         ("run all_reduce --ranks 3 --option algorithms=recursive_doubling", "needs a power of two of ranks"),
         ("run collectives --option max_bytes=1000000000000", "collectives: buffers of 2 rank(s) take"),
         ("run single --shape 70b", "single: parameters, gradients and optimizer state of 1 rank(s) take 1,128.9 GB"),
-        ("show --export folder", "--export wants a run"),
+        ("show --export folder", "--export needs a run"),
         ("show --import nowhere.json", "nowhere.json"),
     ],
 )
