@@ -25,7 +25,12 @@ def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
     Two unknown values differ if their reasons do. GPUs are identified by UUID, so a GPU that was replaced by one of the
     same kind shows. Links are compared if both GPUs are in both readings.
     """
-    return (*_fields(before, now), *_gpus(before, now), *_links(before, now), *_environment(before, now))
+    variables = (
+        difference
+        for name in sorted(before.environment.keys() | now.environment.keys())
+        for difference in _changed(name, before.environment.get(name, "not set"), now.environment.get(name, "not set"))
+    )
+    return (*_fields(before, now), *_gpus(before, now), *_links(before, now), *variables)
 
 
 _LATER = frozenset({"torch_hip_version", "cuda_driver_version"})
@@ -141,9 +146,3 @@ def _kinds(machine: Machine) -> dict[frozenset[str], str]:
         for link in machine.links
         if link.first != link.second
     }
-
-
-def _environment(before: Machine, now: Machine) -> Iterator[Difference]:
-    for name in sorted(before.environment.keys() | now.environment.keys()):
-        words = (machine.environment.get(name, "not set") for machine in (before, now))
-        yield from _changed(name, *words)

@@ -119,20 +119,16 @@ def measured_ceilings(history: History, machine: Machine) -> tuple[Ceiling, ...]
 
 
 def _of_probe(history: History, machine: Machine, probe: str, device: Device, *, is_missed: bool) -> Iterator[Ceiling]:
-    best: dict[str, tuple[Estimate, Summary]] = {}
+    best: dict[str, tuple[float, Ceiling]] = {}
     for summary in history.runs(RUNS_SEARCHED, probe):
         for found in _figures(summary, machine, device):
-            what = _what(probe, found, summary)
-            if what not in best or found.median > best[what][0].median:
-                best[what] = found, summary
-    for what, (found, summary) in best.items():
-        yield Ceiling(
-            what=what,
-            best=found,
-            setting=_setting(probe, found, summary),
-            run=summary.run,
-            started_ns=summary.started_ns,
-        )
+            what, setting = _described(found, summary)
+            if what not in best or found.median > best[what][0]:
+                ceiling = Ceiling(
+                    what=what, best=found, setting=setting, run=summary.run, started_ns=summary.started_ns
+                )
+                best[what] = found.median, ceiling
+    yield from (ceiling for _, ceiling in best.values())
     if not best and is_missed:
         yield Ceiling(what=probe, reason=_why_missed(probe, machine, device))
 
@@ -167,26 +163,15 @@ def _why_missed(probe: str, machine: Machine, device: Device) -> str:
     return f"{on}; `observatory run {probe}` does"
 
 
-def _what(probe: str, found: Estimate, summary: Summary) -> str:
-    match probe:
-        case "matmul":
-            return f"matmul {summary.case.precision}"
-        case "copies":
-            return found.labels["kind"]
-        case "collectives":
-            return f"{found.labels['collective']}, busbw"
-        case _:
-            return "all_reduce by the best algorithm, busbw"
-
-
-def _setting(probe: str, found: Estimate, summary: Summary) -> str:
-    """Return the setting in which the figure was reached, in words."""
+def _described(found: Estimate, summary: Summary) -> tuple[str, str]:
+    """Return what the figure is of, and the setting in which it was reached, in words."""
     case, labels = summary.case, found.labels
     ranks = f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"
-    if probe == "matmul":
-        return f"{labels['m']} x {labels['n']} x {labels['k']}, {ranks}, {case.device}"
+    if case.strategy == "matmul":
+        return f"matmul {case.precision}", f"{labels['m']} x {labels['n']} x {labels['k']}, {ranks}, {case.device}"
     size = f"{int(labels['size']):,} B"
-    if probe == "copies":
-        return f"{size}, {ranks}, {case.device}"
+    if case.strategy == "copies":
+        return labels["kind"], f"{size}, {ranks}, {case.device}"
+    of = labels["collective"] if case.strategy == "collectives" else "all_reduce by the best algorithm"
     algorithm = "" if labels["algorithm"] == LIBRARY else f"{labels['algorithm']}, "
-    return f"{algorithm}{size}, {case.precision}, {ranks}, {case.backend}"
+    return f"{of}, busbw", f"{algorithm}{size}, {case.precision}, {ranks}, {case.backend}"
