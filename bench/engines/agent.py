@@ -60,10 +60,10 @@ def main() -> int:
 
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line; for a missing library, its name and the next move."""
-    said = " ".join(str(error).split())
-    missing = _MISSING.search(said)
+    message = " ".join(str(error).split())
+    missing = _MISSING.search(message)
     if missing is None:
-        return f"{type(error).__name__}: {said}"
+        return f"{type(error).__name__}: {message}"
     return (
         f"the library {missing[1]} is not found, which torch or a package beside it needs ({type(error).__name__});"
         " install torch again with all that it depends on, or take one for the CPU"

@@ -53,15 +53,13 @@ class LocalEngine:
             start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agent in order.
         )
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._hearing = threading.Thread(target=self._hear, name="agent's answers", daemon=True)
-        self._hearing.start()
+        self._reader = threading.Thread(target=self._read_answers, name="agent's answers", daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> LocalEngine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def machine(self) -> Machine:
@@ -86,7 +84,7 @@ class LocalEngine:
             self._agent.stdin.write(msgspec.json.encode(order) + b"\n")
             self._agent.stdin.flush()
         except BrokenPipeError:
-            raise InfrastructureFailed(self._obituary()) from None
+            raise InfrastructureFailed(self._how_it_ended()) from None
         until = time.monotonic() + order.limit_s + self._silent_s
         while True:
             message = self._receive(until - time.monotonic())
@@ -108,11 +106,11 @@ class LocalEngine:
         except subprocess.TimeoutExpired:
             self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
             self._agent.wait()
-        self._hearing.join()  # It ends, since nobody else has the other end of the pipe.
+        self._reader.join()  # It ends, since nobody else has the other end of the pipe.
         self._agent.stdout.close()
         self._errors.close()
 
-    def _hear(self) -> None:
+    def _read_answers(self) -> None:
         """Queue each line of the agent; an empty one means that the agent has ended."""
         assert self._agent.stdout is not None
         for line in self._agent.stdout:
@@ -129,18 +127,18 @@ class LocalEngine:
                 " stopped, or the machine is too busy for it"
             ) from None
         if not line:
-            raise InfrastructureFailed(self._obituary())
+            raise InfrastructureFailed(self._how_it_ended())
         message = self._decoder.decode(line)
         if isinstance(message, AgentFailed):
             raise InfrastructureFailed(f"the agent of this machine failed: {message.text}")
         return message
 
-    def _obituary(self) -> str:
+    def _how_it_ended(self) -> str:
         code = self._agent.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        said = f"; it said: {lines[-1]}" if lines else ""
-        return f"the agent of this machine ended with code {code}{said}"
+        last_line = f"; it said: {lines[-1]}" if lines else ""
+        return f"the agent of this machine ended with code {code}{last_line}"
 
 
 def environment(user: Mapping[str, str]) -> dict[str, str]:
@@ -155,17 +153,11 @@ def environment(user: Mapping[str, str]) -> dict[str, str]:
     ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
     if DUMPS not in user:
         ours |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
-    loopback = _loopback()
-    if loopback is not None:
-        ours["GLOO_SOCKET_IFNAME"] = loopback  # Else gloo resolves the host's own name, which fails on laptops.
-    return {**ours, **user}
-
-
-def _loopback() -> str | None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
-            return name
-    return None
+            ours["GLOO_SOCKET_IFNAME"] = name  # Else gloo resolves the host's own name, which fails on laptops.
+            break
+    return {**ours, **user}
 
 
 # The registry of engines, one line each. Engines differ only in how an agent gets onto a node.

@@ -29,18 +29,15 @@ class NodeStore:
         try:
             self._process.start()
             theirs.close()
-            self.port, self.machine = self._receive()
+            try:
+                answer: tuple[int, machine.Machine] = self._line.recv()
+            except EOFError:
+                self._process.join()
+                raise EOFError(f"its first process ended with {self._process.exitcode}") from None
+            self.port, self.machine = answer
         except (EOFError, OSError) as error:
             import_module("torch.distributed")  # Raises the reason, if torch is the reason.
-            raise RuntimeError(f"the forkserver does not start ranks: {error or type(error).__name__}") from error
-
-    def _receive(self) -> tuple[int, machine.Machine]:
-        try:
-            port, own = self._line.recv()
-        except EOFError:
-            self._process.join()
-            raise EOFError(f"its first process ended with {self._process.exitcode}") from None
-        return port, own
+            raise RuntimeError(f"the forkserver does not start ranks: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
         """End the store and its process."""

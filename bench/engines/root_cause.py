@@ -35,7 +35,7 @@ class RankEnd:
     ended_ns: Unix time of its end. step: the step it was in. collectives: how many it had entered (gloo), if known.
     reached: how far it came in each process group (NCCL), if its flight record tells.
     is_moving: it had finished a step shortly before its time was over, compared with the pace of its steps.
-    disk: why it could not write its log. said: the end of what it printed.
+    disk: why it could not write its log. output: the end of what it printed.
     """
 
     rank: int
@@ -47,12 +47,12 @@ class RankEnd:
     reached: Mapping[str, Reached] | None = None
     is_moving: bool = False
     disk: str | None = None
-    said: str = ""
+    output: str = ""
 
     @property
     def last_lines(self) -> tuple[str, ...]:
         """The last lines that the rank printed."""
-        return tuple(self.said.splitlines()[-LAST_LINES:])
+        return tuple(self.output.splitlines()[-LAST_LINES:])
 
     @property
     def is_good(self) -> bool:
@@ -83,12 +83,13 @@ class RankEnd:
         """Whether the rank failed because another rank was gone or silent."""
         if self._is_watchdog_abort:
             return True
-        error = self.result.error if self.result is not None else None
-        return error is not None and (_PEER_ERROR.search(f"{self.result.error_type}: {error}") is not None)  # type: ignore[union-attr]
+        if self.result is None or self.result.error is None:
+            return False
+        return _PEER_ERROR.search(f"{self.result.error_type}: {self.result.error}") is not None
 
     @property
     def _is_watchdog_abort(self) -> bool:
-        return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.said) is not None
+        return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.output) is not None
 
 
 # Messages of gloo, NCCL and the store when a peer is gone or silent (torch 2.11 to 2.13).
@@ -154,11 +155,9 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Ca
     if any(end.reached for end in hung):
         return _hung_on_nccl(hung, ranks=ranks, folder=folder)
 
-    def progress(end: RankEnd) -> tuple[int, int]:
-        return (end.collectives if end.collectives is not None else -1, end.step)
-
-    behind = min(hung, key=progress)
-    if len(hung) > 1 and all(progress(end) == progress(behind) for end in hung):
+    progress = {end.rank: (-1 if end.collectives is None else end.collectives, end.step) for end in hung}
+    behind = min(hung, key=lambda end: progress[end.rank])
+    if len(hung) > 1 and len(set(progress.values())) == 1:
         text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
         return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind.last_lines)
     return _cause("hung", behind, f"rank {behind.rank} hung", folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Protocol
@@ -124,12 +124,8 @@ def wait_until_freed(
 
 def _wait_until_gone(ranks: Sequence[Rank], patience_s: float, clock: Callable[[], float]) -> list[Rank]:
     """Return the ranks that are still there after this many seconds."""
-    left, until = list(_there(ranks)), clock() + patience_s
+    left, until = [rank for rank in ranks if rank.look()], clock() + patience_s
     while left and (rest_s := until - clock()) > 0:
         wait([rank.sentinel for rank in left], rest_s)
-        left = list(_there(left))
+        left = [rank for rank in left if rank.look()]
     return left
-
-
-def _there(ranks: Sequence[Rank]) -> Iterator[Rank]:
-    return (rank for rank in ranks if rank.look())

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
@@ -23,7 +23,7 @@ import psutil
 
 from bench.engines.node_store import NodeStore
 from bench.engines.root_cause import RankEnd, root_cause
-from bench.engines.shutdown import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
+from bench.engines.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.machine.machine import Machine
 from bench.rank.messages import ABORT, DUMP, Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
 from collectors.node.poller import Poller
@@ -37,11 +37,22 @@ TAIL_BYTES = 65_536
 PACE = 3
 """A rank is not hung if its last step ended at most this many of its longest steps, plus a second, ago."""
 
-
 TAKEN_DOWN_S = 2.0
 """How long to wait at most for the data loaders of a rank that is gone."""
 
 TAKEN_DOWN_LOOK_S = 0.005
+LOOK_S = 0.5
+"""How often the ranks' logs are read while they run; each time only what is new is read."""
+PEERS_S = 1.5
+"""How long other ranks may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
+peers raise nothing; we end them after this time, so that none of them is blamed."""
+NODE = 0
+"""Number of the only node."""
+GIVES_UP_SHARE = 0.8
+"""A rank that waits for a peer gives up after this share of the trial's limit, so that it can report it in time."""
+NCCL_SHARE = 1.25
+"""NCCL's watchdog reports nothing: it ends the process, even one that others wait for. So its timeout is this share of
+the trial's limit: at the limit, each rank can still give its stacks and how far its device came."""
 
 
 def _serve(order_json: bytes, line: Connection) -> NoReturn:
@@ -132,28 +143,34 @@ class RankProcess:
 
     def abort(self) -> None:
         """Make the rank abort its communicators and end."""
-        self._note_that_it_is_over()
-        self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
+        self._note_that_we_end_it()
         with suppress(OSError):
             self._line.send_bytes(ABORT)
 
     def terminate(self) -> None:
         """Ask the rank and its data loaders to end (SIGTERM)."""
-        self._note_that_it_is_over()
-        self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
+        self._note_that_we_end_it()
         self._signal_group(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the rank and its data loaders; the kernel may take a while to remove the process."""
-        self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
+        self._note_that_we_end_it()
         self._signal_group(signal.SIGKILL)
 
     def end(self) -> RankEnd:
         """Return how the rank ended. Call it when the process is gone; waits until its data loaders are gone too."""
-        self._wait_for_group()
-        steps, record = self.steps(), self._record()
-        disk = self._message()
+        # Wait until the kernel has removed all processes of the group, at most `TAKEN_DOWN_S`.
+        until = time.monotonic() + TAKEN_DOWN_S
+        while time.monotonic() < until and _is_any_left(self.pid):
+            time.sleep(TAKEN_DOWN_LOOK_S)
+
+        # What the rank could write to no file it sent instead.
+        message: bytes | None = None
+        with suppress(OSError, EOFError):
+            message = self._line.recv_bytes() if self._line.poll() else None
         self._line.close()
+
+        steps, record, is_on_nccl = self.steps(), self._flight_record(), self.order.case.backend == "nccl"
         ended_ns = self._ended_ns if self._ended_ns is not None else time.time_ns()
         return RankEnd(
             rank=self.order.rank,
@@ -161,16 +178,20 @@ class RankProcess:
             exit_code=None if self._is_ended_by_us else self._process.exitcode,
             ended_ns=self._result.time_ns if self._result is not None else ended_ns,
             step=self._result.step if self._result is not None else steps,
-            collectives=None if record is None or self._is_on_nccl else flight_recorder.count(record),
-            reached=None if record is None or not self._is_on_nccl else flight_recorder.reached(record),
+            collectives=None if record is None or is_on_nccl else flight_recorder.count(record),
+            reached=None if record is None or not is_on_nccl else flight_recorder.reached(record),
             is_moving=self._was_moving_at(ended_ns if self._over_ns is None else self._over_ns),
-            disk=disk,
-            said=_tail(self._folder / f"rank{self.order.rank}.err"),
+            disk=None if message is None else message.decode(),
+            output=_tail(self._folder / f"rank{self.order.rank}.err"),
         )
 
     def _note_that_it_is_over(self) -> None:
         if self._over_ns is None:
             self._over_ns = time.time_ns()
+
+    def _note_that_we_end_it(self) -> None:
+        self._note_that_it_is_over()
+        self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
 
     def _was_moving_at(self, time_ns: int) -> bool:
         """Return whether the last step had ended shortly before, by the pace of the rank's own steps."""
@@ -180,18 +201,7 @@ class RankProcess:
         grace_ns = PACE * longest_ns + 1_000_000_000
         return time_ns - self._reading_ns[-1] <= grace_ns
 
-    def _message(self) -> str | None:
-        """Return what the rank could write to no file and sent instead; None if it sent nothing."""
-        try:
-            return self._line.recv_bytes().decode() if self._line.poll() else None
-        except (OSError, EOFError):
-            return None
-
-    @property
-    def _is_on_nccl(self) -> bool:
-        return self.order.case.backend == "nccl"
-
-    def _record(self) -> bytes | None:
+    def _flight_record(self) -> bytes | None:
         """Return the flight record; None if there is none, or an incomplete one."""
         try:
             record = (self._folder / f"rank{self.order.rank}.flight.json").read_bytes()
@@ -212,25 +222,13 @@ class RankProcess:
         except (ProcessLookupError, PermissionError):
             self._signal(number)
 
-    def _wait_for_group(self) -> None:
-        """Wait until the kernel has removed all processes of the group, at most `TAKEN_DOWN_S`."""
-        until = time.monotonic() + TAKEN_DOWN_S
-        while time.monotonic() < until and any(map(_is_running, _group(self.pid))):
-            time.sleep(TAKEN_DOWN_LOOK_S)
 
-
-def _group(number: int) -> Iterator[int]:
-    """Yield the processes of this process group."""
-    for process in psutil.pids():
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(process) == number:
-                yield process
-
-
-def _is_running(process: int) -> bool:
-    """Return whether the process exists and is no zombie."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+def _is_any_left(group: int) -> bool:
+    """Return whether the process group has a process that is no zombie."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return True
     return False
 
 
@@ -242,20 +240,6 @@ def _tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-LOOK_S = 0.5
-"""How often the ranks' logs are read while they run; each time only what is new is read."""
-PEERS_S = 1.5
-"""How long other ranks may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
-peers raise nothing; we end them after this time, so that none of them is blamed."""
-NODE = 0
-"""Number of the only node."""
-GIVES_UP_SHARE = 0.8
-"""A rank that waits for a peer gives up after this share of the trial's limit, so that it can report it in time."""
-NCCL_SHARE = 1.25
-"""NCCL's watchdog reports nothing: it ends the process, even one that others wait for. So its timeout is this share of
-the trial's limit: at the limit, each rank can still give its stacks and how far its device came."""
 
 
 class Supervisor:
@@ -292,7 +276,16 @@ class Supervisor:
         ranks: list[RankProcess] = []
         prefix = f"trial{next(self._trials)}"  # Used once: otherwise ranks would meet in the keys of earlier ranks.
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
-        with self._polling(order):
+        node_log = Path(order.folder) / f"node{NODE}.jsonl"
+        # Problems of the node's collectors do not affect ranks.
+        with polling(
+            self._poller,
+            node_log,
+            run=order.run,
+            node=NODE,
+            trial=order.trial,
+            on_problem=partial(print, file=sys.stderr),
+        ):
             try:
                 for rank in range(order.case.ranks):
                     ranks.append(RankProcess(self._context, self._rank_order(order, rank, prefix)))
@@ -303,27 +296,15 @@ class Supervisor:
                     collect_stacks(ranks, patience)
             finally:
                 notes = end(ranks, patience)
-            if outcome != "done":
-                notes += self._free_gpus(ranks, patience)
-        _note(order, notes)
+            if outcome != "done" and self._gpus is not None:
+                notes += wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
+        if notes:
+            with suppress(LogUnwritable):  # Nothing could be written there anyway.
+                log = SampleLog(node_log)
+                for text in notes:
+                    log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
+                log.close()
         return _ended(order, ranks, outcome)
-
-    def _free_gpus(self, ranks: Sequence[RankProcess], patience: Patience) -> tuple[str, ...]:
-        """Wait, while GPUs are polled, until the driver lists no rank any more; return notes of those that remain."""
-        if self._gpus is None:
-            return ()
-        return wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
-
-    def _polling(self, order: TrialOrder) -> AbstractContextManager[None]:
-        """Return a context in which the node's collectors are polled; their problems do not affect ranks."""
-        return polling(
-            self._poller,
-            Path(order.folder) / f"node{NODE}.jsonl",
-            run=order.run,
-            node=NODE,
-            trial=order.trial,
-            on_problem=partial(print, file=sys.stderr),
-        )
 
     def _rank_order(self, order: TrialOrder, rank: int, prefix: str) -> RankOrder:
         return RankOrder(
@@ -350,7 +331,7 @@ class Supervisor:
         """Wait until all ranks are gone, one failed and its peers had time to end, the limit is over, or `stop`."""
         deadline = time.monotonic() + order.limit_s
         failing_until = math.inf
-        told = -1
+        reported = -1
         while True:
             alive = [rank for rank in ranks if rank.look()]
             failed = any(rank.has_failed for rank in ranks)
@@ -365,23 +346,14 @@ class Supervisor:
             if stop in ready:
                 return "interrupted"
             steps = min(rank.steps() for rank in ranks)
-            if steps != told:
-                told = steps
+            if steps != reported:
+                reported = steps
                 progress(Progress(run=order.run, trial=order.trial, steps=steps))
 
 
 def collective_timeout_s(order: TrialOrder) -> float:
     """Return after how long a collective of the trial times out; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
-
-
-def _note(order: TrialOrder, texts: Iterable[str]) -> None:
-    """Write notes about the ranks' end to the node's log, where the node's collectors write theirs."""
-    with suppress(LogUnwritable):  # Nothing could be written there anyway.
-        for text in texts:
-            log = SampleLog(Path(order.folder) / f"node{NODE}.jsonl")
-            log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
-            log.close()
 
 
 def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:

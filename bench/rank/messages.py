@@ -17,50 +17,46 @@ ABORT = b"abort"
 """Sent by the supervisor to a rank to make it abort its communicators and end."""
 
 
-class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part in one trial.
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What agent and ranks are told of a trial.
 
-    folder: where the rank writes rank<k>.jsonl and rank<k>.err.
-    store_host, store_port, prefix: the key-value store in which the ranks of this trial meet.
-    store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
-    collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
-    on NCCL after it, because NCCL's watchdog ends the process without its stacks and its record.
+    folder: where each rank writes rank<k>.jsonl and rank<k>.err. keep_trace: keep the profiler's trace beside the
+    Timeline. looks: instrumentation in steps of its own.
     ceiling_flops_per_second: the median of a matmul run in the same setting; None if there is no such run.
     """
 
     run: str
     trial: int
-    rank: int
-    local_rank: int
     case: Case
     folder: str
+    keep_trace: bool = False
+    looks: InstrumentationOptions = NO_INSTRUMENTATION
+    ceiling_flops_per_second: float | None = None
+    fault: Fault | None = None
+
+
+class RankOrder(_Order, frozen=True, kw_only=True):
+    """Agent to rank: one rank's part in one trial.
+
+    store_host, store_port, prefix: the key-value store in which the ranks of this trial meet.
+    store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
+    collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
+    on NCCL after it, because NCCL's watchdog ends the process without its stacks and its record.
+    """
+
+    rank: int
+    local_rank: int
     store_host: str
     store_port: int
     prefix: str
     store_timeout_s: float
     collective_timeout_s: float
-    keep_trace: bool = False
-    looks: InstrumentationOptions = NO_INSTRUMENTATION
-    ceiling_flops_per_second: float | None = None
-    fault: Fault | None = None
 
 
-class TrialOrder(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """Runner to agent: measure this case once, with fresh ranks, within the limit.
+class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
+    """Runner to agent: measure this case once, with fresh ranks, within the limit."""
 
-    keep_trace: keep the profiler's trace beside the Timeline. looks: instrumentation in steps of its own.
-    ceiling_flops_per_second: see `RankOrder`.
-    """
-
-    run: str
-    trial: int
-    case: Case
-    folder: str
     limit_s: float
-    keep_trace: bool = False
-    looks: InstrumentationOptions = NO_INSTRUMENTATION
-    ceiling_flops_per_second: float | None = None
-    fault: Fault | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -42,7 +42,7 @@ def _end(
         step=step,
         collectives=collectives,
         disk=disk,
-        said=said,
+        output=said,
         is_moving=is_moving,
         reached=reached,
     )
