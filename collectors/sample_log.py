@@ -141,7 +141,7 @@ class Polled(msgspec.Struct, frozen=True, tag="polled", kw_only=True):
 class Changed(msgspec.Struct, frozen=True, tag="changed", kw_only=True):
     """The values that changed since the beat before, whose series are the same.
 
-    since_ns: the time of the `Polled` that lists the series. values: (place in its samples, new value).
+    since_ns: the time of the `Polled` that lists the series. values: (index in its samples, new value).
     """
 
     time_ns: int
@@ -165,7 +165,7 @@ class SampleLog:
 
     def __init__(self, path: Path) -> None:
         self._encoder = msgspec.json.Encoder()
-        with _refusing(path):
+        with _as_unwritable(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             _end_broken_line(path, self._fd)
         self._path = path
@@ -173,21 +173,21 @@ class SampleLog:
     def write(self, record: Record) -> None:
         """Append the record as one line."""
         line = self._encoder.encode(record) + b"\n"
-        with _refusing(self._path):
+        with _as_unwritable(self._path):
             written = os.write(self._fd, line)
             if written != len(line):  # The disk filled up in the middle; the next call says so.
                 os.write(self._fd, line[written:])
 
     def close(self, *, durable: bool = False) -> None:
         """Close the file; with `durable` only after its bytes are on the disk."""
-        with _refusing(self._path):
+        with _as_unwritable(self._path):
             if durable:
                 os.fsync(self._fd)
             os.close(self._fd)
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _as_unwritable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -46,13 +46,14 @@ class NodeLogWriter:
 
     def write(self, samples: list[Sample], *, time_ns: int) -> None:
         """Append a beat."""
-        if self._changes_left == 0 or not _are_same_series(samples, self._last):
+        series, last_series = ([(one.metric, one.labels) for one in beat] for beat in (samples, self._last))
+        if self._changes_left == 0 or series != last_series:
             self._log.write(Polled(time_ns=time_ns, samples=samples))
             self._whole_ns, self._changes_left = time_ns, WHOLE_EACH
         else:
             values = [
-                (place, now.value)
-                for place, (now, before) in enumerate(zip(samples, self._last, strict=True))
+                (index, now.value)
+                for index, (now, before) in enumerate(zip(samples, self._last, strict=True))
                 if now.value != before.value
             ]
             self._log.write(Changed(time_ns=time_ns, since_ns=self._whole_ns, values=values))
@@ -79,17 +80,10 @@ class NodeState:
                 self.samples = list(record.samples)
                 self._whole_ns = record.time_ns
             case Changed() if record.since_ns == self._whole_ns:
-                for place, value in record.values:
-                    before = self.samples[place]
-                    self.samples[place] = Sample(before.metric, value, before.labels)
+                for index, value in record.values:
+                    before = self.samples[index]
+                    self.samples[index] = Sample(before.metric, value, before.labels)
             case _:
                 return False
         self.time_ns = record.time_ns
         return True
-
-
-def _are_same_series(samples: Sequence[Sample], others: Sequence[Sample]) -> bool:
-    """Return whether both have the same metrics with the same labels, in the same order."""
-    return len(samples) == len(others) and all(
-        one.metric == other.metric and one.labels == other.labels for one, other in zip(samples, others, strict=True)
-    )

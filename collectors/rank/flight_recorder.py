@@ -93,8 +93,8 @@ class _Work:
         return any(part.is_p2p for part in self.parts)
 
     @property
-    def whole(self) -> str:
-        """The collective that a coalesced group implements as a whole; `OTHER` if it is no group, or does not say."""
+    def coalesced(self) -> str:
+        """The collective that a coalesced group implements; `OTHER` if it is no group, or does not say."""
         return OTHER if self.parts == (self.end,) else collective_of(self.end.profiling_name)
 
 
@@ -187,7 +187,7 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     return [
         Entered(
             number=part.record_id,
-            name=_name(part) if work.whole == OTHER else work.whole,
+            name=_name(part) if work.coalesced == OTHER else work.coalesced,
             group=part.process_group[0],
             payload_bytes=_payload_bytes(part, len(groups.get(part.process_group[0], (0,)))),
         )
@@ -251,7 +251,7 @@ def _works(entries: Iterable[_Entry]) -> list[_Work]:
     works = []
     for entry in entries:
         before = waiting[entry.process_group[0]]
-        if not _closes(entry):
+        if entry.input_sizes or entry.output_sizes or not _CLOSING.search(entry.profiling_name):
             before.append(entry)
             continue
         # Walk back over the entries that this one closes: before[first:].
@@ -271,10 +271,6 @@ def _alone(entries: Iterable[_Entry]) -> Iterator[_Work]:
     return (_Work(parts=(entry,), end=entry) for entry in entries)
 
 
-def _closes(entry: _Entry) -> bool:
-    return not entry.input_sizes and not entry.output_sizes and _CLOSING.search(entry.profiling_name) is not None
-
-
 def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
     """Whether `end` closes the entry; what it closes are all messages or all collectives."""
     if entry.is_p2p != is_message:
@@ -285,38 +281,39 @@ def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
 def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
     parts = work.parts
     dtypes = {DTYPES.get(name, name.lower()) for part in parts for name in (*part.input_dtypes, *part.output_dtypes)}
+    peer = None
     if work.is_message:
-        return Issued(
-            event=work.end.profiling_name,
-            created_ns=work.end.time_created_ns,
-            call=Call(
-                collective="send",
-                group=work.end.process_group[0],
-                ranks=ranks,
-                dtype=dtypes.pop() if len(dtypes) == 1 else None,
-                given_elements=_elements([size for part in parts if _is_sent(part) for size in part.input_sizes]),
-                filled_elements=_elements([size for part in parts if not _is_sent(part) for size in part.output_sizes]),
-                peer=_only_peer(parts, ranks),
-            ),
-            sequence=None,  # Messages are counted apart from collectives, and on each rank by itself.
-        )
-    given = _elements([size for part in parts for size in part.input_sizes])
-    filled = _elements([size for part in parts for size in part.output_sizes])
-    if given is not None and filled is not None and collective_of(parts[0].profiling_name) == "all_gather":
-        filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
-    names = {collective_of(part.profiling_name) for part in parts}
+        collective = "send"
+        sequence = None  # Messages are counted apart from collectives, and on each rank by itself.
+        given = _elements([size for part in parts if _is_sent(part) for size in part.input_sizes])
+        filled = _elements([size for part in parts if not _is_sent(part) for size in part.output_sizes])
+        # The global rank at the other end; None if there are several.
+        peers = {way[1] if _is_sent(part) else way[0] for part in parts if (way := _way(part))}
+        if len(peers) == 1 and (number := peers.pop()) < len(ranks):
+            peer = ranks[number]
+    else:
+        names = {collective_of(part.profiling_name) for part in parts}
+        collective = work.coalesced
+        if collective == OTHER and len(names) == 1:
+            (collective,) = names
+        sequence = work.end.collective_seq_id
+        given = _elements([size for part in parts for size in part.input_sizes])
+        filled = _elements([size for part in parts for size in part.output_sizes])
+        if given is not None and filled is not None and collective_of(parts[0].profiling_name) == "all_gather":
+            filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
     return Issued(
         event=work.end.profiling_name,
         created_ns=work.end.time_created_ns,
         call=Call(
-            collective=(names.pop() if len(names) == 1 else OTHER) if work.whole == OTHER else work.whole,
+            collective=collective,
             group=work.end.process_group[0],
             ranks=ranks,
             dtype=dtypes.pop() if len(dtypes) == 1 else None,
             given_elements=given,
             filled_elements=filled,
+            peer=peer,
         ),
-        sequence=work.end.collective_seq_id,
+        sequence=sequence,
     )
 
 
@@ -332,13 +329,6 @@ def _way(entry: _Entry) -> tuple[int, int] | None:
 def _is_sent(entry: _Entry) -> bool:
     found = _MESSAGE.search(entry.profiling_name)
     return found is not None and found["from"] is not None
-
-
-def _only_peer(parts: Sequence[_Entry], ranks: tuple[int, ...]) -> int | None:
-    """Return the global rank at the other end of all messages; None if there are several."""
-    peers = {way[1] if _is_sent(part) else way[0] for part in parts if (way := _way(part))}
-    peer = peers.pop() if len(peers) == 1 else None
-    return ranks[peer] if peer is not None and peer < len(ranks) else None
 
 
 def _elements(sizes: list[list[int]]) -> int | None:
@@ -389,18 +379,15 @@ def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
     where FSDP2 shards weights among a few ranks. Such a group belongs to the axis that contains all its ranks.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _world
 
     names = mesh.mesh_dim_names
     assert names is not None, "specs name their axes"
     own = {name: mesh.get_group(name) for name in names}
     members = {name: set(dist.get_process_group_ranks(group)) for name, group in own.items()}
     axes = {}
-    for group in _world.pg_map:
-        ranks = set(dist.get_process_group_ranks(group))
-        for axis, axis_ranks in members.items():
-            if ranks <= axis_ranks:
-                axes[str(group.group_name)] = axis
-                break
+    for group_name, ranks in group_ranks().items():
+        containing = [axis for axis, axis_ranks in members.items() if axis_ranks.issuperset(ranks)]
+        if containing:
+            axes[group_name] = containing[0]
     # The rank of a one-rank axis is in every axis, so the mesh's own groups take precedence.
     return axes | {str(group.group_name): axis for axis, group in own.items()}

@@ -274,11 +274,14 @@ def live_tensor_bytes(
         if module in roots:
             tracker.reset_mod_stats()
 
+    def activation_bytes() -> int:
+        return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())
+
     # A hook of the model itself would run after the tracker's, which is global; global hooks run in order.
     handle = nn.modules.module.register_module_forward_pre_hook(forget_last_forward)
     try:
         with tracker:
-            on_tracking(partial(_activation_bytes, tracker))
+            on_tracking(activation_bytes)
             run_step()
     except NotImplementedError as error:
         raise CannotTrack(str(error)) from error
@@ -297,10 +300,6 @@ def living_tensors() -> Iterator[Tensor]:
             continue
         if thing.untyped_storage().nbytes() > NUMBER_BYTES:
             yield thing
-
-
-def _activation_bytes(tracker: MemTracker) -> int:
-    return sum(of_device["Activation"] for of_device in tracker.get_tracker_snapshot("current").values())
 
 
 # Activations that each pipeline stage holds: the bytes that the forwards of its live microbatches left behind.

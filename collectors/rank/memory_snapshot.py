@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch._C._profiler import _EventType, _ExtraFields_Allocation, _ProfilerEvent
+from torch._C._profiler import _EventType, _ExtraFields_Allocation
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.metrics.metric import Sample
@@ -206,8 +206,22 @@ def record_curve(
     after = _storages(states(), device)
     assert profiled.profiler is not None
     assert profiled.profiler.kineto_results is not None
-    events = list(_events(profiled.profiler.kineto_results.experimental_event_tree()))
-    return curve_of(sorted(_changes(events, device), key=_time_ns), list(_spans(events)), before=before, after=after)
+    changes: list[Change] = []
+    phases: list[Span] = []
+    events = list(profiled.profiler.kineto_results.experimental_event_tree())
+    while events:  # The roots at first; each event gives way to its children.
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.TorchOp and event.name.startswith(PHASE):
+            name = event.name.removeprefix(PHASE)
+            phases.append(Span(name=name, start_ns=event.start_time_ns, end_ns=event.end_time_ns))
+        elif event.tag == _EventType.Allocation:
+            _, fields = event.typed
+            assert isinstance(fields, _ExtraFields_Allocation)
+            if fields.device == device:
+                changes.append(Change(time_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size))
+    changes.sort(key=lambda change: change.time_ns)
+    return curve_of(changes, phases, before=before, after=after)
 
 
 def curve_of(
@@ -294,31 +308,3 @@ def _storages(states: StateTensors, device: torch.device) -> dict[int, Storage]:
             if storage.device == device and storage.nbytes():
                 found.setdefault(storage.data_ptr(), Storage(part=part, size_bytes=storage.nbytes()))
     return found
-
-
-def _events(roots: Iterable[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
-    """Yield all events of the trees, in no particular order."""
-    waiting = list(roots)
-    while waiting:
-        event = waiting.pop()
-        yield event
-        waiting += event.children
-
-
-def _changes(events: Iterable[_ProfilerEvent], device: torch.device) -> Iterator[Change]:
-    for event in events:
-        if event.tag == _EventType.Allocation:
-            _, fields = event.typed
-            assert isinstance(fields, _ExtraFields_Allocation)
-            if fields.device == device:
-                yield Change(time_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
-
-
-def _spans(events: Iterable[_ProfilerEvent]) -> Iterator[Span]:
-    for event in events:
-        if event.tag == _EventType.TorchOp and event.name.startswith(PHASE):
-            yield Span(name=event.name.removeprefix(PHASE), start_ns=event.start_time_ns, end_ns=event.end_time_ns)
-
-
-def _time_ns(change: Change) -> int:
-    return change.time_ns

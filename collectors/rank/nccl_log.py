@@ -77,7 +77,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
         raise NotTold(f"{path.name} cannot be read ({error.strerror}): NCCL did not begin, or not write") from None
     return [
         COLLECTIVE_CHOICE.at(1, collective=collective, size=str(size_bytes), chosen=chosen, protocol=protocol)
-        for collective, size_bytes, chosen, protocol in log.told()
+        for collective, size_bytes, chosen, protocol in log.chosen()
     ]
 
 
@@ -110,7 +110,7 @@ class _Log:
     choices: dict[_Choice, None] = field(default_factory=dict)
     nameless: int = 0
 
-    def told(self) -> list[tuple[str, int, str, str]]:
+    def chosen(self) -> list[tuple[str, int, str, str]]:
         """Return collective, nccl-tests' size, algorithm and protocol of each choice.
 
         Raises:
@@ -120,10 +120,7 @@ class _Log:
             raise NotTold(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
         if not self.choices:
             raise NotTold(f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more")
-        return [
-            (_COLLECTIVES[choice.name], self._size_bytes(choice), choice.chosen, choice.protocol)
-            for choice in self.choices
-        ]
+        return [(_COLLECTIVES[one.name], self._size_bytes(one), one.chosen, one.protocol) for one in self.choices]
 
     def _size_bytes(self, choice: _Choice) -> int:
         if not choice.is_part:

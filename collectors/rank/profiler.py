@@ -23,10 +23,6 @@ EVENTS_TELL_ALL = hasattr(_KinetoEvent, "activity_type")
 """Whether events in memory have their kind. Those of torch 2.11 do not, so the exported trace file is read instead."""
 
 
-def _do_nothing() -> None:
-    """Stand in for the warm-up of a window that needs none."""
-
-
 class Window:
     """Steps under the profiler. Use it in a `with`, and put each step inside in a `with step()`.
 
@@ -39,7 +35,7 @@ class Window:
         self,
         device: torch.device,
         *,
-        warm_up: Callable[[], object] = _do_nothing,
+        warm_up: Callable[[], object] | None = None,
         folder: Path | None = None,
         events_tell_all: bool = EVENTS_TELL_ALL,
     ) -> None:
@@ -47,12 +43,15 @@ class Window:
         self._warm_up = warm_up
         self._folder = folder
         self._events_tell_all = events_tell_all
-        self._profile = profile(activities=_activities(device), experimental_config=_every_thread())
+        # Threads that are older than the window are profiled too: a strategy may communicate from one of its own.
+        every_thread = _ExperimentalConfig(profile_all_threads=True)
+        self._profile = profile(activities=_activities(device), experimental_config=every_thread)
         self._saved: bytes | None = None
 
     def __enter__(self) -> Window:
         prepare(self._profile)
-        self._warm_up()
+        if self._warm_up is not None:
+            self._warm_up()
         self._profile.start_trace()
         return self
 
@@ -135,8 +134,3 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     if device.type == "cuda":
         return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     return [ProfilerActivity.CPU]
-
-
-def _every_thread() -> _ExperimentalConfig:
-    """Also profile threads that are older than the window: a strategy may communicate from a thread of its own."""
-    return _ExperimentalConfig(profile_all_threads=True)

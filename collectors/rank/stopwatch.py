@@ -158,7 +158,11 @@ class CudaStopwatch:
     def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
         """Return the median time of a call; each begins when the one before is done. Ranks must not meet in a call."""
         unix_ns = self._prepare(call, warm_up)
-        self._warm(call, warm_up_s)
+        begun_ns = self._now_ns()
+        while self._now_ns() - begun_ns < warm_up_s * 1e9:
+            for _ in range(WARMED_TOGETHER):
+                call()
+            self._queue.synchronize()
         timed = [self._with_host(call, 1) for _ in range(calls)]
         with_host_s = median(elapsed_s for elapsed_s, _ in timed)
         spins_s = iter(_spins_s(max(queueing_s for _, queueing_s in timed)))
@@ -217,13 +221,6 @@ class CudaStopwatch:
             call()
         self._meet()
         return self._unix_ns()
-
-    def _warm(self, call: Callable[[], object], warm_up_s: float) -> None:
-        begun_ns = self._now_ns()
-        while self._now_ns() - begun_ns < warm_up_s * 1e9:
-            for _ in range(WARMED_TOGETHER):
-                call()
-            self._queue.synchronize()
 
     def _meet(self) -> None:
         self._queue.synchronize()
