@@ -16,11 +16,11 @@ from collectors.metrics import agent, host, results
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
-from collectors.node.registry import OPENERS, USUAL, NodeCollector, PollingConfig, open_collectors, open_nvml
+from collectors.node.registry import OPENERS, USUAL, NodeCollector, Opener, PollingConfig, open_collectors, open_nvml
 from collectors.node.watch import NodeWatch
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
-from collectors.prometheus.exposition import Owned
+from collectors.prometheus.exposition import Owned, Source
 from collectors.prometheus.http_server import CannotListen, Server, ServerConfig
 
 # Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
@@ -33,12 +33,9 @@ NOTICE = (
 
 def open_recorded_collectors(wanted: PollingConfig = USUAL) -> tuple[NodeCollector, ...]:
     """Open the registered node collectors, with recorded GPUs in place of this node's."""
-    openers = tuple((name, _recorded if name == "nvml" else opener) for name, opener in OPENERS)
+    recorded: Opener = lambda wanted: open_nvml(wanted, RecordedNvml(load(EIGHT_GPUS)).nvml)  # noqa: E731
+    openers = tuple((name, recorded if name == "nvml" else opener) for name, opener in OPENERS)
     return open_collectors(wanted, openers)
-
-
-def _recorded(wanted: PollingConfig) -> NodeCollector:
-    return open_nvml(wanted, RecordedNvml(load(EIGHT_GPUS)).nvml)
 
 
 # A made-up run: one rank on each sound GPU of the recorded node, all as slow as the one that grows hot.
@@ -68,27 +65,16 @@ _CONTEXT = _GIB // 2
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
 
 
-class MadeRanks:
-    """Samples that the logs of the made-up run would hold now; the run never ends.
-
-    clock_s: monotonic; the run begins when this object is made.
-    """
-
-    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
-        self._begun_s = clock_s()
-
-    def samples(self) -> Iterator[Owned]:
-        """Yield the run, and its ranks' newest step, traced step and memory."""
-        at_s = self._clock_s() - self._begun_s
-        yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, strategy=STRATEGY, ranks=str(RANKS), series=SERIES), {}
-        for rank in range(RANKS):
-            owner = {"rank": str(rank), "slot": SLOT}
-            yield agent.RANK_INFO.at(1, run=RUN, host=HOST), owner
-            yield RANK_GPU.at(1, run=RUN, gpu=str(rank), slice=""), owner
-            yield RANK_GPU_MEMORY.at(_RESERVED + _CONTEXT, gpu=str(rank), slice=""), owner
-            for sample in (*_step(at_s, rank), *_traced(at_s), *_memory()):
-                yield sample, owner
+def made_ranks(at_s: float) -> Iterator[Owned]:
+    """Yield the made-up run, and its ranks' newest step, traced step and memory, so long after its begin."""
+    yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, strategy=STRATEGY, ranks=str(RANKS), series=SERIES), {}
+    for rank in range(RANKS):
+        owner = {"rank": str(rank), "slot": SLOT}
+        yield agent.RANK_INFO.at(1, run=RUN, host=HOST), owner
+        yield RANK_GPU.at(1, run=RUN, gpu=str(rank), slice=""), owner
+        yield RANK_GPU_MEMORY.at(_RESERVED + _CONTEXT, gpu=str(rank), slice=""), owner
+        for sample in (*_step(at_s, rank), *_traced(at_s), *_memory()):
+            yield sample, owner
 
 
 def steps_by(at_s: float) -> float:
@@ -157,19 +143,11 @@ _STEP_BYTES = 6.5e9
 """Bytes that a port carries each way in a step of the made-up run."""
 
 
-class MadePorts:
-    """Samples that the kernel would give of these ports. clock_s: monotonic; the run begins when this is made."""
-
-    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
-        self._begun_s = clock_s()
-
-    def samples(self) -> Iterator[Owned]:
-        """Yield state, speed, bytes and errors of each port."""
-        at_s = self._clock_s() - self._begun_s
-        for number in range(DEVICES):
-            for sample in _port(f"made_{number}", at_s):
-                yield sample, {}
+def made_ports(at_s: float) -> Iterator[Owned]:
+    """Yield state, speed, bytes and errors of each port, so long after the run's begin."""
+    for number in range(DEVICES):
+        for sample in _port(f"made_{number}", at_s):
+            yield sample, {}
 
 
 def _port(device: str, at_s: float) -> Iterator[Sample]:
@@ -206,34 +184,17 @@ class _Result:
     ranks: int
     medians: tuple[Sample, ...]
 
-    def samples(self, completed_s: float) -> Iterator[Owned]:
-        owner = {
-            "strategy": self.strategy,
-            "ranks": str(self.ranks),
-            "device": "cuda",
-            "precision": "bf16",
-            "series": self.series,
-        }
-        yield agent.RESULT_INFO.at(1, series=self.series, run=RUN, strategy=self.strategy), {}
+
+def made_results(completed_s: float) -> Iterator[Owned]:
+    """Yield the newest results that a history would hold, with intervals. completed_s: Unix time of all of them."""
+    for result in _RESULTS:
+        shape = {"ranks": str(result.ranks), "device": "cuda", "precision": "bf16"}
+        owner = {"strategy": result.strategy, **shape, "series": result.series}
+        yield agent.RESULT_INFO.at(1, series=result.series, run=RUN, strategy=result.strategy), {}
         yield agent.RUN_LAST_COMPLETION.at(completed_s, **owner), {}
-        for sample in self.medians:
+        for sample in result.medians:
             for bound, factor in (("median", 1.0), ("low", 1 - INTERVAL_RATIO), ("high", 1 + INTERVAL_RATIO)):
                 yield Sample(sample.metric, factor * sample.value, sample.labels), {**owner, "bound": bound}
-
-
-class MadeResults:
-    """Samples of the newest results that a history would hold, all an hour old when this object is made.
-
-    now_s: seconds since 1970.
-    """
-
-    def __init__(self, *, now_s: Callable[[], float] = time.time) -> None:
-        self._completed_s = now_s() - COMPLETED_AGO_S
-
-    def samples(self) -> Iterator[Owned]:
-        """Yield the results with their intervals."""
-        for result in _RESULTS:
-            yield from result.samples(self._completed_s)
 
 
 _SCALING = _Result(
@@ -289,13 +250,13 @@ _WAITING = _Result(
             for action, elapsed_s in _STAGE_S.items()
         ),
         *(
-            results.RUN_LIVE_MICROBATCHES.at(4 - place, stage=str(place), account=account)
-            for place in range(4)
+            results.RUN_LIVE_MICROBATCHES.at(4 - stage, stage=str(stage), account=account)
+            for stage in range(4)
             for account in ("measured", "expected")
         ),
         *(
-            results.RUN_STAGE_ACTIVATION_BYTES.at((4 - place) * 3 * _GIB, stage=str(place), account="measured")
-            for place in range(4)
+            results.RUN_STAGE_ACTIVATION_BYTES.at((4 - stage) * 3 * _GIB, stage=str(stage), account="measured")
+            for stage in range(4)
         ),
     ),
 )
@@ -320,7 +281,13 @@ def open_demonstration(
     """
     tell = once(on_notice)
     watch = NodeWatch(lambda: open_recorded_collectors(wanted), beat_s=wanted.beat_s, on_notice=tell)
-    sources = (watch.samples, MadeRanks().samples, MadePorts().samples, MadeResults().samples)
+    begun_s, completed_s = time.monotonic(), time.time() - COMPLETED_AGO_S
+    sources: tuple[Source, ...] = (
+        watch.samples,
+        lambda: made_ranks(time.monotonic() - begun_s),
+        lambda: made_ports(time.monotonic() - begun_s),
+        lambda: made_results(completed_s),
+    )
     with ExitStack() as stack:
         try:
             server = stack.enter_context(answering(sources, host=host, port=port, terms=terms, on_notice=tell))

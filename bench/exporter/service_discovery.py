@@ -99,7 +99,11 @@ class Targets:
                 os.utime(page)  # Without a time, so that the file server's is taken.
             else:
                 self._replace(page, text)
-            if not is_known or self._is_look_due(page) or group not in self._groups():
+            try:
+                is_look_due = page.stat().st_mtime - self._looked.stat().st_mtime > self._look_s
+            except FileNotFoundError:
+                is_look_due = True
+            if not is_known or is_look_due or group not in self._groups():
                 self._make()
 
     def remove(self, address: str) -> None:
@@ -121,11 +125,15 @@ class Targets:
             now_s = self._looked.stat().st_mtime
             groups = [group for group in self._groups() if _MARK not in (group.get("labels") or {})]
             for page in sorted(self._pages.glob("*.json")):
-                with contextlib.suppress(FileNotFoundError):  # Its node has just removed it.
+                try:
                     if now_s - page.stat().st_mtime > self._stale_s:
                         page.unlink()
                     else:
-                        groups += self._group(page)
+                        groups.append(json.loads(page.read_text()))
+                except FileNotFoundError:  # Its node has just removed it.
+                    continue
+                except ValueError:
+                    self._on_notice(f"{page}: cannot be read, and is left out of {self._path}; delete it")
             text = json.dumps(groups, indent=2) + "\n"
             if not self._path.exists() or self._path.read_text() != text:
                 self._replace(self._path, text)
@@ -141,20 +149,6 @@ class Targets:
         if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
             raise Misuse(f"{self._path}: holds no list of targets, and is left as it is; name another file")
         return groups
-
-    def _group(self, page: Path) -> list[_Group]:
-        """Return the entry of a page; none, with a notice, where the page is not JSON."""
-        try:
-            return [json.loads(page.read_text())]
-        except ValueError:
-            self._on_notice(f"{page}: cannot be read, and is left out of {self._path}; delete it")
-            return []
-
-    def _is_look_due(self, page: Path) -> bool:
-        try:
-            return page.stat().st_mtime - self._looked.stat().st_mtime > self._look_s
-        except FileNotFoundError:
-            return True
 
     def _page(self, address: str) -> Path:
         return self._pages / f"{quote(address, safe='')}.json"

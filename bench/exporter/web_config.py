@@ -48,7 +48,7 @@ class Passwords:
     def __init__(self, hashes: Mapping[str, str], *, matches: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self._hashes = {name.encode(): hashed.encode() for name, hashed in hashes.items()}
         # Compared for an unknown user, so that the time taken does not tell which users exist.
-        self._decoy = max(self._hashes.values(), key=_cost)
+        self._decoy = max(self._hashes.values(), key=lambda hashed: hashed.split(b"$")[2])  # The cost: log2 of rounds.
         self._matches = matches
         self._key = secrets.token_bytes(32)
         self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
@@ -60,29 +60,24 @@ class Passwords:
         given = _credentials(authorization)
         if given is None:
             return False
-        fingerprint = self._fingerprint(*given)
+        # A name has no colon, so no two pairs read the same.
+        fingerprint = hashlib.blake2b(b":".join(given), key=self._key).digest()
         with self._answers_lock:
             for is_right, kept in self._answers.items():
                 if fingerprint in kept:
                     kept.move_to_end(fingerprint)
                     return is_right
-        is_right = self._check(*given)
+        name, password = given
+        hashed = self._hashes.get(name)
+        with self._hashing:
+            is_match = self._matches(password[:_COUNTED_BYTES], self._decoy if hashed is None else hashed)
+        is_right = is_match and hashed is not None
         with self._answers_lock:
             kept = self._answers[is_right]
             kept[fingerprint] = None
             while len(kept) > _KEPT_ANSWERS:
                 kept.popitem(last=False)
         return is_right
-
-    def _check(self, name: bytes, password: bytes) -> bool:
-        hashed = self._hashes.get(name)
-        with self._hashing:
-            is_match = self._matches(password[:_COUNTED_BYTES], self._decoy if hashed is None else hashed)
-        return is_match and hashed is not None
-
-    def _fingerprint(self, name: bytes, password: bytes) -> bytes:
-        # A name has no colon, so no two pairs read the same.
-        return hashlib.blake2b(name + b":" + password, key=self._key).digest()
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes] | None:
@@ -98,11 +93,6 @@ def _credentials(authorization: str) -> tuple[bytes, bytes] | None:
     except (binascii.Error, ValueError):
         return None
     return (name, password) if colon else None
-
-
-def _cost(hashed: bytes) -> bytes:
-    """Return the two digits of a hash that say how long it takes."""
-    return hashed.split(b"$")[2]
 
 
 # Reading the file.

@@ -182,7 +182,9 @@ class _Http(ThreadingHTTPServer):
         try:
             terms = self._ask_terms()
             try:
-                client = _wrapped(request, terms.tls)
+                client = request
+                if terms.tls is not None:  # The handshake follows in `_Handler.handle`.
+                    client = terms.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             except OSError:  # It disconnected before it sent anything.
                 self.shutdown_request(request)
                 return
@@ -204,11 +206,6 @@ class _Http(ThreadingHTTPServer):
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
             self.on_notice(f"a scrape failed: {in_words(error)}")
-
-
-def _wrapped(client: socket.socket, tls: ssl.SSLContext | None) -> socket.socket:
-    """Return the socket to talk to the client through, before any handshake."""
-    return client if tls is None else tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
 
 
 def _hear_no_more(client: socket.socket, how: int = socket.SHUT_RD) -> None:

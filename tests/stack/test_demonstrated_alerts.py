@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.demo import COMPLETED_AGO_S, MadeResults
+from bench.exporter.demo import made_results
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.gpu_health import GPU_XID_TIME
 from collectors.metrics.metric import Sample
@@ -95,7 +95,7 @@ def test_while_all_is_well_nobody_is_told(node: Rehearsal) -> None:
 
 
 def test_the_made_up_run_scales_worse_than_is_accepted(tmp_path: Path) -> None:
-    samples = list(MadeResults(now_s=lambda: COMPLETED_AGO_S).samples())
+    samples = list(made_results(0))
     hours = {
         _name(Sample(sample.metric, sample.value, {**sample.labels, **owner})): f"{sample.value}x5"
         for sample, owner in samples

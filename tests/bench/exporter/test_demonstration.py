@@ -12,6 +12,7 @@ import pytest
 
 from bench.exporter.demo import (
     BROKEN,
+    COMPLETED_AGO_S,
     COOL_S,
     DOWN_S,
     HOT_S,
@@ -20,9 +21,9 @@ from bench.exporter.demo import (
     RANKS,
     STEP_S,
     UP_S,
-    MadePorts,
-    MadeRanks,
-    MadeResults,
+    made_ports,
+    made_ranks,
+    made_results,
     open_recorded_collectors,
     steps_by,
 )
@@ -38,7 +39,7 @@ from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
-from collectors.prometheus.exposition import Exporter, Owned
+from collectors.prometheus.exposition import Exporter
 from dashboards.render import DASHBOARDS, GROUPS
 from tests.collectors.nvml.nodes import FakeClock, replayed
 
@@ -57,15 +58,8 @@ QUERIED = {
 }
 
 
-def _made(at_s: float) -> list[Owned]:
-    clock = FakeClock()
-    ranks = MadeRanks(clock_s=clock.seconds)
-    clock.now_s = at_s
-    return list(ranks.samples())
-
-
 def _values(metric: Metric, at_s: float) -> list[float]:
-    return [sample.value for sample, _ in _made(at_s) if sample.metric == metric.name]
+    return [sample.value for sample, _ in made_ranks(at_s) if sample.metric == metric.name]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +72,7 @@ def shown() -> set[str]:
             names |= {sample.metric for sample in nvml.read()}
         while GPU_XID_TIME.name not in names:  # A thread of its own counts it.
             names |= {sample.metric for sample in nvml.read()}
-    names |= {sample.metric for sample, _ in (*_made(0), *MadePorts().samples(), *MadeResults().samples())}
+    names |= {sample.metric for sample, _ in (*made_ranks(0), *made_ports(0), *made_results(0))}
     with NodeWatch(open_recorded_collectors, beat_s=60, on_notice=lambda text: None) as watch:
         while not watch.node_samples():
             time.sleep(0.01)
@@ -117,7 +111,7 @@ def test_the_allocators_account_of_a_made_rank_agrees_with_itself() -> None:
 
 def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None:
     refused: list[str] = []
-    given = [*_made(0), *MadePorts().samples(), *MadeResults().samples()]
+    given = [*made_ranks(0), *made_ports(0), *made_results(0)]
     body, _ = Exporter(METRICS, [lambda: given], on_notice=refused.append).render("")
     assert refused == []
     assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(given)
@@ -126,7 +120,7 @@ def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None
 def test_run_and_results_are_called_a_demonstration() -> None:
     called = [
         sample.labels["run"]
-        for sample, _ in (*_made(0), *MadeResults().samples())
+        for sample, _ in (*made_ranks(0), *made_results(0))
         if sample.metric in {RUN_INFO.name, RESULT_INFO.name}
     ]
     assert called == ["demonstration"] * 3
@@ -159,22 +153,21 @@ def test_all_ranks_are_as_slow_as_the_hot_gpu() -> None:
 
 def test_each_rank_is_on_a_gpu_of_its_own() -> None:
     for metric in (RANK_GPU, RANK_GPU_MEMORY):
-        placed = [(owner["rank"], sample.labels["gpu"]) for sample, owner in _made(0) if sample.metric == metric.name]
+        placed = [
+            (owner["rank"], sample.labels["gpu"]) for sample, owner in made_ranks(0) if sample.metric == metric.name
+        ]
         assert placed == [(str(rank), str(rank)) for rank in range(RANKS)]
 
 
 def test_results_are_fresh_for_the_alerts() -> None:
-    made = MadeResults(now_s=lambda: 1e9)
-    completed = [sample.value for sample, _ in made.samples() if sample.metric == RUN_LAST_COMPLETION.name]
-    assert completed == [1e9 - 3600] * 2
+    completed = [sample.value for sample, _ in made_results(1e9) if sample.metric == RUN_LAST_COMPLETION.name]
+    assert completed == [1e9] * 2
+    assert COMPLETED_AGO_S == 3600
 
 
 @pytest.mark.parametrize(("at_s", "is_up"), [(0.0, True), (DOWN_S, False), (UP_S, True), (LAP_S + DOWN_S, False)])
 def test_a_made_port_loses_its_link_in_each_lap(at_s: float, is_up: bool) -> None:
-    clock = FakeClock()
-    ports = MadePorts(clock_s=clock.seconds)
-    clock.now_s = at_s
-    shown = [sample for sample, _ in ports.samples()]
+    shown = [sample for sample, _ in made_ports(at_s)]
     down = [sample.labels["device"] for sample in shown if sample.labels.get("state") == "DOWN"]
     assert down == ([] if is_up else [BROKEN])
     lost = [sample.value for sample in shown if sample.labels.get("kind") == "link_downed"]
