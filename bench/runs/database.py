@@ -119,16 +119,16 @@ def _advice(url: URL, reason: str) -> str:
 
 
 def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
-    path = _sqlite_file(url)
-    if path is None:  # In memory, or a file: URI, which has its own options for opening.
-        engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
-    else:
+    name = url.database
+    # In memory, or a file: URI, there is no file to check: a URI has its own options for opening.
+    path = None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
+    if path is not None:
         _check_file(url, path, writable)
         if not writable:
             url = url.set(database=path.absolute().as_uri()).update_query_dict(
                 {"uri": "true"} | ({"mode": "ro", "immutable": "1"} if _is_frozen(path, is_glance) else {"mode": "rw"})
             )
-        engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
+    engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
     event.listen(engine, "connect", _prepare)
     if not writable and path is not None:
         event.listen(engine, "connect", _refuse_writing)
@@ -136,11 +136,6 @@ def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
         event.listen(engine, "connect", _keep_readers_going)
     event.listen(engine, "begin", _begin_writing if writable else _begin_reading)
     return engine
-
-
-def _sqlite_file(url: URL) -> Path | None:
-    name = url.database
-    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
 
 
 def _check_file(url: URL, path: Path, writable: bool) -> None:

@@ -18,7 +18,6 @@ from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.summary import Summary
-from collectors.metrics.metric import Metric
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.communication import Link, collective_time_s
@@ -86,17 +85,26 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
     rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
+
+    def conditions(of: Case, version: int) -> tuple[object, ...]:
+        shared = (of.ranks, of.threads) if of.device == "cpu" else ()
+        return version, of.device, of.precision, *shared
+
+    wanted = conditions(case, MatmulSpec().version_on(case.device))
     alike = [
         ceiling_from(summary)
         for summary in history.runs(RUNS_SEARCHED, MatmulSpec.name)
-        if summary.outcome == "done" and summary.hardware == hardware and _is_alike(summary.case, case)
+        if summary.outcome == "done"
+        and summary.hardware == hardware
+        and conditions(summary.case, summary.case.version) == wanted
     ]
     found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
     if found:
         return max(found, key=lambda ceiling: ceiling.flops_per_second.median)
-    return Absent(
-        reason=f"no matmul run on {hardware} is in the history that is like this one; `{_command(case)}` makes one"
-    )
+    command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
+    if case.device == "cpu":
+        command += f" --ranks {case.ranks} --threads {case.threads}"
+    return Absent(reason=f"no matmul run on {hardware} is in the history that is like this one; `{command}` makes one")
 
 
 def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
@@ -122,18 +130,6 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
         high=share.high,
         trials=tuple(trial / ceiling.flops_per_second.median for trial in flops.trials),
     )
-
-
-def _is_alike(matmul: Case, case: Case) -> bool:
-    version = MatmulSpec().version_on(case.device)
-    if (matmul.version, matmul.device, matmul.precision) != (version, case.device, case.precision):
-        return False
-    return case.device == "cuda" or (matmul.ranks, matmul.threads) == (case.ranks, case.threads)
-
-
-def _command(case: Case) -> str:
-    shared = f" --ranks {case.ranks} --threads {case.threads}" if case.device == "cpu" else ""
-    return f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}{shared}"
 
 
 PROBES = ("collectives", "all_reduce")
@@ -165,7 +161,7 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
     if isinstance(ceiling, Absent):
         yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
         return
-    flops = _estimate(summary, RUN_FLOPS)
+    flops = next(found for found in summary.estimates if found.metric == RUN_FLOPS.name)
     share = measured_mfu(flops, ceiling)
     if isinstance(share, Absent):
         yield f"MFU against a measured ceiling is absent: {share.reason}"
@@ -292,7 +288,3 @@ def _find_link(summary: Summary, history: History, collectives: Sequence[str] = 
         reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} that tells a link"
         f" is in the history; `observatory run collectives --ranks {case.ranks} --option collectives={best}` makes one"
     )
-
-
-def _estimate(summary: Summary, metric: Metric) -> Estimate:
-    return next(found for found in summary.estimates if found.metric == metric.name)

@@ -32,7 +32,10 @@ class Point:
 
 def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
     """Return the curve of the runs, in their order, each against the first."""
-    first, *others = [_throughput(summary) for summary in summaries]
+    first, *others = [
+        next((found for found in summary.estimates if found.metric == RUN_TOKENS_PER_SECOND.name), None)
+        for summary in summaries
+    ]
     points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
     for summary, throughput in zip(summaries[1:], others, strict=True):
         if throughput is None or first is None:
@@ -43,10 +46,6 @@ def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
         efficiency = ratio(_per_rank(throughput, summary), _per_rank(first, summaries[0]))
         points.append(Point(summary=summary, throughput=throughput, efficiency=efficiency))
     return tuple(points)
-
-
-def _throughput(summary: Summary) -> Estimate | None:
-    return next((found for found in summary.estimates if found.metric == RUN_TOKENS_PER_SECOND.name), None)
 
 
 def _per_rank(throughput: Estimate, summary: Summary) -> Estimate:

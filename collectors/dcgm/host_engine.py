@@ -59,17 +59,14 @@ def _running(proc: Path) -> Iterator[str]:
 
 
 def _listening(net: Path) -> Iterator[str]:
-    if any(_is_port(line.split()) for name in ("tcp", "tcp6") for line in _lines(net / name)):
+    sockets = [line.split() for name in ("tcp", "tcp6") for line in _lines(net / name)]
+    if any(local.endswith(f":{_PORT:04X}") and state == _LISTENS for _, local, _, state, *_ in sockets):
         yield f"something listens at TCP port {_PORT}, where nv-hostengine does"
     for line in _lines(net / "unix"):
         path = line.split()[-1]
         if path.rpartition("/")[2] == _NAMES[0]:
             yield f"{path} is listened at, as nv-hostengine does"
             return
-
-
-def _is_port(columns: list[str]) -> bool:
-    return columns[1].endswith(f":{_PORT:04X}") and columns[3] == _LISTENS
 
 
 def _lines(path: Path) -> list[str]:

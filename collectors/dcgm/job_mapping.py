@@ -241,7 +241,12 @@ class JobMapping:
         Raises:
             ValueError: a name is not that of a GPU's file, or a run is not one line.
         """
-        wanted = {_claim(file, run) for file, names in runs.items() for run in names}
+        wanted = {Claim(file=file, line=run) for file, names in runs.items() for run in names}
+        for claim in wanted:
+            if _FILE.fullmatch(claim.file) is None:
+                raise ValueError(f'"{claim.file}" is no file of a GPU; it may be a number, or two of them as in "3.1"')
+            if claim.line.splitlines() != [claim.line]:
+                raise ValueError(f"run {claim.line!r} is not one line, as job files have them")
         if not wanted and not self._ours:
             return
         missing = sorted(claim for claim in wanted if not self._stands(claim))
@@ -295,14 +300,6 @@ class JobMapping:
         self._reasons.setdefault(f"{path}: {error.strerror}; dcgm-exporter is not told of the runs there")
 
 
-def _claim(file: str, run: str) -> Claim:
-    if _FILE.fullmatch(file) is None:
-        raise ValueError(f'"{file}" is no file of a GPU; it may be a number, or two of them as in "3.1"')
-    if run.splitlines() != [run]:
-        raise ValueError(f"run {run!r} is not one line, as job files have them")
-    return Claim(file=file, line=run)
-
-
 def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
     """Return the runs on each GPU, by the name of its job file: "3", or "3.1" for a MIG instance.
 
@@ -311,14 +308,11 @@ def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for sample in samples:
         if sample.metric == RANK_GPU.name:
-            file = _file_of(sample.labels["gpu"], sample.labels["slice"])
+            # Compute instances share the file of their GPU instance, whose number stands first in "1/0".
+            gpu, instance = sample.labels["gpu"], sample.labels["slice"].partition("/")[0]
+            file = f"{gpu}.{instance}" if instance else gpu
             found.setdefault(file, set()).add(sample.labels["run"])
     return {file: frozenset(runs) for file, runs in found.items()}
-
-
-def _file_of(gpu: str, part: str) -> str:
-    """Return the file's name; compute instances share that of their GPU instance, whose number stands first."""
-    return f"{gpu}.{part.partition('/')[0]}" if part else gpu
 
 
 _CLOSE_S = 5.0

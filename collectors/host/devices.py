@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from collectors.host.procfs import KernelFiles
 from collectors.metrics import host
@@ -21,7 +22,11 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
 
     Disks made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
     """
-    disks = {name for name in files.names("sys/block") if _is_own(files, name)}
+    disks = set()
+    for name in files.names("sys/block"):
+        with suppress(FileNotFoundError):  # The disk was removed meanwhile.
+            if _VIRTUAL not in files.target(f"sys/block/{name}"):
+                disks.add(name)
     for line in files.text("proc/diskstats").splitlines():
         columns = line.split()
         device = columns[2]
@@ -34,13 +39,6 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
             yield host.HOST_DISK_REQUESTS.at(requests, **labels)
             yield host.HOST_DISK_REQUEST_SECONDS.at(spent_ms / 1e3, **labels)
         yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
-
-
-def _is_own(files: KernelFiles, name: str) -> bool:
-    try:
-        return _VIRTUAL not in files.target(f"sys/block/{name}")
-    except FileNotFoundError:  # The disk was removed meanwhile.
-        return False
 
 
 # Network interfaces.

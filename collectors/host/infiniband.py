@@ -75,15 +75,13 @@ def read_infiniband(files: KernelFiles) -> Iterator[Found]:
 
 
 def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
-    def said(name: str) -> str:
-        return files.text(f"{port.folder}/{name}").strip()
-
-    state = said("state").rpartition(": ")[2]  # Of "4: ACTIVE".
+    words = {name: files.text(f"{port.folder}/{name}").strip() for name in ("state", "link_layer", "phys_state")}
+    state, physical_state = (words[name].rpartition(": ")[2] for name in ("state", "phys_state"))  # Of "4: ACTIVE".
     yield host.HOST_INFINIBAND_INFO.at(
-        1, **port.labels, layer=said("link_layer"), state=state, physical_state=said("phys_state").rpartition(": ")[2]
+        1, **port.labels, layer=words["link_layer"], state=state, physical_state=physical_state
     )
     if state == "ACTIVE":  # A port that is down reports the rate of a link that it does not have.
-        gigabits = float(said("rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
+        gigabits = float(files.text(f"{port.folder}/rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
         yield host.HOST_INFINIBAND_LINK.at(gigabits * 1e9 / 8, **port.labels)
     counted = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
     if not counted.keys() >= set(_DIRECTIONS.values()):

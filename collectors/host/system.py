@@ -52,7 +52,11 @@ _FIELDS = {
 
 def read_memory(files: KernelFiles) -> Iterator[Sample]:
     """Return the bytes of memory and swap space, by kind."""
-    held = {line.partition(":")[0]: _bytes(line) for line in files.text("proc/meminfo").splitlines()}
+    held = {}
+    for line in files.text("proc/meminfo").splitlines():
+        name, _, amount = line.partition(":")
+        number, *unit = amount.split()  # "MemFree: 512 kB", where kB means KiB; a few lines are plain numbers.
+        held[name] = int(number) * (1024 if unit else 1)
     for kind, field in _FIELDS.items():
         yield host.HOST_MEMORY_BYTES.at(held[field], kind=kind)
     yield host.HOST_MEMORY_BYTES.at(held["MemTotal"] - held["MemAvailable"], kind="used")
@@ -60,12 +64,6 @@ def read_memory(files: KernelFiles) -> Iterator[Sample]:
     yield host.HOST_MEMORY_BYTES.at(held["Dirty"] + held["Writeback"], kind="dirty")
     yield host.HOST_SWAP_BYTES.at(held["SwapTotal"], kind="total")
     yield host.HOST_SWAP_BYTES.at(held["SwapTotal"] - held["SwapFree"], kind="used")
-
-
-def _bytes(line: str) -> int:
-    """Return the bytes of a line such as "MemFree: 512 kB", where kB means KiB; a few lines are plain numbers."""
-    number, *unit = line.partition(":")[2].split()
-    return int(number) * (1024 if unit else 1)
 
 
 _NUMA_FOLDER = "sys/devices/system/node"
@@ -77,7 +75,10 @@ _CPUS = {"local": "local_node", "remote": "other_node"}
 
 def read_numa(files: KernelFiles) -> Iterator[Found]:
     """Return the bytes of each NUMA node, and its allocations by outcome and by the CPU that asked."""
-    is_counting = _is_counting(files)
+    try:
+        is_counting = files.text(_SWITCH).strip() != "0"
+    except OSError:  # A kernel without this switch always counts.
+        is_counting = True
     if not is_counting:
         yield Absent(f"NUMA: the kernel is told not to count allocations (/{_SWITCH} is 0); they are left out")
     for name in files.names(_NUMA_FOLDER):
@@ -99,13 +100,6 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
             yield host.HOST_NUMA_ALLOCATIONS.at(int(counted[field]), numa=numa, outcome=outcome)
         for cpu, field in _CPUS.items():
             yield host.HOST_NUMA_ALLOCATORS.at(int(counted[field]), numa=numa, cpu=cpu)
-
-
-def _is_counting(files: KernelFiles) -> bool:
-    try:
-        return files.text(_SWITCH).strip() != "0"
-    except OSError:  # A kernel without this switch always counts.
-        return True
 
 
 # Page faults and swapping.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from collectors.background import BackgroundTask
@@ -66,7 +66,7 @@ class Poller:
     @property
     def absent(self) -> tuple[str, ...]:
         """What is not collected and why, each reason once."""
-        own = (reason for one in self._asked for reason in one.absent)
+        own = (reason for one in self._asked for reason in (one.answerer.latest or _Answer()).absent)
         return tuple(dict.fromkeys((*own, *self._reasons)))
 
     def poll(self) -> tuple[Part, ...]:
@@ -96,40 +96,39 @@ class Poller:
             one.state = "answering" if one.answerer.wait(left_s) else "late"
         except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others go on.
             one.state = "failed"
-            self._say(f"{name}: {in_words(error)}; its samples end here")
+            self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
         if one.state == "late":
-            self._say(f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old")
+            late = f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old"
+            self._reasons.setdefault(late)
 
     def _part(self, one: _Asked) -> Part:
-        answer = one.answerer.latest
-        is_shown = answer is not None and (
-            one.state == "answering"
-            or (one.state == "late" and self._clock_ns() - answer.at_ns <= round(self._hold_s * 1e9))
-        )
+        answer = one.answerer.latest or _Answer()
+        is_held = answer.at_ns is not None and self._clock_ns() - answer.at_ns <= round(self._hold_s * 1e9)
+        is_shown = one.state == "answering" or (one.state == "late" and is_held)
         return Part(
             name=one.collector.name,
             state=one.state,
-            samples=answer.samples if answer is not None and is_shown else [],
-            at_ns=None if answer is None else answer.at_ns,
-            read_s=0.0 if answer is None else answer.read_s,
-            read_samples=0 if answer is None else answer.read_samples,
-            read_fields=0 if answer is None else answer.read_fields,
+            samples=answer.samples if is_shown else [],
+            at_ns=answer.at_ns,
+            read_s=answer.read_s,
+            read_samples=answer.read_samples,
+            read_fields=answer.read_fields,
         )
-
-    def _say(self, reason: str) -> None:
-        self._reasons.setdefault(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """An answer. at_ns: when it was complete. read_s, read_samples, read_fields: sums over it and all earlier ones."""
+    """An answer; by default that of a collector that has not answered yet.
 
-    samples: list[Sample]
-    absent: tuple[str, ...]
-    at_ns: int
-    read_s: float
-    read_samples: int
-    read_fields: int
+    at_ns: when it was complete. read_s, read_samples, read_fields: sums over it and all earlier ones.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    absent: tuple[str, ...] = ()
+    at_ns: int | None = None
+    read_s: float = 0.0
+    read_samples: int = 0
+    read_fields: int = 0
 
 
 class _Asked:
@@ -139,33 +138,23 @@ class _Asked:
         self.collector = collector
         self.state: State = "answering"
         self._clock_ns = clock_ns
-        self._counting = collector if isinstance(collector, CountingCollector) else None
         self.answerer: BackgroundTask[_Answer] = BackgroundTask(f"collector-{collector.name}", self._read)
 
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """What the collector cannot give, as of its last answer."""
-        answer = self.answerer.latest
-        return () if answer is None else answer.absent
-
     def _read(self) -> _Answer:
-        before = self.answerer.latest
+        before = self.answerer.latest or _Answer()
         begun_ns = self._clock_ns()
         samples = self.collector.read()
         at_ns = self._clock_ns()
+        if isinstance(self.collector, CountingCollector):
+            read_fields = self.collector.fields_asked
+        else:  # A sample that is repeated is the same object as before.
+            repeated = set(map(id, before.samples))
+            read_fields = before.read_fields + sum(id(sample) not in repeated for sample in samples)
         return _Answer(
             samples=samples,
             absent=self.collector.absent,
             at_ns=at_ns,
-            read_s=(0.0 if before is None else before.read_s) + (at_ns - begun_ns) / 1e9,
-            read_samples=(0 if before is None else before.read_samples) + len(samples),
-            read_fields=self._fields(samples, before),
+            read_s=before.read_s + (at_ns - begun_ns) / 1e9,
+            read_samples=before.read_samples + len(samples),
+            read_fields=read_fields,
         )
-
-    def _fields(self, samples: list[Sample], before: _Answer | None) -> int:
-        if self._counting is not None:
-            return self._counting.fields_asked
-        # A repeated sample is the same object as before.
-        repeated = set() if before is None else set(map(id, before.samples))
-        new = sum(id(sample) not in repeated for sample in samples)
-        return new + (0 if before is None else before.read_fields)

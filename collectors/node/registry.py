@@ -100,14 +100,13 @@ def open_collectors(
     wanted: PollingConfig = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
 ) -> tuple[NodeCollector, ...]:
     """Open every collector of this node, in order; one that cannot be opened has a reason and no samples."""
-    return tuple(_open(name, opener, wanted) for name, opener in openers)
-
-
-def _open(name: str, opener: Opener, wanted: PollingConfig) -> NodeCollector:
-    try:
-        return opener(wanted)
-    except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.
-        return _Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out")
+    opened: list[NodeCollector] = []
+    for name, opener in openers:
+        try:
+            opened.append(opener(wanted))
+        except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.
+            opened.append(_Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out"))
+    return tuple(opened)
 
 
 class _Unopened:
