@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE
+from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.support.markers import usable_gpus, why_skipped
 from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
 

@@ -188,7 +188,7 @@ def _short(name: object) -> str:
 def _crash(arguments: Sequence[str], trace: str) -> str:
     """Write a crash file; return the message that names it."""
     from bench.machine.machine import redact
-    from bench.runs.locations import data_folder
+    from bench.runs.files import data_folder
 
     trace = redact(trace)
     last = trace.strip().splitlines()[-1]

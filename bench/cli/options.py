@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 
 class NamedPath(click.Path):

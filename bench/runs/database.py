@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runs.locations import data_folder
+from bench.runs.files import data_folder
 
 _LOCK_WAIT_S = 30
 _CONNECT_WAIT_S = 10

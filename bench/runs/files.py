@@ -1,17 +1,30 @@
-"""Reading small files whole, with a limit on their size: a name that a user gives may be that of a device."""
+"""Where runs and their history are kept unless the command line says so, and the reading of small files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import platformdirs
+
 from bench.errors import Misuse
+
+APPLICATION = "parallel-observatory"
+RUNS_VARIABLE = "OBSERVATORY_RUNS"
+STORE_VARIABLE = "OBSERVATORY_STORE"
+"""Environment variables in place of --runs and --store: unlike a command line, other users cannot read them."""
+
+
+def data_folder() -> Path:
+    """Return the folder of everything that we keep."""
+    return Path(platformdirs.user_data_dir(APPLICATION))
+
 
 MOST_BYTES = 64 << 20
 """Size limit of a file that is read whole. Traces are streamed and have no limit."""
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the file's content.
+    """Return the file's content, within a limit: a name that a user gives may be that of a device without an end.
 
     Raises:
         Misuse: it is larger than the limit.

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from bench.cli import main
 from bench.cli.completion import PROGRAM, SHELLS
+from bench.runs.files import STORE_VARIABLE
 from bench.runs.history import History
-from bench.runs.locations import STORE_VARIABLE
 from tests.bench.made.examples import make_machine, make_summary
 from workloads.registry import SPECS, spec_of
 

@@ -16,8 +16,8 @@ from bench.cli.planning import CaseArgs
 from bench.cli.run import ENGINE_NAMES, GROUPS, command
 from bench.engines.local import ENGINES
 from bench.exporter.server import PORT as SERVED_PORT
+from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
 from bench.runs.history import History
-from bench.runs.locations import RUNS_VARIABLE, STORE_VARIABLE
 from tests.bench.made.examples import make_machine, make_summary
 from workloads.registry import SPECS
 
