@@ -15,7 +15,7 @@ CLOCK = "sm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class GpuReading:
     """A GPU's clock and power as its node read them at one beat; None where the driver does not report one.
 
     time_ns: Unix time of the beat.
@@ -44,14 +44,14 @@ class GpuBeats:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._by_uuid: dict[str, list[Reached]] = {}
+        self._by_uuid: dict[str, list[GpuReading]] = {}
         for path in sorted(folder.glob("node*.jsonl")):
             node = NodeState()
             for record in read(path).records:
                 if node.take(record) and node.time_ns is not None:
                     self._take(node.time_ns, node.samples)
 
-    def last(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> Reached | None:
+    def last(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> GpuReading | None:
         """Return the last reading between two Unix times; None where there is none.
 
         gpu_uuid: of the GPU, or of its MIG instance, as CUDA gives it.
@@ -72,6 +72,6 @@ class GpuBeats:
             elif sample.metric == GPU_POWER_WATTS.name:
                 powers[sample.labels["gpu"]] = sample.value
         for gpu in clocks.keys() | powers.keys():
-            beat = Reached(time_ns=time_ns, clock_hertz=clocks.get(gpu), power_watts=powers.get(gpu))
+            beat = GpuReading(time_ns=time_ns, clock_hertz=clocks.get(gpu), power_watts=powers.get(gpu))
             for uuid in uuids.get(gpu, ()):
                 self._by_uuid.setdefault(uuid, []).append(beat)

@@ -78,9 +78,9 @@ class TimedStep:
     has_core_waits: bool = False
 
 
-def join_steps(performed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedStep, ...]:
+def join_steps(timed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedStep, ...]:
     """Join the steps of one trial that every rank has logged, in order."""
-    by_rank = [{one.step: one for one in performed} for performed in performed_by_rank]
+    by_rank = [{one.step: one for one in performed} for performed in timed_by_rank]
     common = set.intersection(*map(set, by_rank)) if by_rank else set()
     steps = []
     for number in sorted(common):

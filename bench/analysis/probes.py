@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import cast
 
 from bench.analysis.estimate import Estimate, estimate, of_metric, per_second
-from bench.analysis.gpu_clocks import GpuBeats, Reached
+from bench.analysis.gpu_clocks import GpuBeats, GpuReading
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs, samples_of
 from bench.case import Case
 from collectors.metrics import probes as metrics
@@ -38,7 +38,7 @@ POOR_FIT_RATIO = 0.5
 """A fit whose largest error exceeds this share of the measured time gets a note."""
 
 
-def links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
+def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
     """Fit latency and bandwidth to each of the library's collectives; return them, and reasons for those absent.
 
     Points of one trial are not independent: intervals come from one fit for each trial.
@@ -154,11 +154,11 @@ class ProbeTrial:
     """One complete trial of a probe.
 
     values: one value over all ranks, by metric name and then by label values.
-    reached: by shape of a matrix product, clock and power of the GPU of the slowest rank.
+    gpu_readings: by shape of a matrix product, clock and power of the GPU of the slowest rank.
     """
 
     values: Mapping[str, Mapping[Labels, float]]
-    reached: Mapping[Labels, Reached] = field(default_factory=dict)
+    gpu_readings: Mapping[Labels, GpuReading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def read_probe_trials(folder: Path, ranks: int) -> ProbeLogs:
         trials=tuple(
             ProbeTrial(
                 values={metric.name: join_by_labels(parts, "probe", metric, join) for metric, join in JOINS.items()},
-                reached=dict(_reached(parts, beats)),
+                gpu_readings=dict(_gpu_readings(parts, beats)),
             )
             for parts in logs.trials.values()
         ),
@@ -216,9 +216,9 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     trials = logs.trials
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
-    found = [*_collectives(case, trials), *_choices(logs), *_counts(trials), *_matmuls(trials), *_copies(trials)]
+    found = [*_collectives(case, trials), *_choices(logs), *_counts(trials), *_rates(trials)]
     notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
-    fitted, reasons = links(case, found)
+    fitted, reasons = fit_links(case, found)
     found += fitted
     found += expectations(case, found)
     reasons += _why_no_clock(case, trials, found)
@@ -230,7 +230,7 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     return tuple(found), (*notes, *reasons)
 
 
-def _reached(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, Reached]]:
+def _gpu_readings(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, GpuReading]]:
     """Yield the node's last reading of the GPU while the slowest rank computed each shape, where there is one."""
     slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
@@ -285,28 +285,38 @@ def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
     return []
 
 
+_COUNTS = (
+    (metrics.COLLECTIVE_ROUNDS, metrics.RUN_COLLECTIVE_ROUNDS),
+    (metrics.COLLECTIVE_SENT_BYTES, metrics.RUN_COLLECTIVE_TOTAL_BYTES),
+    (metrics.COLLECTIVE_PEAK_BYTES, metrics.RUN_COLLECTIVE_PEAK_BYTES),
+)
+_RATES = (
+    (metrics.MATMUL_SECONDS, metrics.RUN_MATMUL_FLOPS),
+    (metrics.MATMUL_WITH_HOST_SECONDS, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
+    (metrics.COPY_SECONDS, metrics.RUN_COPY_BANDWIDTH),
+    (metrics.COPY_WITH_HOST_SECONDS, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
+)
+
+
 def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for counted, shown in (
-        (metrics.COLLECTIVE_ROUNDS, metrics.RUN_COLLECTIVE_ROUNDS),
-        (metrics.COLLECTIVE_SENT_BYTES, metrics.RUN_COLLECTIVE_TOTAL_BYTES),
-        (metrics.COLLECTIVE_PEAK_BYTES, metrics.RUN_COLLECTIVE_PEAK_BYTES),
-    ):
+    for counted, shown in _COUNTS:
         for labels, values in _values(trials, counted):
             if min(values) > 0:
                 yield estimate(shown, values, account="counted", **labels)
 
 
-def _matmuls(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for measured, shown in (
-        (metrics.MATMUL_SECONDS, metrics.RUN_MATMUL_FLOPS),
-        (metrics.MATMUL_WITH_HOST_SECONDS, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
-    ):
+def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
+    """Yield the rates of products and copies, and what their GPU's clock and power were meanwhile."""
+    for measured, shown in _RATES:
         for labels, times_s in _values(trials, measured):
-            flops = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
-            yield per_second(shown, flops, times_s, **labels)
+            if "kind" in labels:
+                amount = moved_bytes(labels["kind"], int(labels["size"]))
+            else:
+                amount = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
+            yield per_second(shown, amount, times_s, **labels)
     for place in trials[0].values[metrics.MATMUL_SECONDS.name]:
         labels = dict(zip(metrics.MATMUL_SECONDS.labels, place, strict=True))
-        beats = [trial.reached[place] for trial in trials if place in trial.reached]
+        beats = [trial.gpu_readings[place] for trial in trials if place in trial.gpu_readings]
         clocks = [beat.clock_hertz for beat in beats if beat.clock_hertz]
         powers = [beat.power_watts for beat in beats if beat.power_watts]
         if len(clocks) == len(trials):
@@ -327,13 +337,3 @@ def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Esti
         "clock and power of products are absent: no beat of the node's log fell into them in each trial, or it does not"
         " name the GPU; products of 4,096 rows and more take long enough"
     ]
-
-
-def _copies(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    for measured, shown in (
-        (metrics.COPY_SECONDS, metrics.RUN_COPY_BANDWIDTH),
-        (metrics.COPY_WITH_HOST_SECONDS, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
-    ):
-        for labels, times_s in _values(trials, measured):
-            moved = moved_bytes(labels["kind"], int(labels["size"]))
-            yield per_second(shown, moved, times_s, **labels)

@@ -106,18 +106,16 @@ def read_traces(
     foreign = [path for path in paths if not path.name.endswith(OWN)]
     cores = len(os.sched_getaffinity(0))
     if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
-        return tuple(_value(_read(path, rank)) for path in paths)
-    with ThreadPoolExecutor(cores) as threads:  # Each thread waits for a process that reads one file.
-        largest_first = sorted(paths, key=_content_bytes, reverse=True)
-        read = threads.map(lambda path: _read_apart(path, rank), largest_first)
-        answers = dict(zip(largest_first, read, strict=True))
-    return tuple(_value(answers[path]) for path in paths)
-
-
-def _value(answer: Answer) -> Timeline | str:
-    if answer[0] == "broken":
-        raise RuntimeError(answer[1])
-    return answer[1]
+        answers = {path: _read(path, rank) for path in paths}
+    else:
+        with ThreadPoolExecutor(cores) as threads:  # Each thread waits for a process that reads one file.
+            largest_first = sorted(paths, key=_content_bytes, reverse=True)
+            read = threads.map(lambda path: _read_apart(path, rank), largest_first)
+            answers = dict(zip(largest_first, read, strict=True))
+    for kind, content in answers.values():
+        if kind == "broken":
+            raise RuntimeError(content)
+    return tuple(answers[path][1] for path in paths)
 
 
 def _content_bytes(path: Path) -> int:

@@ -41,7 +41,7 @@ class RankTrial:
     """
 
     readings: dict[Mark, list[Reading]] = field(default_factory=lambda: defaultdict(list))
-    performed: list[TimedActions] = field(default_factory=list)
+    timed_actions: list[TimedActions] = field(default_factory=list)
     is_good: bool = False
     gpu_uuid: str | None = None
 
@@ -81,7 +81,7 @@ def read_rank_logs(folder: Path, ranks: int, *, mark: Mark) -> RankLogs:
                 case Reading():
                     parts[record.trial].readings[record.mark].append(record)
                 case TimedActions():
-                    parts[record.trial].performed.append(record)
+                    parts[record.trial].timed_actions.append(record)
                 case Ended():
                     parts[record.trial].is_good = record.error is None
         for number, part in parts.items():
@@ -302,7 +302,7 @@ def _join(number: int, ranks: Sequence[RankTrial]) -> Trial:
             for readings, steps_s in zip(measured, steps_by_rank, strict=True)
         ),
         traced=join_traced([rank.of("traced") for rank in ranks]),
-        timed_steps=join_steps([rank.performed for rank in ranks]),
+        timed_steps=join_steps([rank.timed_actions for rank in ranks]),
     )
 
 

@@ -221,14 +221,15 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
     notes: Counter[str] = Counter()
     rows = [row for each in file.results if (row := _row(each, source, notes)) is not None]
     if not rows:
-        reasons = "; ".join(_told(notes)) or "its list is empty"
+        reasons = "; ".join(_counted(notes)) or "its list is empty"
         raise Misuse(f'{source}: "results" holds no figure: {reasons}; run nccl-tests on larger sizes')
+    # Nothing speaks against a right result; an unchecked one is right where no check found an error.
     wrong_checks = file.out_of_bounds.count if file.out_of_bounds is not None else 0
-    if not any(_is_good(placement, wrong_checks) for row in rows for placement in (row.out_of_place, row.in_place)):
+    placements = [one for row in rows for one in (row.out_of_place, row.in_place) if one is not None]
+    if all(wrong_checks if one.wrong_count is None else one.wrong_count for one in placements):
         raise Misuse(
             f"{source}: holds no right result, so its times mean nothing; set NCCL_DEBUG=WARN and run nccl-tests again"
         )
-    told = [*_told(notes), *_said_against(file, wrong_checks)]
     devices = [device for device in file.config.devices if device.group == file.config.devices[0].group]
     return Imported(
         source=source,
@@ -239,19 +240,12 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
         hosts=_once([device.hostname for device in devices]),
         devices=_once([device.device_info for device in devices]),
         rows=tuple(rows),
-        notes=tuple(told),
+        notes=(*_counted(notes), *_doubts(file, wrong_checks)),
     )
 
 
-def _is_good(placement: Placement | None, wrong_checks: int) -> bool:
-    """Return whether nothing speaks against the result; an unchecked one is good where no check found an error."""
-    if placement is None:
-        return False
-    return wrong_checks == 0 if placement.wrong_count is None else placement.wrong_count == 0
-
-
-def _said_against(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
-    """Yield what the file itself says against its figures, or against taking them for the library's."""
+def _doubts(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
+    """Yield what speaks against the file's figures, or against taking them for the library's."""
     if wrong_checks:
         yield f"OUT OF BOUNDS: {wrong_checks} of its checks found wrong elements"
     yield from (f"NCCL's last error was {_short(error)}" for error in file.errors if error.strip())
@@ -327,7 +321,7 @@ def _version_text(code: int | None) -> str | None:
     return f"{major}.{minor}.{code % 100}"
 
 
-def _told(notes: Counter[str]) -> list[str]:
+def _counted(notes: Counter[str]) -> list[str]:
     return [f"{count} row{'s' if count > 1 else ''} {reason}" for reason, count in notes.items()]
 
 

@@ -14,14 +14,13 @@ from typing import Any, cast
 
 import msgspec
 
-from bench.analysis.estimate import Estimate
+from bench.analysis.estimate import by_labels, of_metric
 from bench.analysis.probes import LIBRARY
 from bench.errors import Misuse
 from bench.machine.machine import Machine
 from bench.reports.nccl_tests_reader import ALGORITHM, COLLECTIVES, DTYPES, Imported
 from bench.runs.summary import Summary
-from collectors.metrics import probes as probes_metrics
-from collectors.metrics.metric import Metric
+from collectors.metrics import probes as metrics
 from workloads.cost_models.collective_sizes import IN_PLACE, UNDIVIDED
 from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.terms import Collective
@@ -36,7 +35,7 @@ def require_collectives(summary: Summary) -> None:
     Raises:
         Misuse: it measured none.
     """
-    if not any(found.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name for found in summary.estimates):
+    if not of_metric(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS):
         raise Misuse(
             f"run {summary.run} is of {summary.case.strategy} and measured no collective;"
             " `observatory run collectives` does"
@@ -55,23 +54,15 @@ def most_like(imported: Imported, newest_first: Iterable[Summary]) -> Summary | 
     for summary in newest_first:
         if summary.outcome != "done" or summary.case.ranks != imported.ranks:
             continue
-        sizes = _sizes(summary, imported.collective)
+        # The sizes of this collective that the run measured with the library's algorithm.
+        times = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS)
+        sizes = {int(labels[2]) for labels in times if labels[:2] == (imported.collective, LIBRARY)}
         if not sizes:
             continue
         likeness = (any((size, summary.case.precision) in typed for size in sizes), bool(sizes & wanted))
         if best is None or likeness > best_likeness:
             best, best_likeness = summary, likeness
     return best
-
-
-def _sizes(summary: Summary, collective: str) -> set[int]:
-    """Return the sizes of this collective that the run measured with the library's algorithm."""
-    return {
-        int(found.labels["size"])
-        for found in summary.estimates
-        if found.metric == probes_metrics.RUN_COLLECTIVE_SECONDS.name
-        and (found.labels["collective"], found.labels["algorithm"]) == (collective, LIBRARY)
-    }
 
 
 # Writing the documents.
@@ -98,25 +89,13 @@ def encode(summary: Summary, machine: Machine | None = None) -> dict[str, bytes]
         Misuse: the run measured no collective.
     """
     require_collectives(summary)
-    times = _figures(summary, probes_metrics.RUN_COLLECTIVE_SECONDS)
-    names = dict.fromkeys((collective, algorithm) for collective, algorithm, _ in times)
-    return {
-        _file_name(collective, algorithm): msgspec.json.encode(_document(summary, machine, collective, algorithm))
-        for collective, algorithm in names
-    }
-
-
-def _file_name(collective: str, algorithm: str) -> str:
-    return f"{_PROGRAMS[collective]}_perf{'' if algorithm == LIBRARY else f'.{algorithm}'}.json"
-
-
-def _figures(summary: Summary, metric: Metric) -> dict[tuple[str, str, int], Estimate]:
-    """Return the metric's estimates by collective, algorithm and size."""
-    return {
-        (found.labels["collective"], found.labels["algorithm"], int(found.labels["size"])): found
-        for found in summary.estimates
-        if found.metric == metric.name
-    }
+    times = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS)
+    documents = {}
+    for collective, algorithm in dict.fromkeys(labels[:2] for labels in times):
+        variant = "" if algorithm == LIBRARY else f".{algorithm}"
+        document = _document(summary, machine, collective, algorithm)
+        documents[f"{_PROGRAMS[collective]}_perf{variant}.json"] = msgspec.json.encode(document)
+    return documents
 
 
 def _document(summary: Summary, machine: Machine | None, collective: str, algorithm: str) -> dict[str, Any]:
@@ -124,6 +103,11 @@ def _document(summary: Summary, machine: Machine | None, collective: str, algori
     rows = _rows(summary, collective, algorithm)
     sizes = [row["size"] for row in rows]
     placed = "in_place" if collective in IN_PLACE else "out_of_place"
+    # NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; none where no NCCL ran.
+    version_code = None
+    if machine is not None and machine.nccl_version is not None and summary.case.backend == "nccl":
+        major, minor, patch = (int(part) for part in machine.nccl_version.split(".")[:3])
+        version_code = major * 10_000 + minor * 100 + patch
     return {
         "version": FORM,
         "start_time": _clock(summary.started_ns),
@@ -132,7 +116,7 @@ def _document(summary: Summary, machine: Machine | None, collective: str, algori
             *([] if algorithm == LIBRARY else [f"{ALGORITHM}{algorithm}"]),
         ],
         "env": [f"{name}={value}" for name, value in machine.environment.items()] if machine else [],
-        "nccl_version": _version_code(machine.nccl_version if machine and summary.case.backend == "nccl" else None),
+        "nccl_version": version_code,
         "config": {
             "nthreads": 1,
             "ngpus": 1,
@@ -157,38 +141,37 @@ def _document(summary: Summary, machine: Machine | None, collective: str, algori
 
 
 def _rows(summary: Summary, collective: str, algorithm: str) -> list[dict[str, Any]]:
-    algorithm_bandwidths = _figures(summary, probes_metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
-    bus_bandwidths = _figures(summary, probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
-    precision = summary.case.precision
+    case, estimates = summary.case, summary.estimates
+    algorithm_rates = by_labels(estimates, metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
+    bus_rates = by_labels(estimates, metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
+    times = by_labels(estimates, metrics.RUN_COLLECTIVE_SECONDS)
     is_in_place = collective in IN_PLACE
     rows = []
-    for key, elapsed in sorted(
-        _figures(summary, probes_metrics.RUN_COLLECTIVE_SECONDS).items(), key=lambda item: item[0][2]
-    ):
-        if key[:2] != (collective, algorithm):
+    for labels in sorted(times, key=lambda labels: int(labels[2])):
+        if labels[:2] != (collective, algorithm):
             continue
-        algorithm_bandwidth = algorithm_bandwidths[key].median
-        if (bus := bus_bandwidths.get(key)) is None:
-            bus_bandwidth = algorithm_bandwidth * float(bus_factor(cast(Collective, collective), summary.case.ranks))
+        size_bytes, algorithm_rate = int(labels[2]), algorithm_rates[labels].median
+        if labels in bus_rates:
+            bus_rate = bus_rates[labels].median
         else:
-            bus_bandwidth = bus.median
+            bus_rate = algorithm_rate * float(bus_factor(cast(Collective, collective), case.ranks))
         body = {
-            "time": elapsed.median * 1e6,
-            "alg_bw": algorithm_bandwidth / 1e9,
-            "bus_bw": bus_bandwidth / 1e9,
+            "time": times[labels].median * 1e6,
+            "alg_bw": algorithm_rate / 1e9,
+            "bus_bw": bus_rate / 1e9,
             "nwrong": 0.0,
         }
-        count = key[2] // ELEMENT_BYTES[precision]
+        count = size_bytes // ELEMENT_BYTES[case.precision]
         rows.append(
             {
-                "size": key[2],
-                "count": count if collective in UNDIVIDED else count // summary.case.ranks,
-                "type": _TYPES[precision],
+                "size": size_bytes,
+                "count": count if collective in UNDIVIDED else count // case.ranks,
+                "type": _TYPES[case.precision],
                 "redop": "sum" if collective in _REDUCING else "none",
                 "root": f"{0 if collective in _ROOTED else -1:6d}",
                 "out_of_place": None if is_in_place else body,
                 "in_place": body if is_in_place else None,
-                "actual_iterations": summary.case.steps,
+                "actual_iterations": case.steps,
                 "experiment_name": summary.run,
             }
         )
@@ -198,20 +181,11 @@ def _rows(summary: Summary, collective: str, algorithm: str) -> list[dict[str, A
 def _step(sizes: Sequence[int]) -> Mapping[str, int]:
     """Return the one factor or difference between all neighbours: 2 for 4, 8, 16, and 4 for 4, 8, 12; else nothing."""
     pairs = list(pairwise(sizes))
-    factors = {_factor(smaller, larger) for smaller, larger in pairs}
+    factors = {larger // smaller for smaller, larger in pairs}
     differences = {larger - smaller for smaller, larger in pairs}
-    if (factor := _only(factors)) is not None:
-        return {"step_factor": factor}
-    return {} if (difference := _only(differences)) is None else {"step_bytes": difference}
-
-
-def _factor(smaller: int, larger: int) -> int | None:
-    return larger // smaller if larger % smaller == 0 else None
-
-
-def _only(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    return found[0] if len(found) == 1 else None
+    if len(factors) == 1 and not any(larger % smaller for smaller, larger in pairs):
+        return {"step_factor": factors.pop()}
+    return {"step_bytes": differences.pop()} if len(differences) == 1 else {}
 
 
 def _device(summary: Summary, machine: Machine | None, rank: int) -> dict[str, Any]:
@@ -227,14 +201,6 @@ def _device(summary: Summary, machine: Machine | None, rank: int) -> dict[str, A
         "device_hex": None,
         "device_info": summary.hardware if is_cpu else None if gpu is None else gpu.name,
     }
-
-
-def _version_code(version: str | None) -> int | None:
-    """Return NCCL's version as one number, as its NCCL_VERSION makes it since 2.9; None where no NCCL ran."""
-    if version is None:
-        return None
-    major, minor, patch = (int(part) for part in version.split(".")[:3])
-    return major * 10_000 + minor * 100 + patch
 
 
 def _clock(time_ns: int) -> str:
