@@ -72,9 +72,9 @@ def test_a_text_whose_events_are_too_far_behind_is_not_said_to_be_broken() -> No
 
 
 def _said(**keys: object) -> TraceMetadata:
-    found, _ = go_to_events(_window(json.dumps({**keys, "traceEvents": []}).encode()))
-    assert found is not None
-    return read_metadata(found)
+    head, _ = go_to_events(_window(json.dumps({**keys, "traceEvents": []}).encode()))
+    assert head is not None
+    return read_metadata(head)
 
 
 def test_torch_says_who_the_rank_is() -> None:
