@@ -5,7 +5,7 @@ Times are integer nanoseconds of Unix time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -90,27 +90,6 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One event.
-
-    stream: a stream of the device, or a thread of the host.
-    correlation: shared by a launch and what it put on the device; None where there is none.
-    call, sequence: of communication only: what the trace tells of it, and its number in its process group.
-    shape: of an operator only: the sizes of its inputs as the trace writes them; "" where it writes none.
-    """
-
-    name: str
-    kind: Kind
-    start_ns: int
-    end_ns: int
-    stream: int
-    correlation: int | None = None
-    call: Call | None = None
-    sequence: int | None = None
-    shape: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What a trace tells of its rank; None or empty where it tells nothing.
 
@@ -132,8 +111,10 @@ class Timeline:
     """All spans of one rank, sorted by start; of those that start together the longer comes first.
 
     names, calls, shapes: the distinct ones. name, call, shape: of each span, an index into these; kind: into `KINDS`.
-    start_ns, end_ns: Unix time. stream, correlation, sequence: see `Span`; `ABSENT` where it has none. Where a trace
-    has several devices, the device's number stands above a stream's 32 bits.
+    start_ns, end_ns: Unix time. stream: of the device, or a thread of the host; where a trace has several devices, the
+    device's number stands above a stream's 32 bits. correlation: shared by a launch and what it put on the device.
+    call, sequence: of communication only; the sequence is its number in its process group. shape: of an operator only:
+    the sizes of its inputs as the trace writes them. `ABSENT` in a column where a span has none.
     is_device: whether the spans of computation, communication and copies are a device's, not the host's.
     """
 
@@ -187,52 +168,10 @@ class Timeline:
         )
 
 
-def timeline_of(
-    spans: Iterable[Span],
-    *,
-    rank: int,
-    is_device: bool,
-    allocations: Allocations = NO_ALLOCATIONS,
-    about: About | None = None,
-) -> Timeline:
-    """Return the spans as a Timeline."""
-    rows = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
-    names = _numbered(span.name for span in rows)
-    calls = _numbered(span.call for span in rows if span.call is not None)
-    shapes = _numbered(span.shape for span in rows if span.shape)
-    kinds = {kind: number for number, kind in enumerate(KINDS)}
-    return Timeline(
-        rank=rank,
-        is_device=is_device,
-        names=tuple(names),
-        name=np.array([names[span.name] for span in rows], dtype=np.int32),
-        kind=np.array([kinds[span.kind] for span in rows], dtype=np.int8),
-        start_ns=np.array([span.start_ns for span in rows], dtype=np.int64),
-        end_ns=np.array([span.end_ns for span in rows], dtype=np.int64),
-        stream=np.array([span.stream for span in rows], dtype=np.int64),
-        correlation=_column(span.correlation for span in rows),
-        calls=tuple(calls),
-        call=np.array([ABSENT if span.call is None else calls[span.call] for span in rows], dtype=np.int32),
-        sequence=_column(span.sequence for span in rows),
-        shapes=tuple(shapes),
-        shape=np.array([shapes[span.shape] if span.shape else ABSENT for span in rows], dtype=np.int32),
-        allocations=allocations,
-        about=About() if about is None else about,
-    )
-
-
 def stream_name(stream: int) -> int | str:
     """Return a stream's number, with its device if the trace has several: "7 of GPU 3"."""
     device, number = divmod(stream, 1 << STREAM_BITS)
     return f"{number} of GPU {device}" if 0 < device < MOST_DEVICES else stream
-
-
-def _numbered(things: Iterable[T]) -> dict[T, int]:
-    return {thing: number for number, thing in enumerate(dict.fromkeys(things))}
-
-
-def _column(values: Iterable[int | None]) -> NDArray[np.int64]:
-    return np.array([ABSENT if value is None else value for value in values], dtype=np.int64)
 
 
 # Numbering: a column of repeated values becomes the distinct values and indices into them.

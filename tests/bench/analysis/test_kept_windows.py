@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.analysis.timelines import newest_windows, save_timeline, window_path
-from collectors.traces.timeline import Span, Timeline, load, timeline_of
+from collectors.traces.timeline import Timeline, load
+from tests.support.timelines import Span, timeline_of
 
 
 def _window(name: str, rank: int = 3) -> Timeline:

@@ -6,7 +6,8 @@ import gzip
 import json
 from pathlib import Path
 
-from collectors.traces.timeline import About, Call, Span, Timeline, save, timeline_of
+from collectors.traces.timeline import About, Call, Timeline, save
+from tests.support.timelines import Span, timeline_of
 
 BEGINS_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

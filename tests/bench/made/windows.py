@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from collectors.traces.event_names import STEP
-from collectors.traces.timeline import Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import Call, Timeline
+from tests.support.timelines import Span, timeline_of
 
 STEP_NS, TRANSFER_NS, COMPUTE_NS = 1_000_000, 100_000, 200_000
 ELEMENTS = 1_000

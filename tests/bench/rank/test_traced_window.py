@@ -10,9 +10,10 @@ from bench.rank.instrumentation import TracedWindow, entered_in, partial_steps, 
 from collectors.rank.flight_recorder import Forgotten
 from collectors.rank.profiler import Window
 from collectors.traces.event_names import STEP
-from collectors.traces.timeline import Span, Timeline, timeline_of
+from collectors.traces.timeline import Timeline
 from tests.bench.made.examples import make_case
 from tests.collectors.made_nccl_record import CREATED_NS, EMPTY, MadeRecord
+from tests.support.timelines import Span, timeline_of
 
 
 def _case(compile_mode: str = "none") -> Case:

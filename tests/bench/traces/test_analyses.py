@@ -14,8 +14,9 @@ from bench.analysis.timelines import read_files
 from bench.errors import Misuse
 from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
 from collectors.traces.table import Table
-from collectors.traces.timeline import Timeline, timeline_of
+from collectors.traces.timeline import Timeline
 from tests.bench.made.small_traces import small_timeline
+from tests.support.timelines import timeline_of
 
 REAL = Path(__file__).parents[3] / "../shared/data/traces"
 SETS = {

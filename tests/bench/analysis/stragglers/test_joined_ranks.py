@@ -10,8 +10,9 @@ import pytest
 from bench.analysis.stragglers import join_ranks
 from collectors.metrics import results as results_metrics
 from collectors.metrics.metric import Metric
-from collectors.traces.timeline import About, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Call, Timeline
 from tests.bench.made.windows import ELEMENTS, STEP_NS, TRANSFER_NS, made_windows
+from tests.support.timelines import Span, timeline_of
 
 LATE_NS = 30_000
 JOINED = join_ranks(made_windows([(2, LATE_NS), (2, LATE_NS), (1, LATE_NS), (0, 0)]))

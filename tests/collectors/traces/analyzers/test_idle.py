@@ -2,7 +2,8 @@
 
 from collectors.traces.analyzers.idle import GAPS_SHOWN, Idle, idle
 from collectors.traces.analyzers.summary import summary
-from collectors.traces.timeline import Span, Timeline, timeline_of
+from collectors.traces.timeline import Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def _launched(name: str, correlation: int, launch_ns: int, start_ns: int, end_ns: int) -> list[Span]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collectors.traces.analyzers.idle import idle, idle_causes
-from collectors.traces.timeline import Span
 from tests.collectors.traces.made.small_traces import BACKWARD, GLOO, MAIN, MICROSECOND_NS, device, launch, span
+from tests.support.timelines import Span
 
 LOADS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 KERNEL = (launch(0, 1), span("compute", "gemm", 10, 110, 7, 1))

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from collectors.traces.analyzers.idle import CAUSES, LAUNCH_GAP_NS, idle_causes
 from collectors.traces.intervals import intersection, length_ns, union
-from collectors.traces.timeline import Kind, Span, timeline_of
+from collectors.traces.timeline import Kind
+from tests.support.timelines import Span, timeline_of
 
 SOON_NS = 2_000
 LATE_NS = 10 * LAUNCH_GAP_NS

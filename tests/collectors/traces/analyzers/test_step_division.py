@@ -13,7 +13,8 @@ from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amou
 from collectors.traces.analyzers.summary import divide
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.steps import StepInterval
-from collectors.traces.timeline import Call, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Call, Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 WORK: tuple[Kind, ...] = ("compute", "communication", "copy")
 TRACES = Path(__file__).parents[4] / "../shared/data/traces"

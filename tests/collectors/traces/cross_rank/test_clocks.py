@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.traces.cross_rank.clock_sync import Agreement, align
-from collectors.traces.timeline import About, Call, Span, Timeline
+from collectors.traces.timeline import About, Call, Timeline
 from tests.collectors.traces.made.generated import Told, generate
 from tests.collectors.traces.made.made_collectives import ran, rank_of, ranks_of
+from tests.support.timelines import Span
 
 BROADCAST = Call(collective="broadcast", group="0")
 UNIX_NS = 1_795_187_272_350_042_681

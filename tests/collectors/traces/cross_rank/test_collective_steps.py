@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.cross_rank.collective_times import steps_of
 from collectors.traces.steps import steps
-from collectors.traces.timeline import Span, Timeline, timeline_of
+from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.made_collectives import ALL_REDUCE, ran, rank_of, ranks_of
+from tests.support.timelines import Span, timeline_of
 
 
 def _marks(*starts_ns: int, numbers: Iterable[int] | None = None, every_ns: int = 100) -> list[Span]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.cross_rank.process_groups import numbers_of_marks, step_numbers
-from collectors.traces.timeline import ABSENT, Span
+from collectors.traces.timeline import ABSENT
 from tests.collectors.traces.made.made_collectives import ran, rank_of
+from tests.support.timelines import Span
 
 
 def _step(name: str, start_ns: int, end_ns: int) -> Span:

@@ -9,8 +9,9 @@ import pytest
 
 from collectors.traces.analyzers.critical_path import critical_path
 from collectors.traces.cross_rank.clock_sync import Alignment, ranks_on_one_clock
-from collectors.traces.timeline import About, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Call, Timeline
 from tests.collectors.traces.made.small_traces import MICROSECOND_NS, all_reduce, device, launch, span
+from tests.support.timelines import Span, timeline_of
 
 
 def _pipelined(rank: int, ahead_us: int, host: str | None = None) -> Timeline:

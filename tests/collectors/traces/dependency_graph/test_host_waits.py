@@ -6,8 +6,9 @@ import numpy as np
 
 from collectors.traces.dependency_graph.dependencies import awaited, device_queue, wakings
 from collectors.traces.dependency_graph.rank_graph import threads_of
-from collectors.traces.timeline import Span, Timeline
+from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.small_traces import BACKWARD, GLOO, MAIN, device, host, launch, span
+from tests.support.timelines import Span
 
 
 def _awaited(timeline: Timeline) -> list[tuple[str, str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collectors.traces.dependency_graph.dependencies import device_queue, stream_waits
-from collectors.traces.timeline import Span, Timeline
+from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.small_traces import BACKWARD, device, launch, span
+from tests.support.timelines import Span
 
 
 def _found(timeline: Timeline) -> list[tuple[str, str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.dependency_graph.dependencies import device_queue, inferred_stream_waits
-from collectors.traces.timeline import Span
 from tests.collectors.traces.made.small_traces import device, launch, span
+from tests.support.timelines import Span
 
 NONE = np.empty(0, dtype=np.int64)
 

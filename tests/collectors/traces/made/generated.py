@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from collectors.traces.timeline import About, Call, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Call, Kind, Timeline
 from tests.collectors.traces.made.simulated import MAIN, MICROSECOND_NS, SimulatedRanks, TrueCollective
+from tests.support.timelines import Span, timeline_of
 
 COMPUTE, COMPUTE_TOO, COPY, WORLD, PAIR = 7, 13, 17, 20, 24
 """Streams of the device."""

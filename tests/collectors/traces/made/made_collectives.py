@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collectors.traces.timeline import About, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Call, Timeline
+from tests.support.timelines import Span, timeline_of
 
 ALL_REDUCE = Call(collective="all_reduce", group="0")
 

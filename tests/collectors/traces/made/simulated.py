@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collectors.traces.timeline import Call, Kind, Span
+from collectors.traces.timeline import Call, Kind
+from tests.support.timelines import Span
 
 MAIN = 4000
 """The thread that launches."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collectors.traces.timeline import Call, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Call, Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 MICROSECOND_NS = 1000
 MAIN, BACKWARD, GLOO = 1, 2, 3

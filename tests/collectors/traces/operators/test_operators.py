@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.operators import launching_operators, operators_at
-from collectors.traces.timeline import ABSENT, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import ABSENT, Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def span(name: str, kind: Kind, start_ns: int, end_ns: int, stream: int = 1, correlation: int | None = None) -> Span:

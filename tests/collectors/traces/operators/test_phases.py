@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.operators import PHASES, Phase, phases
-from collectors.traces.timeline import Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 

@@ -13,8 +13,9 @@ from collectors.rank import flight_recorder
 from collectors.rank.profiler import EVENTS_TELL_ALL, recording
 from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, elements_of, with_calls
 from collectors.traces.reading.profiler_events import read_events
-from collectors.traces.timeline import ABSENT, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import ABSENT, Call, Timeline
 from tests.support.ranks import OnRanks
+from tests.support.timelines import Span, timeline_of
 
 MS = 1_000_000
 of_real_events = pytest.mark.skipif(

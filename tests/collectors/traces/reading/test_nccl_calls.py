@@ -9,8 +9,9 @@ import pytest
 from collectors.rank.flight_recorder import works_since
 from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued
 from collectors.traces.reading.nccl_calls import replayed, why_uncounted, with_calls
-from collectors.traces.timeline import ABSENT, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import ABSENT, Call, Timeline
 from tests.collectors.made_nccl_record import EMPTY, MadeRecord
+from tests.support.timelines import Span, timeline_of
 
 MS = 1_000_000
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"

@@ -1,7 +1,8 @@
 """A span of the device is joined with the call that launched it, by correlation."""
 
 from collectors.traces.steps import LONG_AGO, is_at_work, launch_of, launches
-from collectors.traces.timeline import ABSENT, Kind, Span, timeline_of
+from collectors.traces.timeline import ABSENT, Kind
+from tests.support.timelines import Span, timeline_of
 
 
 def _span(kind: Kind, start_ns: int, end_ns: int, correlation: int | None = None, stream: int = 7) -> Span:

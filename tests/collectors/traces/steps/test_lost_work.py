@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.steps import launches, lost_work
-from collectors.traces.timeline import Span
 from tests.collectors.traces.made.small_traces import BACKWARD, MAIN, MICROSECOND_NS, device, launch, span
+from tests.support.timelines import Span
 
 
 def _lost(*spans: Span, start_us: int = 0, end_us: int = 100) -> tuple[int, int]:

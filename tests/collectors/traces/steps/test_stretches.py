@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from collectors.traces.event_names import STEP
 from collectors.traces.steps import CUT, NOTHING, StepInterval, step_names, steps, stretches
-from collectors.traces.timeline import About, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def _step(number: int, start_ns: int, end_ns: int) -> Span:

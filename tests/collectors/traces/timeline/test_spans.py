@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from collectors.traces.timeline import ABSENT, Call, Span, Timeline, stream_name, timeline_of
+from collectors.traces.timeline import ABSENT, Call, Timeline, stream_name
+from tests.support.timelines import Span, timeline_of
 
 SPANS = [
     Span(name="aten::mm", kind="compute", start_ns=5, end_ns=9, stream=1),

@@ -9,19 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from collectors.traces.timeline import (
-    ABSENT,
-    COLUMNS,
-    SCHEMA_VERSION,
-    About,
-    Allocations,
-    Call,
-    Span,
-    Timeline,
-    load,
-    save,
-    timeline_of,
-)
+from collectors.traces.timeline import ABSENT, COLUMNS, SCHEMA_VERSION, About, Allocations, Call, Timeline, load, save
+from tests.support.timelines import Span, timeline_of
 
 SPANS = [
     Span(name="aten::mm", kind="host", start_ns=1, end_ns=3, stream=1, shape="[[2, 3], [3, 4]]"),

@@ -8,7 +8,7 @@ import pytest
 
 from collectors.traces.analyzers.critical_path import StepPath, critical_path
 from collectors.traces.dependency_graph.graph import PathKind
-from collectors.traces.timeline import About, Call, Span, Timeline
+from collectors.traces.timeline import About, Call, Timeline
 from tests.collectors.traces.made.small_traces import (
     BACKWARD,
     GLOO,
@@ -20,6 +20,7 @@ from tests.collectors.traces.made.small_traces import (
     launch,
     span,
 )
+from tests.support.timelines import Span
 
 STEP = "ProfilerStep#3"
 BROADCAST = Call(collective="broadcast", group="0", ranks=(0, 1))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from collectors.traces.analyzers.diff import mean_step
 from collectors.traces.analyzers.step_division import Item
 from collectors.traces.steps import StepInterval
-from collectors.traces.timeline import Span, Timeline, timeline_of
+from collectors.traces.timeline import Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def rank(number: int, *lengths_ns: int) -> tuple[Timeline, list[StepInterval]]:

@@ -12,7 +12,8 @@ from collectors.traces.analyzers.diff import Change, Difference, NothingToCompar
 from collectors.traces.analyzers.step_division import Item
 from collectors.traces.analyzers.summary import breakdowns
 from collectors.traces.reading.reader import read_trace
-from collectors.traces.timeline import Call, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Call, Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 TRACES = Path(__file__).parents[5] / "../shared/data/traces"
 DIVISIONS = (("parts",), ("kernels", "idle"), ("kernels", "causes"), ("shapes", "idle"))

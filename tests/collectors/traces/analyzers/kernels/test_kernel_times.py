@@ -4,7 +4,8 @@ import pytest
 
 from collectors.traces.analyzers.kernels import kernel_times
 from collectors.traces.intervals import length_ns, union
-from collectors.traces.timeline import Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def _timeline(rank: int, *spans: tuple[str, Kind, int, int]) -> Timeline:

@@ -1,7 +1,7 @@
 """The tables of kernels hold what was found, and notes say what was not."""
 
 from collectors.traces.analyzers.kernels import Kernels, kernels
-from collectors.traces.timeline import Span, timeline_of
+from tests.support.timelines import Span, timeline_of
 
 SPANS = (
     Span(name="cudaLaunchKernel", kind="launch", start_ns=0, end_ns=2, stream=1, correlation=1),

@@ -3,7 +3,8 @@
 import pytest
 
 from collectors.traces.analyzers.kernels import GRAPH, LaunchQueue, launch_queue
-from collectors.traces.timeline import Kind, Span, timeline_of
+from collectors.traces.timeline import Kind
+from tests.support.timelines import Span, timeline_of
 
 CALL = "cudaLaunchKernel"
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.analyzers.lateness import ACTIVITIES, Activities, Activity
-from collectors.traces.timeline import Kind, Span, timeline_of
+from collectors.traces.timeline import Kind
+from tests.support.timelines import Span, timeline_of
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 

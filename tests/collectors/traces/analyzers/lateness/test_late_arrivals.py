@@ -6,9 +6,10 @@ import pytest
 
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals
-from collectors.traces.timeline import Kind, Span, Timeline
+from collectors.traces.timeline import Kind, Timeline
 from tests.collectors.traces.made.generated import generate
 from tests.collectors.traces.made.made_collectives import ran, ranks_of
+from tests.support.timelines import Span
 
 
 def _late(timelines: list[Timeline], least_ns: int = 0) -> list[LateArrival]:

@@ -8,8 +8,9 @@ import pytest
 
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.analyzers.lateness import TracedLateness, traced_lateness
-from collectors.traces.timeline import Span, Timeline, timeline_of
+from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.made_collectives import ran, ranks_of
+from tests.support.timelines import Span, timeline_of
 
 
 def _traced(*, has_steps: bool) -> TracedLateness:

@@ -14,8 +14,9 @@ from collectors.traces.analyzers.memory import CURVE_ROWS, HeldMemory, held_memo
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.table import Cell
-from collectors.traces.timeline import Allocations, Span, Timeline, timeline_of
+from collectors.traces.timeline import Allocations, Timeline
 from tests.collectors.traces.made.changes import changes
+from tests.support.timelines import Span, timeline_of
 
 
 def timeline(allocations: Allocations, *, rank: int = 0) -> Timeline:

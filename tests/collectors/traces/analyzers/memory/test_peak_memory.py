@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collectors.traces.analyzers.memory import HOST, Block, Taker, memory_of
-from collectors.traces.timeline import Allocations, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Allocations, Kind, Timeline
 from tests.collectors.traces.made.changes import changes
+from tests.support.timelines import Span, timeline_of
 
 SPANS: tuple[tuple[str, Kind, int, int], ...] = (
     ("ProfilerStep#7", "step", 0, 50),

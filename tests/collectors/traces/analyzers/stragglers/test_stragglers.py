@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from collectors.traces.analyzers.stragglers import stragglers
-from collectors.traces.timeline import About, Call, Span, Timeline, timeline_of
+from collectors.traces.timeline import About, Call, Timeline
 from tests.collectors.traces.made.generated import Cause, Told, generate
 from tests.collectors.traces.made.made_collectives import ran, rank_of, ranks_of
+from tests.support.timelines import Span, timeline_of
 
 MILLISECOND_NS = 1_000_000
 

@@ -4,7 +4,8 @@ import pytest
 
 from collectors.metrics import rank as rank_metrics
 from collectors.traces.analyzers.summary import Breakdown, breakdowns, why_no_communication
-from collectors.traces.timeline import Call, Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Call, Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 
 def _timeline(*spans: tuple[Kind, int, int], is_device: bool = True) -> Timeline:

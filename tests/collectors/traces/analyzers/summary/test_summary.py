@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.analyzers.summary import Summary, summary
-from collectors.traces.timeline import Kind, Span, Timeline, timeline_of
+from collectors.traces.timeline import Kind, Timeline
+from tests.support.timelines import Span, timeline_of
 
 NOW_NS = 1_700_000_000_000_000_000
 

@@ -9,9 +9,10 @@ import numpy as np
 from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS
 from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.reading.reader import build_timeline
-from collectors.traces.timeline import KINDS, About, Allocations, Span, timeline_of
+from collectors.traces.timeline import KINDS, About, Allocations
 from tests.collectors.traces.made.kineto_text import differing
 from tests.collectors.traces.made.raw import Row, raw_of
+from tests.support.timelines import Span, timeline_of
 
 ROWS = (
     Row(
