@@ -25,15 +25,15 @@ from collectors.traces.cross_rank.clock_sync import (
     ranks_on_one_clock,
 )
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
-from collectors.traces.dependency_graph.graph import PATH_KINDS, REASONS, Graph, PathKind, Reason, replay
+from collectors.traces.dependency_graph.graph import DEPENDENCIES, PATH_KINDS, Dependency, Graph, PathKind, replay
 from collectors.traces.dependency_graph.joined_graph import (
     JoinedGraph,
     bounds_ns,
     common_steps,
     joined_graph,
-    last_moment,
+    last_node,
 )
-from collectors.traces.dependency_graph.rank_graph import RankMoments, path_kinds
+from collectors.traces.dependency_graph.rank_graph import RankNodes, path_kinds
 from collectors.traces.intervals import Times, clip
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Timeline, stream_name
@@ -43,13 +43,13 @@ from collectors.traces.timeline import ABSENT, Timeline, stream_name
 class PathPart:
     """One stretch of the path: what a rank did, or a delay before it went on.
 
-    name: of the span or the delay. place: the stream or thread of the span; None for a delay.
+    name: of the span or the delay. stream: the stream or thread of the span; None for a delay.
     """
 
     rank: int
     kind: PathKind
     name: str
-    place: int | None
+    stream: int | None
     start_ns: int
     end_ns: int
 
@@ -149,7 +149,7 @@ def _path_of_median_step(steps: Sequence[StepPath]) -> Table:
     for step in sorted(steps, key=lambda step: step.step_ns)[(len(steps) - 1) // 2 :][:1]:
         notes = [f"of {step.step}, the step of median length; a delay has no stream or thread"]
         for part in sorted(step.parts, key=lambda part: -part.lasting_ns):
-            stream = None if part.place is None else stream_name(part.place)
+            stream = None if part.stream is None else stream_name(part.stream)
             rows.append((part.start_ns - step.start_ns, part.rank, part.kind, part.name, stream, part.lasting_ns))
     title = "The path of one step part by part, the longest first"
     return table_of("path", title, "start_ns rank kind name stream_or_thread time_ns", rows, *notes)
@@ -159,14 +159,14 @@ def _share(part_ns: int, total_ns: int) -> float | None:
     return part_ns / total_ns if total_ns else None
 
 
-# Walk the dependency graph backwards from a moment, always along the dependency that finished last.
+# Walk the dependency graph backwards from a node, always along the dependency that finished last.
 
 NEVER = np.empty((0, 2), dtype=np.int64)
 
 BETWEEN_OPERATORS = "between operators"
 NOT_RECORDED = "nothing recorded"
 
-DELAYS: dict[Reason, str] = {
+DELAYS: dict[Dependency, str] = {
     "work": "waiting",
     "stream order": "gap on a stream",
     "launch": "launch to start",
@@ -178,7 +178,7 @@ DELAYS: dict[Reason, str] = {
 }
 """The name of a delay, by the dependency that it follows."""
 
-ON_THE_DEVICE: frozenset[Reason] = frozenset({"stream order", "launch", "stream wait"})
+ON_THE_DEVICE: frozenset[Dependency] = frozenset({"stream order", "launch", "stream wait"})
 MEANWHILE = ", while another stream computed"
 """Suffix of a delay in which the device computed: it may have had no room."""
 
@@ -186,70 +186,66 @@ MEANWHILE = ", while another stream computed"
 class PathWalk:
     """Walks backwards in one graph."""
 
-    def __init__(self, graph: Graph, timelines: Sequence[Timeline], ranks: Sequence[RankMoments]) -> None:
+    def __init__(self, graph: Graph, timelines: Sequence[Timeline], ranks: Sequence[RankNodes]) -> None:
         self._graph, self._timelines, self._ranks = graph, timelines, ranks
         self._done_ns = graph.time_ns[graph.source] + graph.work_ns.sum(axis=1)
         self._kinds = [path_kinds(timeline) for timeline in timelines]
         self._computing = [timeline.intervals("compute") for timeline in timelines]
+        # The last entry is for a thread in no span, whose row is -1.
         self._is_step = [np.append(timeline.of_kind("step"), True) for timeline in timelines]
 
-    def back(self, moment: int, start_ns: int) -> tuple[PathPart, ...]:
-        """Return the parts from a time to the moment, in order and without a gap."""
+    def back(self, node: int, start_ns: int) -> tuple[PathPart, ...]:
+        """Return the parts from a time to the node, in order and without a gap."""
         parts: list[PathPart] = []
-        for part in self._parts(moment, start_ns):
+        for part in self._parts(node, start_ns):
             if part.end_ns <= max(part.start_ns, start_ns):
                 continue
             if part.start_ns < start_ns:
                 part = replace(part, start_ns=start_ns)
-            # Neighbours of the same rank, kind, name and place become one part.
-            last = parts[-1] if parts else None
-            if last is not None and (last.rank, last.kind, last.name, last.place) == (
-                part.rank,
-                part.kind,
-                part.name,
-                part.place,
-            ):
-                parts[-1] = replace(last, start_ns=part.start_ns)
+            # Neighbours that differ in nothing but their times become one part.
+            if parts and replace(part, end_ns=parts[-1].end_ns) == replace(parts[-1], start_ns=part.start_ns):
+                parts[-1] = replace(parts[-1], start_ns=part.start_ns)
             else:
                 parts.append(part)
         return tuple(reversed(parts))
 
-    def _parts(self, moment: int, start_ns: int) -> Iterator[PathPart]:
-        """Yield the parts backwards, until one reaches the time."""
+    def _parts(self, node: int, start_ns: int) -> Iterator[PathPart]:
+        """Yield the parts backwards, until one reaches the time.
+
+        Example: a span starts at 40; its launch was done at 10, and the span before it on its stream at 38. The walk
+        goes to the latter's end, which finished last, and the 2 in between are a gap on the stream.
+        """
         graph = self._graph
-        while (time_ns := int(graph.time_ns[moment])) > start_ns:
-            trace = int(graph.trace[moment])
-            first, behind = int(graph.first[moment]), int(graph.first[moment + 1])
+        while (time_ns := int(graph.time_ns[node])) > start_ns:
+            trace = int(graph.trace[node])
+            first, behind = int(graph.first[node]), int(graph.first[node + 1])
             if first == behind:
                 yield self._delay(trace, NOT_RECORDED, start_ns, time_ns)
                 return
             edge = first + int(np.argmax(self._done_ns[first:behind]))
-            moment = int(graph.source[edge])
-            yield from self._along(edge, trace, int(graph.time_ns[moment]), time_ns)
+            node = int(graph.source[edge])
+            yield from self._along(edge, trace, int(graph.time_ns[node]), time_ns)
 
     def _along(self, edge: int, trace: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
-        """Yield what lies between the two moments of an edge, backwards: a thread's time, a delay, or a span."""
+        """Yield what lies between the two nodes of an edge, backwards: a thread's time, a delay, or a span."""
         graph = self._graph
-        done_ns, reason = int(self._done_ns[edge]), REASONS[graph.reason[edge]]
-        if done_ns > from_ns and graph.row[edge] == ABSENT and graph.place[edge] != ABSENT:
-            yield from self._on_thread(trace, int(graph.place[edge]), from_ns, to_ns)
-            return
-        row = int(graph.row[edge])
-        if row == ABSENT:
-            yield from self._late(trace, reason, from_ns, to_ns)
-            return
-        if to_ns > done_ns:
-            yield self._delay(trace, DELAYS[reason], done_ns, to_ns)
-        yield self._span(trace, row, int(self._timelines[trace].stream[row]), from_ns, done_ns)
-
-    def _late(self, trace: int, reason: Reason, from_ns: int, to_ns: int) -> Iterator[PathPart]:
-        """Yield a delay backwards, divided by whether the device computed meanwhile."""
-        busy = clip(self._computing[trace], from_ns, to_ns) if reason in ON_THE_DEVICE else NEVER
-        for start_ns, end_ns in reversed(busy.tolist()):
-            yield self._delay(trace, DELAYS[reason], end_ns, to_ns)
-            yield self._delay(trace, DELAYS[reason] + MEANWHILE, start_ns, end_ns)
-            to_ns = start_ns
-        yield self._delay(trace, DELAYS[reason], from_ns, to_ns)
+        done_ns, delay = int(self._done_ns[edge]), DELAYS[DEPENDENCIES[graph.dependency[edge]]]
+        row, thread = int(graph.row[edge]), int(graph.thread[edge])
+        if row != ABSENT:
+            if to_ns > done_ns:
+                yield self._delay(trace, delay, done_ns, to_ns)
+            yield self._span(trace, row, int(self._timelines[trace].stream[row]), from_ns, done_ns)
+        elif thread != ABSENT and done_ns > from_ns:
+            yield from self._on_thread(trace, thread, from_ns, to_ns)
+        else:
+            # A delay, divided by whether the device computed meanwhile.
+            is_on_device = DEPENDENCIES[graph.dependency[edge]] in ON_THE_DEVICE
+            busy = clip(self._computing[trace], from_ns, to_ns) if is_on_device else NEVER
+            for busy_from_ns, busy_to_ns in reversed(busy.tolist()):
+                yield self._delay(trace, delay, busy_to_ns, to_ns)
+                yield self._delay(trace, delay + MEANWHILE, busy_from_ns, busy_to_ns)
+                to_ns = busy_from_ns
+            yield self._delay(trace, delay, from_ns, to_ns)
 
     def _on_thread(self, trace: int, thread: int, from_ns: int, to_ns: int) -> Iterator[PathPart]:
         for start_ns, end_ns, row in reversed(self._ranks[trace].threads[thread].within(from_ns, to_ns)):
@@ -260,21 +256,20 @@ class PathWalk:
         if to_ns > from_ns:
             yield self._delay(trace, NOT_RECORDED, from_ns, to_ns)
 
-    def _span(self, trace: int, row: int, place: int, start_ns: int, end_ns: int) -> PathPart:
+    def _span(self, trace: int, row: int, stream: int, start_ns: int, end_ns: int) -> PathPart:
         timeline = self._timelines[trace]
         return PathPart(
             rank=timeline.rank,
             kind=PATH_KINDS[self._kinds[trace][row]],
             name=BETWEEN_OPERATORS if self._is_step[trace][row] else timeline.names[timeline.name[row]],
-            place=place,
+            stream=stream,
             start_ns=start_ns,
             end_ns=end_ns,
         )
 
     def _delay(self, trace: int, name: str, start_ns: int, end_ns: int) -> PathPart:
-        return PathPart(
-            rank=self._timelines[trace].rank, kind="delay", name=name, place=None, start_ns=start_ns, end_ns=end_ns
-        )
+        rank = self._timelines[trace].rank
+        return PathPart(rank=rank, kind="delay", name=name, stream=None, start_ns=start_ns, end_ns=end_ns)
 
 
 WHOLE_TRACE = "whole trace"
@@ -335,37 +330,33 @@ def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str])
     if not graph.time_ns.size:
         return ()
     walk = PathWalk(graph, ranks, joined.ranks)
-    bounds = _bounds_ns(joined, graph.time_ns)
     present = [kind for number, kind in enumerate(PATH_KINDS) if kind == "delay" or graph.work_ns[:, number].any()]
     free = {kind: _bounds_ns(joined, replay(graph, kind)) for kind in present}
-    return tuple(
-        StepPath(
-            step=name,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            parts=walk.back(_last(joined, step, end_ns), start_ns),
-            free_ns={kind: int(changed[step, 1] - changed[step, 0]) for kind, changed in free.items()},
+    paths = []
+    for step, (start_ns, end_ns) in enumerate(_bounds_ns(joined, graph.time_ns).tolist()):
+        has_marks = joined.marks[0].size > 0
+        last = last_node(graph, step, end_ns, joined.marks) if has_marks else int(np.argmax(graph.time_ns))
+        paths.append(
+            StepPath(
+                step=names[step],
+                start_ns=start_ns,
+                end_ns=end_ns,
+                parts=walk.back(last, start_ns),
+                free_ns={kind: int(bounds[step, 1] - bounds[step, 0]) for kind, bounds in free.items()},
+            )
         )
-        for step, (name, (start_ns, end_ns)) in enumerate(zip(names, bounds.tolist(), strict=True))
-    )
+    return tuple(paths)
 
 
 def _bounds_ns(joined: JoinedGraph, came_ns: Times) -> Times:
-    """Return (steps, 2) the start and end of each step if moments come at these times; of everything if none is marked.
+    """Return (steps, 2) the start and end of each step if nodes come at these times; of everything if none is marked.
 
     Both move when work is free: even the first step begins only when work launched before it is done. Everything begins
-    with a moment that has no dependencies, and so keeps its time.
+    with a node that has no dependencies, and so keeps its time.
     """
     if joined.marks[0].size:
         return bounds_ns(joined.graph, came_ns, joined.marks)
     return np.array([[came_ns.min(), came_ns.max()]], dtype=np.int64)
-
-
-def _last(joined: JoinedGraph, step: int, end_ns: int) -> int:
-    """Return the moment at which the step ended."""
-    if joined.marks[0].size:
-        return last_moment(joined.graph, step, end_ns, joined.marks)
-    return int(np.argmax(joined.graph.time_ns))
 
 
 def _of_moved(alignment: Alignment) -> list[str]:

@@ -1,8 +1,15 @@
-"""Dependencies within one rank: which spans of its device and which host threads waited for which.
+"""Dependency rules within one rank: which spans of its device and which host threads waited for which.
 
-Some waits a trace records: a stream's wait for an event (`stream_waits`), and calls in which the host waits for its
-device (`awaited`). Others are inferred from times: threads that wait for each other (`wakings`), and streams that wait
-for each other inside CUDA graphs (`inferred_stream_waits`).
+    rule              who waits                         for what
+    stream order      a span of the device              the span before it on its stream
+    launch            a span of the device              the call that launched it, and a launch's least delay
+    stream wait       a span of the device              a span on another stream: as recorded (`stream_waits`), or as
+                                                        its times tell (`inferred_stream_waits`, in CUDA graphs)
+    synchronisation   a call on the host                a span of the device
+    waking            a thread that was idle            another thread's end of work, as the times tell (`wakings`)
+    enqueuing         a collective on gloo's threads    the c10d operator that enqueued it
+
+Each is a function that returns pairs of what was waited for and what waited; a launch's are in `DeviceQueue`.
 """
 
 from __future__ import annotations
@@ -66,6 +73,21 @@ def on_device(timeline: Timeline) -> NDArray[np.bool_]:
     return is_at_work(timeline) & ~named(timeline, [name.startswith(GLOO) for name in timeline.names])
 
 
+def stream_order(queue: DeviceQueue) -> tuple[Rows, Rows]:
+    """Return the spans waited for and the spans that waited, pair by pair, as indices in the queue."""
+    before = np.flatnonzero(queue.stream[1:] == queue.stream[:-1])
+    return before, before + 1
+
+
+def least_delay_ns(queue: DeviceQueue) -> int:
+    """Return the least time from a call to its span's start: the shortest that this rank's trace shows.
+
+    At most `LEAST_WAIT_NS`: a device that is always behind its host does not show its shortest.
+    """
+    delay_ns = (queue.start_ns - queue.called_ns)[queue.call != ABSENT]
+    return int(delay_ns[delay_ns >= 0].min(initial=LEAST_WAIT_NS))
+
+
 def named(timeline: Timeline, is_chosen: list[bool]) -> NDArray[np.bool_]:
     """Return per span whether its name is chosen. is_chosen: per name of the Timeline."""
     return np.array(is_chosen, dtype=np.bool_)[timeline.name]
@@ -84,8 +106,8 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
     calls = np.flatnonzero(timeline.of_kind("launch") & named(timeline, names))
     waiting = _waiting(timeline, queue, calls)
     calls, waiting = calls[waiting != ABSENT], waiting[waiting != ABSENT]
-    asked_ns, began_ns = timeline.start_ns[calls], queue.start_ns[waiting]
-    awaited = np.full(calls.size, ABSENT, dtype=np.int64)
+    wait_ns, began_ns = timeline.start_ns[calls], queue.start_ns[waiting]
+    waited_for = np.full(calls.size, ABSENT, dtype=np.int64)
     ended_ns = np.full(calls.size, LONG_AGO, dtype=np.int64)
     for stream in np.unique(queue.stream):
         here = np.flatnonzero(queue.stream == stream)
@@ -93,13 +115,13 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
         # wait. A stream runs in order, so these are its first ones, and the last of them ended last.
         last = np.minimum(
             np.searchsorted(np.maximum.accumulate(queue.end_ns[here]), began_ns, side="right"),
-            np.searchsorted(np.maximum.accumulate(queue.called_ns[here]), asked_ns, side="left"),
+            np.searchsorted(np.maximum.accumulate(queue.called_ns[here]), wait_ns, side="left"),
         )
         found = here[np.maximum(last, 1) - 1]
         later = (last > 0) & (queue.stream[waiting] != stream) & (queue.end_ns[found] > ended_ns)
-        awaited[later], ended_ns[later] = found[later], queue.end_ns[found[later]]
-    known = awaited != ABSENT
-    return awaited[known], waiting[known]
+        waited_for[later], ended_ns[later] = found[later], queue.end_ns[found[later]]
+    known = waited_for != ABSENT
+    return waited_for[known], waiting[known]
 
 
 def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
@@ -113,28 +135,29 @@ def streams_of(timeline: Timeline, calls: Rows) -> NDArray[np.int64]:
 def _waiting(timeline: Timeline, queue: DeviceQueue, calls: Rows) -> Rows:
     """Return for each wait call the first span launched on the waiting stream after it, or `ABSENT`."""
     called = np.flatnonzero(queue.call != ABSENT)
-    asked_ns, stream = timeline.start_ns[calls], streams_of(timeline, calls)
-    by_stream = _next(called, queue, queue.stream[called], asked_ns, stream)
-    threads = np.where(stream == ABSENT, timeline.stream[calls], ABSENT)
-    by_thread = _next(called, queue, timeline.stream[queue.call[called]], asked_ns, threads)
+    wait_ns, stream = timeline.start_ns[calls], streams_of(timeline, calls)
+    by_stream = _next_launched(queue, called, queue.stream[called], wait_ns, stream)
+    # If the trace does not name the stream, the wait applies to what the calling thread launches next.
+    thread = np.where(stream == ABSENT, timeline.stream[calls], ABSENT)
+    by_thread = _next_launched(queue, called, timeline.stream[queue.call[called]], wait_ns, thread)
     return np.where(stream == ABSENT, by_thread, by_stream)
 
 
-def _next(
-    called: Rows, queue: DeviceQueue, place: NDArray[np.int64], asked_ns: Rows, wanted: NDArray[np.int64]
+def _next_launched(
+    queue: DeviceQueue, called: Rows, lane_of_called: NDArray[np.int64], wait_ns: Times, lane: NDArray[np.int64]
 ) -> Rows:
-    """Return for each time the first span launched at its place from then on, or `ABSENT`.
+    """Return for each wait the first span launched in its lane from then on, or `ABSENT`.
 
-    called: launched spans, as indices in the queue. place: of each of these, its stream or its calling thread.
-    wanted: per time, the place to look at; `ABSENT` for none.
+    A lane is a stream, or a calling thread. called: launched spans, as indices in the queue.
+    lane: of each wait; `ABSENT` for none.
     """
-    found = np.full(asked_ns.size, ABSENT, dtype=np.int64)
-    for number in np.unique(wanted[wanted != ABSENT]):
-        mine, here = np.flatnonzero(wanted == number), called[place == number]
+    found = np.full(wait_ns.size, ABSENT, dtype=np.int64)
+    for number in np.unique(lane[lane != ABSENT]):
+        mine, here = np.flatnonzero(lane == number), called[lane_of_called == number]
         here = here[np.argsort(queue.called_ns[here], kind="stable")]
-        behind = np.searchsorted(queue.called_ns[here], asked_ns[mine], side="left")
-        there = behind < here.size
-        found[mine[there]] = here[behind[there]]
+        first = np.searchsorted(queue.called_ns[here], wait_ns[mine], side="left")
+        is_found = first < here.size
+        found[mine[is_found]] = here[first[is_found]]
     return found
 
 
@@ -216,7 +239,7 @@ class Waking:
     ended_ns: int
 
 
-def awaited(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
+def synchronisations(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
     """Return the rows of calls in which the host waited for its device, and the index in the queue of what for.
 
     A synchronising call waits for what was launched before it: on its stream, or on all where the trace names none. A
@@ -269,6 +292,21 @@ def wakings(
     return found
 
 
+ENQUEUING = "c10d::"
+"""The prefix of the operators that enqueue collectives."""
+
+
+def enqueuings(timeline: Timeline, served: Rows, workers: list[int]) -> tuple[Rows, Rows]:
+    """Return the collectives of gloo's own threads, and for each the c10d operator that began last before it.
+
+    served: the rows of these collectives. workers: threads that enqueue. What no operator precedes is left out.
+    """
+    is_enqueuing = named(timeline, [name.startswith(ENQUEUING) for name in timeline.names]) & timeline.of_kind("host")
+    operators = np.flatnonzero(is_enqueuing & np.isin(timeline.stream, workers))
+    last = np.searchsorted(timeline.start_ns[operators], timeline.start_ns[served], side="right") - 1
+    return served[last >= 0], operators[last[last >= 0]]
+
+
 def _idle(stretches: ThreadTime, timeline: Timeline, begins_ns: int, ends_ns: int) -> tuple[Times, Times]:
     """Return starts and ends of the stretches in which a thread may wait: outside of spans, or in annotations."""
     is_annotation = named(timeline, ["::" not in name for name in timeline.names])
@@ -307,10 +345,10 @@ def inferred_stream_waits(queue: DeviceQueue, source: Rows, target: Rows, least_
 
     source, target: the recorded waits, in the same form. least_delay_ns: the least time from a call to a span's start.
     """
-    follows = np.concatenate(([False], queue.stream[1:] == queue.stream[:-1]))[: queue.row.size]
+    before, after = stream_order(queue)
     # Ready: launched, the span before it on its stream ended, and its recorded waits over.
     ready_ns = np.where(queue.is_placed, queue.called_ns + least_delay_ns, LONG_AGO)
-    ready_ns[follows] = np.maximum(ready_ns[follows], queue.end_ns[np.flatnonzero(follows) - 1])
+    ready_ns[after] = np.maximum(ready_ns[after], queue.end_ns[before])
     np.maximum.at(ready_ns, target, queue.end_ns[source])
     waiting = np.flatnonzero((ready_ns > LONG_AGO // 2) & (queue.start_ns - ready_ns >= LEAST_WAIT_NS))
     found, is_soon = _ended_last(queue, waiting, ready_ns[waiting])

@@ -1,8 +1,14 @@
 """The dependency graph in which a critical path is found.
 
-Its nodes are moments: points in time on one rank, such as the start or end of a span. An edge says that its target
-depends on its source and on the work between them. A moment comes when its last dependency is done, plus its own delay.
-By that rule the graph reproduces the recorded times exactly, and gives others when some work is left out (`replay`).
+A node is a point in time on one rank:
+
+- the start or the end of a span on the device,
+- a point on a host thread, where it launches, waits, is waited for, or a step begins or ends,
+- the start of a collective's transfer, at its last arrival.
+
+An edge says that its target depends on its source and on the work between them. A node comes when its last dependency
+is done, plus its own delay. By that rule the graph reproduces the recorded times exactly, and gives others when some
+work is left out (`replay`).
 Source: Kelley and Walker 1959, Critical-Path Planning and Scheduling.
 """
 
@@ -21,28 +27,31 @@ PathKind = Literal["compute", "communication", "copy", "launch", "host", "delay"
 PATH_KINDS: tuple[PathKind, ...] = get_args(PathKind)
 """launch: calls of the driver. host: operators, and the host's time between them.
 
-delay: time from a moment's last dependency to the moment itself that nothing known explains.
+delay: time from a node's last dependency to the node itself that nothing known explains.
 """
 
-Reason = Literal["work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"]
-REASONS: tuple[Reason, ...] = get_args(Reason)
+Dependency = Literal[
+    "work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"
+]
+DEPENDENCIES: tuple[Dependency, ...] = get_args(Dependency)
+"""The rule that an edge is of: see `dependencies`; arrival: a transfer starts when a rank has come."""
 
 TIED_AT_ONCE = 1000
-"""The longest chain of dependent moments with the same time; a longer one is taken for a circle."""
+"""The longest chain of dependent nodes with the same time; a longer one is taken for a circle."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Moments in topological order, and the edges between them, sorted by target.
+    """Nodes in topological order, and the edges between them, sorted by target.
 
-    time_ns, trace, mark, delay_ns: per moment. trace: index of the rank's Timeline. mark: of the end of a device's
+    time_ns, trace, mark, delay_ns: per node. trace: index of the rank's Timeline. mark: of the end of a device's
     span, the rank's first mark after the span was launched; else `ABSENT`. delay_ns: time since its last dependency.
-    source, target, reason, row, place, work_ns: per edge. row: the span whose work it is; `ABSENT` where the work is
-    that of the thread `place`, or there is none. work_ns: (edges, kinds) in the order of `PATH_KINDS`.
-    first: (moments + 1,) the edges of moment m are first[m] to first[m + 1] - 1.
-    number: per drafted moment, its index in the order.
+    source, target, dependency, row, thread, work_ns: per edge. row: the span whose work it is; `ABSENT` where the work
+    is that of the thread, or there is none. work_ns: (edges, kinds) in the order of `PATH_KINDS`.
+    first: (nodes + 1,) the edges to node n are first[n] to first[n + 1] - 1.
+    number: per node as it was added, its index in the order.
     """
 
     time_ns: Times
@@ -50,9 +59,9 @@ class Graph:
     mark: Numbers
     source: Numbers
     target: Numbers
-    reason: NDArray[np.int8]
+    dependency: NDArray[np.int8]
     row: Numbers
-    place: Numbers
+    thread: Numbers
     work_ns: Times
     first: Numbers
     delay_ns: Times
@@ -60,57 +69,55 @@ class Graph:
 
 
 class GraphBuilder:
-    """Collects moments and edges, and builds the Graph."""
+    """Collects nodes and edges, and builds the Graph."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._moments: list[tuple[Times, Numbers, Numbers]] = []
+        self._nodes: list[tuple[Times, Numbers, Numbers]] = []
         self._edges: list[tuple[Numbers, Numbers, NDArray[np.int8], Numbers, Numbers, Times]] = []
 
-    def moments(self, time_ns: Times, *, trace: int, mark: Numbers | None = None) -> Numbers:
-        """Add moments, and return their drafted numbers."""
+    def add_nodes(self, time_ns: Times, *, trace: int, mark: Numbers | None = None) -> Numbers:
+        """Add nodes, and return their numbers, which edges name."""
         size = time_ns.size
         marks = np.full(size, ABSENT, dtype=np.int64) if mark is None else mark
-        self._moments.append((time_ns, np.full(size, trace, dtype=np.int64), marks))
+        self._nodes.append((time_ns, np.full(size, trace, dtype=np.int64), marks))
         self._count += size
         return np.arange(self._count - size, self._count, dtype=np.int64)
 
-    def edges(
+    def add_edges(
         self,
         source: Numbers,
         target: Numbers,
-        reason: Reason,
+        dependency: Dependency,
         *,
         work_ns: Times | None = None,
         row: Numbers | None = None,
-        place: Numbers | None = None,
+        thread: Numbers | None = None,
     ) -> None:
-        """Add edges between drafted moments. A row or place not given is `ABSENT`, work not given is 0."""
+        """Add edges between nodes. A row or thread not given is `ABSENT`, work not given is 0."""
         absent = np.full(source.size, ABSENT, dtype=np.int64)
         self._edges.append(
             (
                 source,
                 target,
-                np.full(source.size, REASONS.index(reason), dtype=np.int8),
+                np.full(source.size, DEPENDENCIES.index(dependency), dtype=np.int8),
                 absent if row is None else row,
-                absent if place is None else place,
+                absent if thread is None else thread,
                 np.zeros((source.size, len(PATH_KINDS)), dtype=np.int64) if work_ns is None else work_ns,
             )
         )
 
-    def graph(self) -> Graph:
+    def build(self) -> Graph:
         """Return the Graph. Edges that run against time, as a wrong clock may give, are left out."""
-        time_ns, trace, mark = (np.concatenate(column) for column in zip(*self._moments, strict=True))
-        source, target, reason, row, place, work_ns = (
-            np.concatenate(column) for column in zip(*self._edges, strict=True)
-        )
+        time_ns, trace, mark = (np.concatenate(column) for column in zip(*self._nodes, strict=True))
+        source, target, dependency, row, thread, work_ns = map(np.concatenate, zip(*self._edges, strict=True))
         possible = time_ns[source] + work_ns.sum(axis=1) <= time_ns[target]
         order, number = _ordered(time_ns, source[possible], target[possible])
-        # Edges of a circle of moments of the same time fail the second condition.
+        # Edges of a circle of nodes of the same time fail the second condition.
         kept = np.flatnonzero(possible & (number[source] < number[target]))
         kept = kept[np.argsort(number[target[kept]], kind="stable")]
         time_ns, source, target, work_ns = time_ns[order], number[source[kept]], number[target[kept]], work_ns[kept]
-        # When the last dependency of each moment is done; the least number where it has none.
+        # When the last dependency of each node is done; the least number where it has none.
         ready_ns = np.full(time_ns.size, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(ready_ns, target, time_ns[source] + work_ns.sum(axis=1))
         bound = ready_ns > np.iinfo(np.int64).min
@@ -120,9 +127,9 @@ class GraphBuilder:
             mark=mark[order],
             source=source,
             target=target,
-            reason=reason[kept],
+            dependency=dependency[kept],
             row=row[kept],
-            place=place[kept],
+            thread=thread[kept],
             work_ns=work_ns,
             first=np.searchsorted(target, np.arange(time_ns.size + 1)),
             delay_ns=np.where(bound, time_ns - ready_ns, 0),
@@ -131,16 +138,16 @@ class GraphBuilder:
 
 
 def work_of(kind: PathKind, work_ns: Times) -> Times:
-    """Return work of one kind as the (edges, kinds) table that `GraphBuilder.edges` takes."""
+    """Return work of one kind as the (edges, kinds) table that `GraphBuilder.add_edges` takes."""
     table = np.zeros((work_ns.size, len(PATH_KINDS)), dtype=np.int64)
     table[:, PATH_KINDS.index(kind)] = work_ns
     return table
 
 
 def replay(graph: Graph, free: PathKind | None = None) -> Times:
-    """Return when each moment comes if work of one kind takes no time.
+    """Return when each node comes if work of one kind takes no time.
 
-    A moment without dependencies keeps its recorded time. Delays stay as recorded, unless `free` is "delay".
+    A node without dependencies keeps its recorded time. Delays stay as recorded, unless `free` is "delay".
     Source: Zhu et al. 2020, Daydream (a dependency graph replayed with some work changed).
     """
     kept = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
@@ -149,7 +156,7 @@ def replay(graph: Graph, free: PathKind | None = None) -> Times:
     came_ns: list[int] = graph.time_ns.tolist()
     source, first = graph.source.tolist(), graph.first.tolist()
     edge = 0
-    for moment, after in enumerate(first[1:]):
+    for node, after in enumerate(first[1:]):
         if edge == after:
             continue
         ready_ns = came_ns[source[edge]] + work_ns[edge]
@@ -157,15 +164,15 @@ def replay(graph: Graph, free: PathKind | None = None) -> Times:
             done_ns = came_ns[source[other]] + work_ns[other]
             if done_ns > ready_ns:
                 ready_ns = done_ns
-        came_ns[moment] = ready_ns + delay_ns[moment]
+        came_ns[node] = ready_ns + delay_ns[node]
         edge = after
     return np.array(came_ns, dtype=np.int64)
 
 
 def _ordered(time_ns: Times, source: Numbers, target: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the moments in topological order, and the index of each in it.
+    """Return the nodes in topological order, and the index of each in it.
 
-    They are sorted by time, and moments of the same time by their depth in the graph (`level`).
+    They are sorted by time, and nodes of the same time by their depth in the graph (`level`).
     """
     tied = time_ns[source] == time_ns[target]
     source, target = source[tied], target[tied]

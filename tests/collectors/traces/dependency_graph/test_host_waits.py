@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.dependency_graph.dependencies import awaited, device_queue, wakings
+from collectors.traces.dependency_graph.dependencies import device_queue, synchronisations, wakings
 from collectors.traces.dependency_graph.rank_graph import threads_of
 from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.small_traces import BACKWARD, GLOO, MAIN, device, host, launch, span
@@ -13,7 +13,7 @@ from tests.support.timelines import Span
 
 def _awaited(timeline: Timeline) -> list[tuple[str, str]]:
     queue = device_queue(timeline)
-    calls, reached = awaited(timeline, queue)
+    calls, reached = synchronisations(timeline, queue)
     return [
         (timeline.names[timeline.name[call]], timeline.names[timeline.name[queue.row[place]]])
         for call, place in zip(calls, reached, strict=True)

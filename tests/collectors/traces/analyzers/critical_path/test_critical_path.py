@@ -178,7 +178,7 @@ def test_while_another_thread_goes_backward_the_path_is_there() -> None:
         launch(160, 1, BACKWARD),
         span("compute", "kernel", 170, 180, 7, 1),
     ]
-    assert [(part.kind, part.name, part.place) for part in _one([device(0, *spans)]).parts] == [
+    assert [(part.kind, part.name, part.stream) for part in _one([device(0, *spans)]).parts] == [
         ("host", "aten::loss", MAIN),
         ("delay", "hand-over between threads", None),
         ("host", "autograd::mm", BACKWARD),

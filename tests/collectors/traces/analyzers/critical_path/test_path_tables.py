@@ -18,7 +18,7 @@ def _step(name: str, start_ns: int, count: int) -> StepPath:
                 rank=number % 3,
                 kind="compute" if kind == "compute" else "host",
                 name=f"part {number}",
-                place=7,
+                stream=7,
                 start_ns=at_ns,
                 end_ns=at_ns + number,
             )
@@ -66,7 +66,7 @@ def test_the_path_that_is_shown_is_that_of_the_median_step_longest_parts_first()
 def test_a_stream_of_one_of_several_devices_is_shown_with_it() -> None:
     step = _step("one", 0, 2)
     one, other = step.parts
-    parts = (replace(one, place=(3 << 32) + 7), replace(other, kind="delay", place=None))
+    parts = (replace(one, stream=(3 << 32) + 7), replace(other, kind="delay", stream=None))
     rows = _tables(replace(step, parts=parts))["path"].rows
     assert [row[4] for row in rows] == [None, "7 of GPU 3"]
 
