@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectors.traces.cross_rank.clock_sync import (
-    Alignment,
-    align,
-    left_out,
-    matched_within,
-    of_ranks,
-    ranks_on_one_clock,
-)
+from collectors.traces.cross_rank.clock_sync import Alignment, align, on_one_clock
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
 from collectors.traces.dependency_graph.graph import DEPENDENCIES, PATH_KINDS, Dependency, Graph, PathKind, replay
 from collectors.traces.dependency_graph.joined_graph import (
@@ -308,13 +301,12 @@ def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
     present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
     if not present:
         return CriticalPath(steps=(), notes=("no span in any trace",))
-    chosen = ranks_on_one_clock(alignment, present)
-    aligned, within = of_ranks(alignment, chosen), matched_within(matching, chosen)
+    aligned, within, left_out = on_one_clock(alignment, matching, present)
     ranks = aligned.applied()
     common = common_steps(ranks)
     joined = joined_graph(ranks, within.matched, common.marks)
     notes = [
-        *left_out(chosen, present),
+        *left_out,
         *common.notes,
         *alignment.notes,
         *_of_matching(within, len(ranks)),

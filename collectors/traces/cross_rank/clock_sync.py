@@ -9,7 +9,7 @@ Clock drift is not corrected; over a trace of seconds it is microseconds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from collectors.traces.timeline import Timeline
 class Ends:
     """When the collectives of one group ended, on each clock of its ranks. A clock is named by its owner, a rank.
 
+    Ranks that share a clock count with their median.
     ranks: those of the group whose traces are given. clocks: owners, ascending.
     end_ns: one row per collective, one column per clock.
     """
@@ -35,40 +36,9 @@ class Ends:
     clocks: tuple[int, ...]
     end_ns: Times
 
-    def ahead_ns(self) -> NDArray[np.float64]:
-        """Return by how much each clock is ahead of the first: the median over the collectives.
-
-        Guess from the first clock's ends, then correct by the median end of each collective, which is less noisy.
-        """
-        apart_ns = (self.end_ns - self.end_ns[:, :1]).astype(np.float64)
-        guess_ns = np.median(apart_ns, axis=0)
-        left_ns = apart_ns - guess_ns
-        ahead_ns: NDArray[np.float64] = guess_ns + np.median(
-            left_ns - np.median(left_ns, axis=1, keepdims=True), axis=0
-        )
-        return ahead_ns
-
-    def moved(self, offset_ns: Mapping[int, int]) -> Ends:
+    def moved_ns(self, offset_ns: Mapping[int, int]) -> Times:
         """Return the ends with each clock moved by its offset."""
-        end_ns = self.end_ns + np.array([offset_ns[clock] for clock in self.clocks], dtype=np.int64)
-        return Ends(group=self.group, ranks=self.ranks, clocks=self.clocks, end_ns=end_ns)
-
-    def spread_ns(self, offset_ns: Mapping[int, int]) -> Times:
-        """Return for each collective the time from its first to its last end over the clocks, with these offsets."""
-        end_ns = self.moved(offset_ns).end_ns
-        spread_ns: Times = end_ns.max(axis=1) - end_ns.min(axis=1)
-        return spread_ns
-
-
-def ends_of(group: str | None, ranks: tuple[int, ...], end_ns: Times, clock_of: Mapping[int, int]) -> Ends:
-    """Return the ends by clock; ranks that share a clock count with their median.
-
-    end_ns: one row per collective, one column per rank. clock_of: by rank, the owner of its clock.
-    """
-    clocks = tuple(sorted({clock_of[rank] for rank in ranks}))
-    columns = [[place for place, rank in enumerate(ranks) if clock_of[rank] == clock] for clock in clocks]
-    by_clock = [median_ns(end_ns[:, places], axis=1) for places in columns]
-    return Ends(group=group, ranks=ranks, clocks=clocks, end_ns=np.stack(by_clock, axis=1))
+        return self.end_ns + np.array([offset_ns[clock] for clock in self.clocks], dtype=np.int64)
 
 
 def connected_sets(clock_of: Mapping[int, int], groups: Sequence[Ends]) -> list[tuple[int, ...]]:
@@ -99,7 +69,7 @@ def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
     row = 0
     for number, ends in enumerate(groups):
         weight = np.sqrt(len(ends.end_ns))
-        for clock, ahead in zip(ends.clocks, ends.moved(guess_ns).ahead_ns(), strict=True):
+        for clock, ahead in zip(ends.clocks, _ahead_ns(ends.moved_ns(guess_ns)), strict=True):
             terms[row, column[clock]] = weight
             terms[row, len(clocks) + number] = -weight
             ahead_ns[row] = -weight * ahead
@@ -107,6 +77,18 @@ def offsets(clocks: Sequence[int], groups: Sequence[Ends]) -> dict[int, int]:
     solution = np.linalg.lstsq(terms, ahead_ns, rcond=None)[0] if size else np.zeros(len(clocks))
     # The equations fix offsets up to a constant; the first clock's becomes 0.
     return {clock: guess_ns[clock] + round(solution[column[clock]] - solution[column[clocks[0]]]) for clock in clocks}
+
+
+def _ahead_ns(end_ns: Times) -> NDArray[np.float64]:
+    """Return by how much each clock is ahead of the first: the median over the collectives.
+
+    Guess from the first clock's ends, then correct by the median end of each collective, which is less noisy.
+    """
+    apart_ns = (end_ns - end_ns[:, :1]).astype(np.float64)
+    guess_ns = np.median(apart_ns, axis=0)
+    left_ns = apart_ns - guess_ns
+    ahead_ns: NDArray[np.float64] = guess_ns + np.median(left_ns - np.median(left_ns, axis=1, keepdims=True), axis=0)
+    return ahead_ns
 
 
 def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
@@ -148,15 +130,14 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
     for host, ranks in hosts.items():
         if len(ranks) == 1:
             continue
-        listed = ", ".join(map(str, ranks))
         if host in doubted:
             notes.append(
-                f"ranks {listed} say that they are on host {host}, but by its clock leave collectives before all have"
-                " come: each is taken to have a clock of its own"
+                f"ranks {_listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
+                " all have come: each is taken to have a clock of its own"
             )
         else:
             owner |= dict.fromkeys(ranks, ranks[0])
-            notes.append(f"ranks {listed} are on host {host}: they have one clock")
+            notes.append(f"ranks {_listed(ranks)} are on host {host}: they have one clock")
     return owner, tuple(notes)
 
 
@@ -295,15 +276,22 @@ def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mappi
             rows[one.group, one.ranks].append(one.rows)
     found = []
     for (group, ranks), of_group in rows.items():
-        columns = [
-            end_ns[rank][list(of_rank)] for rank, of_rank in zip(ranks, zip(*of_group, strict=True), strict=True)
+        # (collectives, ranks), and from these (collectives, clocks).
+        by_rank_ns = np.stack(
+            [end_ns[rank][row] for rank, row in zip(ranks, np.array(of_group).T, strict=True)], axis=1
+        )
+        clocks = tuple(sorted({clock_of[rank] for rank in ranks}))
+        by_clock_ns = [
+            median_ns(by_rank_ns[:, [clock_of[rank] == clock for rank in ranks]], axis=1) for clock in clocks
         ]
-        found.append(ends_of(group, ranks, np.stack(columns, axis=1), clock_of))
+        found.append(Ends(group=group, ranks=ranks, clocks=clocks, end_ns=np.stack(by_clock_ns, axis=1)))
     return found
 
 
 def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
-    spread_ns = ends.spread_ns(offset_ns)
+    # For each collective the time from its first to its last end over the clocks.
+    moved_ns = ends.moved_ns(offset_ns)
+    spread_ns = moved_ns.max(axis=1) - moved_ns.min(axis=1)
     is_known = spread_ns.size > 1 or len(ends.clocks) == 1
     return Agreement(
         group=ends.group,
@@ -312,10 +300,6 @@ def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
         residual_ns=int(np.median(spread_ns)) if is_known else None,
         widest_ns=int(spread_ns.max()) if is_known else None,
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 # A critical path can only go through ranks whose clocks are compared with each other: between others, a difference of
@@ -328,18 +312,14 @@ def ranks_on_one_clock(alignment: Alignment, present: Collection[int]) -> frozen
     return max(sets, key=len)
 
 
-def of_ranks(alignment: Alignment, ranks: Set[int]) -> Alignment:
-    """Return the alignment of these ranks alone, which are one of its connected sets."""
-    return replace(
-        alignment,
-        timelines=tuple(timeline for timeline in alignment.timelines if timeline.rank in ranks),
-        offset_ns={rank: offset_ns for rank, offset_ns in alignment.offset_ns.items() if rank in ranks},
-        agreements=tuple(one for one in alignment.agreements if ranks >= set(one.ranks)),
-    )
+def on_one_clock(
+    alignment: Alignment, matching: Matching, present: Collection[int]
+) -> tuple[Alignment, Matching, list[str]]:
+    """Return the alignment and matching of these ranks (`ranks_on_one_clock`) alone, and a note on those left out.
 
-
-def matched_within(matching: Matching, ranks: Set[int]) -> Matching:
-    """Return the matching of these ranks alone; collectives that they share with other ranks become unmatched."""
+    Collectives that they share with other ranks become unmatched.
+    """
+    ranks = ranks_on_one_clock(alignment, present)
     reason = "it is with ranks whose clocks are not compared"
     apart = [
         Unmatched(rank=rank, row=row, reason=reason)
@@ -348,20 +328,25 @@ def matched_within(matching: Matching, ranks: Set[int]) -> Matching:
         for rank, row in zip(one.ranks, one.rows, strict=True)
         if rank in ranks
     ]
-    return replace(
-        matching,
-        matched=tuple(one for one in matching.matched if ranks >= set(one.ranks)),
-        unmatched=(*matching.unmatched, *apart),
+    notes = []
+    if others := sorted(set(present) - ranks):
+        left, kept = (f"rank{'s' * (len(some) > 1)} {_listed(some)}" for some in (others, sorted(ranks)))
+        notes.append(f"the path leaves out {left}: clocks are not compared with those of {kept}")
+    return (
+        replace(
+            alignment,
+            timelines=tuple(timeline for timeline in alignment.timelines if timeline.rank in ranks),
+            offset_ns={rank: offset_ns for rank, offset_ns in alignment.offset_ns.items() if rank in ranks},
+            agreements=tuple(one for one in alignment.agreements if ranks >= set(one.ranks)),
+        ),
+        replace(
+            matching,
+            matched=tuple(one for one in matching.matched if ranks >= set(one.ranks)),
+            unmatched=(*matching.unmatched, *apart),
+        ),
+        notes,
     )
 
 
-def left_out(ranks: Set[int], present: Collection[int]) -> list[str]:
-    """Return a note on the ranks that the path leaves out, and why; empty if there are none."""
-    others = sorted(set(present) - ranks)
-    if not others:
-        return []
-    return [f"the path leaves out {_named(others)}: clocks are not compared with those of {_named(sorted(ranks))}"]
-
-
-def _named(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -23,28 +23,10 @@ from workloads.cost_models.terms import Collective
 # Bytes per element of each dtype. torch is not asked, since traces are also read where it is not installed.
 
 _BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "complex32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4,
+    "complex32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 
 
 def buffer_bytes(call: Call) -> int | None:
@@ -96,24 +78,19 @@ class CollectiveTime:
     def bus_bandwidth(self) -> float | None:
         """The algorithm bandwidth times the collective's bus factor; None if either is unknown."""
         speed = self.algorithm_bandwidth
-        factor = next(
-            (
-                bus_factor(collective, len(self.matched.ranks))
-                for collective in _WITH_BANDWIDTH
-                if collective == self.matched.collective
-            ),
-            None,
-        )
-        return None if speed is None or factor is None else speed * float(factor)
+        collective = next((known for known in _WITH_BANDWIDTH if known == self.matched.collective), None)
+        if speed is None or collective is None:
+            return None
+        return speed * float(bus_factor(collective, len(self.matched.ranks)))
 
 
 def time_of(matched: Matched, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]) -> CollectiveTime:
     """Return the times of one collective. timelines: by rank, on their own clocks. offset_ns: to add to these."""
-    places = list(zip(matched.ranks, matched.rows, strict=True))
-    arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in places)
-    end_ns = tuple(int(timelines[rank].end_ns[row]) + offset_ns[rank] for rank, row in places)
+    spans = list(zip(matched.ranks, matched.rows, strict=True))
+    arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in spans)
+    end_ns = tuple(int(timelines[rank].end_ns[row]) + offset_ns[rank] for rank, row in spans)
     last_ns = max(arrival_ns)
-    sizes = [buffer_bytes(call_of(timelines[rank], row)) for rank, row in places]
+    sizes = [buffer_bytes(call_of(timelines[rank], row)) for rank, row in spans]
     known = [size for size in sizes if size is not None]
     return CollectiveTime(
         matched=matched,
@@ -155,16 +132,15 @@ def steps_of(
     if not marked:
         return {}
     most = marking[0].rank
-    found = {}
+    step_of = {}
     for time in times:
         rows = dict(zip(time.matched.ranks, time.matched.rows, strict=True))
         rank = next((rank for rank in marked if rank in rows), None)
-        found[time.matched] = (
-            marked[most].step_at(max(time.arrival_ns) - offset_ns[most])
-            if rank is None
-            else marked[rank].step_of(rows[rank])
-        )
-    return found
+        if rank is None:
+            step_of[time.matched] = marked[most].step_at(max(time.arrival_ns) - offset_ns[most])
+        else:
+            step_of[time.matched] = marked[rank].step_of(rows[rank])
+    return step_of
 
 
 class _Marked:
