@@ -240,7 +240,11 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Differe
         mean_step([(timeline, [found for found in parts if found.part == part]) for timeline, parts in ranks])
         for ranks in sides
     )
-    notes[:0] = [f"{name}: the mean of {_counted(mean, part)}" for name, mean in (("before", one), ("after", other))]
+    notes[:0] = [
+        f"{name}: the mean of {mean.steps} whole {part}{'s' * (mean.steps > 1)}"
+        f" of {len(mean.ranks)} rank{'s' * (len(mean.ranks) > 1)}"
+        for name, mean in (("before", one), ("after", other))
+    ]
     if len({timeline.is_device for ranks in sides for timeline, _ in ranks}) > 1:
         notes.append(
             "some traces are of a device and some of a host: kernels of the one are not operators of the other"
@@ -285,27 +289,18 @@ def _have_steps(sides: Sequence[Ranks], notes: list[str]) -> bool:
     return not lacking
 
 
-def _counted(mean: MeanStep, part: str) -> str:
-    return f"{mean.steps} whole {part}{'s' * (mean.steps > 1)} of {len(mean.ranks)} rank{'s' * (len(mean.ranks) > 1)}"
-
-
 def _changes(one: MeanStep, other: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> tuple[Change, ...]:
     """Return the changes of these parts, summed over all items with the same fields; the largest share first."""
-    before, after = (_together(mean, parts, fields) for mean in (one, other))
-    found = [
-        Change(item=item, before=before.get(item), after=after.get(item)) for item in dict.fromkeys([*before, *after])
-    ]
+    before: dict[Item, Amount] = {}
+    after: dict[Item, Amount] = {}
+    for mean, sums in ((one, before), (other, after)):
+        for item, amount in mean.amounts.items():
+            if item.part in parts:
+                wider = Item(part=item.part, **{field: getattr(item, field) for field in fields})
+                sums[wider] = sums.get(wider, NOTHING) + amount
+    changes = [Change(item=item, before=before.get(item), after=after.get(item)) for item in before | after]
     sign = -1 if other.step_ns < one.step_ns else 1
-    return tuple(sorted(found, key=lambda change: (-sign * change.change_ns, change.item)))
-
-
-def _together(mean: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> dict[Item, Amount]:
-    found: dict[Item, Amount] = {}
-    for item, amount in mean.amounts.items():
-        if item.part in parts:
-            wider = Item(part=item.part, **{field: getattr(item, field) for field in fields})
-            found[wider] = found.get(wider, NOTHING) + amount
-    return found
+    return tuple(sorted(changes, key=lambda change: (-sign * change.change_ns, change.item)))
 
 
 def _effects(change: Change) -> tuple[Cell, ...]:

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.analyzers.collectives import Collectives
+from collectors.traces.analyzers.step_division import length_before
 from collectors.traces.cross_rank.collective_times import CollectiveTime, steps_of
 from collectors.traces.cross_rank.matching import ROOTED, Matched
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, length_ns, union, union_of, without
 from collectors.traces.operators import Foreground
-from collectors.traces.steps import StepInterval, steps
+from collectors.traces.steps import steps
 from collectors.traces.timeline import Kind, Timeline
 
 # What a rank did before it arrived at a collective.
@@ -48,7 +49,13 @@ class Activities:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._rows = {activity: _rows(timeline, activity) for activity in ACTIVITIES}
+        self._rows: dict[Activity, NDArray[np.int64]] = {}
+        for activity in ACTIVITIES:
+            chosen = np.logical_or.reduce([timeline.of_kind(kind) for kind in _KINDS[activity]])
+            if activity == "data loading":
+                is_loading = np.array([DATA_LOADING.match(name) is not None for name in timeline.names], dtype=np.bool_)
+                chosen &= is_loading[timeline.name]
+            self._rows[activity] = np.flatnonzero(chosen)
         self._ends_ns = {activity: np.sort(timeline.end_ns[self._rows[activity]]) for activity in _BUSY}
         self._busy = {
             activity: union(timeline.start_ns[self._rows[activity]], timeline.end_ns[self._rows[activity]])
@@ -57,7 +64,13 @@ class Activities:
 
     def by_last_end(self, start_ns: int, end_ns: int) -> list[Activity]:
         """Return all activities but "host", starting with the one whose span ended last in the window."""
-        order = sorted(_BUSY, key=lambda activity: -self._last_end_ns(activity, start_ns, end_ns))
+
+        def last_end_ns(activity: Activity) -> int:
+            ends_ns = self._ends_ns[activity]
+            ended = int(np.searchsorted(ends_ns, end_ns, side="right"))
+            return max(int(ends_ns[ended - 1]), start_ns) if ended else start_ns
+
+        order = sorted(_BUSY, key=last_end_ns, reverse=True)
         if not self._timeline.is_device:
             order.sort(key=lambda activity: activity != "data loading")
         return order
@@ -70,7 +83,11 @@ class Activities:
         spent_ns: dict[Activity, int] = {}
         covered = np.empty((0, 2), dtype=np.int64)
         for activity in order:
-            wider = union_of([covered, _clipped(self._busy[activity], start_ns, end_ns)])
+            # The part of the set in the window; a search is faster than `clip` for a long set and a short window.
+            busy = self._busy[activity]
+            first = int(np.searchsorted(busy[:, 1], start_ns, side="right"))
+            behind = int(np.searchsorted(busy[:, 0], end_ns, side="left"))
+            wider = union_of([covered, np.clip(busy[first:behind], start_ns, end_ns)])
             spent_ns[activity] = length_ns(wider) - length_ns(covered)
             covered = wider
         spent_ns["host"] = end_ns - start_ns - length_ns(covered)
@@ -88,45 +105,9 @@ class Activities:
         for stream in np.unique(timeline.stream[rows]):
             of_stream = rows[timeline.stream[rows] == stream]
             pieces = Foreground(timeline.start_ns[of_stream], timeline.end_ns[of_stream]).pieces()
-            inside_ns = _until_ns(windows, pieces.end_ns) - _until_ns(windows, pieces.start_ns)
+            inside_ns = length_before(windows, pieces.end_ns) - length_before(windows, pieces.start_ns)
             np.add.at(run_ns, timeline.name[of_stream[pieces.owner]], inside_ns)
         return Counter({timeline.names[number]: int(run_ns[number]) for number in np.flatnonzero(run_ns)})
-
-    def _last_end_ns(self, activity: Activity, start_ns: int, end_ns: int) -> int:
-        """Return the latest end of the activity's spans in the window; the window's start if none ended in it."""
-        ends_ns = self._ends_ns[activity]
-        behind = int(np.searchsorted(ends_ns, end_ns, side="right"))
-        return max(int(ends_ns[behind - 1]), start_ns) if behind else start_ns
-
-
-def _rows(timeline: Timeline, activity: Activity) -> NDArray[np.int64]:
-    """Return the rows of the activity's spans."""
-    chosen = np.logical_or.reduce([timeline.of_kind(kind) for kind in _KINDS[activity]])
-    if activity == "data loading":
-        numbers = [number for number, name in enumerate(timeline.names) if DATA_LOADING.match(name)]
-        chosen &= np.isin(timeline.name, numbers)
-    return np.flatnonzero(chosen)
-
-
-def _clipped(intervals: Times, start_ns: int, end_ns: int) -> Times:
-    """Return the part of the set in the window; faster than `clip` for a long set and a short window."""
-    first = int(np.searchsorted(intervals[:, 1], start_ns, side="right"))
-    last = int(np.searchsorted(intervals[:, 0], end_ns, side="left"))
-    return np.clip(intervals[first:last], start_ns, end_ns)
-
-
-def _until_ns(windows: Times, moments_ns: Times) -> Times:
-    """Return how much of the windows lies before each moment.
-
-    Example: windows [0, 4) and [10, 12), moments 2, 7, 11 give 2, 4, 5.
-    """
-    lasting_ns = windows[:, 1] - windows[:, 0]
-    before_ns = np.concatenate(([0], np.cumsum(lasting_ns)))
-    place = np.searchsorted(windows[:, 0], moments_ns, side="right")
-    # Subtract the part of the last window begun that lies after the moment.
-    end_ns = np.concatenate(([np.iinfo(np.int64).min], windows[:, 1]))
-    after_ns: Times = np.maximum(end_ns[place], moments_ns) - moments_ns
-    return before_ns[place] - after_ns
 
 
 # Late arrivals, each explained by comparing the late rank with the last but one.
@@ -216,13 +197,6 @@ class _Window:
     left_ns: int
     came_ns: int
 
-    def spent_ns(self, order: Sequence[Activity]) -> dict[Activity, int]:
-        return self.activities.spent_ns(order, self.began_ns, self.came_ns)
-
-    def stayed_ns(self, order: Sequence[Activity]) -> int:
-        """Return how long it stayed in the earlier collective after the other had left, and did nothing else."""
-        return self.activities.spent_ns(order, self.began_ns, self.left_ns)["an earlier collective"]
-
 
 def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
     """Return by activity how much more the late rank did than the other; the parts add up to the delay.
@@ -231,9 +205,13 @@ def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
     collective" and 0 "host".
     """
     order = late.activities.by_last_end(late.began_ns, late.came_ns)
-    late_ns, other_ns = late.spent_ns(order), other.spent_ns(order)
+    late_ns, other_ns = (one.activities.spent_ns(order, one.began_ns, one.came_ns) for one in (late, other))
     parts_ns = {activity: late_ns[activity] - other_ns[activity] for activity in ACTIVITIES}
-    stayed_ns, idled_ns = late.stayed_ns(order) - other.stayed_ns(order), parts_ns["host"]
+    # By how much longer the late rank stayed in the earlier collective doing nothing else, and idled since.
+    late_stayed_ns, other_stayed_ns = (
+        one.activities.spent_ns(order, one.began_ns, one.left_ns)["an earlier collective"] for one in (late, other)
+    )
+    stayed_ns, idled_ns = late_stayed_ns - other_stayed_ns, parts_ns["host"]
     if stayed_ns * idled_ns < 0:
         made_up_ns = min(abs(stayed_ns), abs(idled_ns)) * (1 if stayed_ns > 0 else -1)
         parts_ns["an earlier collective"] -= made_up_ns
@@ -313,18 +291,6 @@ class Lateness:
         return sum(self.waits_ns.values())
 
 
-def lateness_by_rank(
-    times: Iterable[CollectiveTime], late: Iterable[LateArrival], activities: Mapping[int, Activities]
-) -> tuple[Lateness, ...]:
-    """Return the lateness of each rank in these collectives, the costliest first."""
-    took_part = Counter(rank for time in times for rank in time.matched.ranks)
-    of_rank: dict[int, list[LateArrival]] = defaultdict(list)
-    for one in late:
-        of_rank[one.rank].append(one)
-    found = [_lateness(rank, count, of_rank[rank], activities[rank]) for rank, count in sorted(took_part.items())]
-    return tuple(sorted(found, key=lambda one: -one.delay_ns))
-
-
 def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activities: Activities) -> Lateness:
     doing_ns = {activity: sum(one.doing_ns[activity] for one in late) for activity in ACTIVITIES}
     cause = max(ACTIVITIES, key=lambda activity: doing_ns[activity])
@@ -372,19 +338,19 @@ def traced_lateness(found: Collectives) -> TracedLateness:
     for_all = [time for time in found.times if time.matched.collective not in ROOTED]
     late = list(late_arrivals(for_all, activities, alignment.offset_ns, alignment.residual_ns or 0))
     times = [time for time in for_all if not time.matched.is_first]
-    ranks = tuple(sorted(lateness_by_rank(times, late, activities), key=lambda one: one.rank))
+    took_part = Counter(rank for time in times for rank in time.matched.ranks)
+    ranks = tuple(
+        _lateness(rank, count, [one for one in late if one.rank == rank], activities[rank])
+        for rank, count in sorted(took_part.items())
+    )
     marked = {timeline.rank: steps(timeline) for timeline in alignment.timelines}
+    traced_ns = max((sum(step.end_ns - step.start_ns for step in of_rank) for of_rank in marked.values()), default=0)
+    if times and not traced_ns:
+        traced_ns = max(max(time.end_ns) for time in times) - min(min(time.arrival_ns) for time in times)
     step_of = steps_of(times, alignment.timelines, marked, alignment.offset_ns)
     return TracedLateness(
         ranks=ranks,
         delays_ns=delays_by_step(late, [one.rank for one in ranks], step_of),
-        traced_ns=_traced_ns(times, marked.values()),
+        traced_ns=traced_ns,
         has_steps=any(marked.values()),
     )
-
-
-def _traced_ns(times: Sequence[CollectiveTime], marked: Iterable[Sequence[StepInterval]]) -> int:
-    in_steps_ns = max((sum(step.end_ns - step.start_ns for step in of_rank) for of_rank in marked), default=0)
-    if in_steps_ns or not times:
-        return in_steps_ns
-    return max(max(time.end_ns) for time in times) - min(min(time.arrival_ns) for time in times)

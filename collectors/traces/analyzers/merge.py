@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collectors.traces.analyzers.critical_path import StepPath, path_of
-from collectors.traces.cross_rank.clock_sync import Alignment, align
+from collectors.traces.cross_rank.clock_sync import align
 from collectors.traces.cross_rank.collective_times import CollectiveTime, time_of
 from collectors.traces.cross_rank.matching import match
 from collectors.traces.dependency_graph.dependencies import Rows, named, on_device
 from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
-from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline, stream_name
+from collectors.traces.timeline import ABSENT, KINDS, Timeline, stream_name
 
 # The spans of one rank as boxes on rows: steps, streams of the device, threads of the host.
 
@@ -75,7 +75,11 @@ def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
-    said = [_said(call) for call in timeline.calls]
+    # What the trace says of each collective, without what it does not say.
+    fields = ("collective", "group", "dtype", "given_elements", "filled_elements")
+    of_call = [
+        {name: value for name in fields if (value := getattr(call, name)) is not None} for call in timeline.calls
+    ]
     columns = (
         timeline.name,
         timeline.kind,
@@ -95,7 +99,7 @@ def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
         if shape != ABSENT:
             arguments["shape"] = timeline.shapes[shape]
         if call != ABSENT:
-            arguments |= said[call]
+            arguments |= of_call[call]
         if sequence != ABSENT:
             arguments["sequence"] = sequence
         yield TraceSpan(
@@ -106,18 +110,6 @@ def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
             end_ns=end_ns,
             arguments=arguments,
         )
-
-
-def _said(call: Call) -> dict[str, str | int | float]:
-    """Return what the trace says of a collective."""
-    said = {
-        "collective": call.collective,
-        "group": call.group,
-        "dtype": call.dtype,
-        "given_elements": call.given_elements,
-        "filled_elements": call.filled_elements,
-    }
-    return {name: value for name, value in said.items() if value is not None}
 
 
 PATH = "critical path"
@@ -165,19 +157,19 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
                 if (rank, row) in met:
                     boxes[rank, row] = box
                 yield box
-        yield from _from(begins_ns, list(beside))
+        # Spans beside the trace have a clock of their own: move them so that the earliest begins with the trace.
+        spans = list(beside)
+        later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
+        yield from (replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns) for span in spans)
 
     arrows = (arrow for time in times for arrow in _arrows(time, boxes))
-    content = encode(drawn(), arrows, begins_ns=begins_ns, about=_of_clocks(alignment))
-    return Merged(content=content, notes=path.notes)
-
-
-def _of_clocks(alignment: Alignment) -> dict[str, object]:
-    """Return the known offsets and residual, as strings of digits since viewers read numbers as floating point."""
-    offset_ns = {str(rank): str(offset) for rank, offset in sorted(alignment.offset_ns.items())}
-    residual_ns = alignment.residual_ns
-    known = {} if residual_ns is None else {"clock_residual_ns": str(residual_ns)}
-    return {"clock_offset_ns": offset_ns, **known}
+    # Strings of digits, since viewers read numbers as floating point.
+    about: dict[str, object] = {
+        "clock_offset_ns": {str(rank): str(offset_ns) for rank, offset_ns in sorted(alignment.offset_ns.items())}
+    }
+    if alignment.residual_ns is not None:
+        about["clock_residual_ns"] = str(alignment.residual_ns)
+    return Merged(content=encode(drawn(), arrows, begins_ns=begins_ns, about=about), notes=path.notes)
 
 
 def _path(steps: Iterable[StepPath]) -> Iterator[TraceSpan]:
@@ -229,10 +221,3 @@ def _arrows(time: CollectiveTime, boxes: Mapping[tuple[int, int], TraceSpan]) ->
         if wait_ns and transfer_ns:
             name = f"last to {time.matched.collective}"
             yield Flow(name=name, source=source, target=boxes[place], left_ns=last_ns, arrived_ns=last_ns)
-
-
-def _from(begins_ns: int, spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
-    """Yield the spans, moved so that the earliest begins at begins_ns."""
-    later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
-    for span in spans:
-        yield replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns)

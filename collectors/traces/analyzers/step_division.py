@@ -20,7 +20,7 @@ from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, intersection, union, without
 from collectors.traces.operators import Foreground, launching_operators
 from collectors.traces.steps import StepInterval, is_at_work
-from collectors.traces.timeline import ABSENT, KINDS, Call, Kind, Timeline
+from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
 
 Part = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -101,7 +101,7 @@ def divided(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amo
         free = without(free, timeline.intervals(kind))
     rows = np.flatnonzero(is_at_work(timeline))
     # A span started in the window if the nanosecond after its start lies in it.
-    started = _length_before(window, timeline.start_ns + 1) > _length_before(window, timeline.start_ns)
+    started = length_before(window, timeline.start_ns + 1) > length_before(window, timeline.start_ns)
     involved = rows[started[rows] | (exposed_ns[rows] > 0) | (work_ns[rows] > 0)]
     return _by_item(timeline, involved, exposed_ns, work_ns, started) | _idle(timeline, free)
 
@@ -109,11 +109,11 @@ def divided(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amo
 def _add_owned(timeline: Timeline, rows: Numbers, within: Times, amounts_ns: Numbers) -> None:
     """Add to each row's amount the time within the set that is its own among these rows."""
     pieces = Foreground(timeline.start_ns[rows], timeline.end_ns[rows]).pieces()
-    lengths_ns = _length_before(within, pieces.end_ns) - _length_before(within, pieces.start_ns)
+    lengths_ns = length_before(within, pieces.end_ns) - length_before(within, pieces.start_ns)
     np.add.at(amounts_ns, rows[pieces.owner], lengths_ns)
 
 
-def _length_before(intervals: Times, moments_ns: Times) -> Times:
+def length_before(intervals: Times, moments_ns: Times) -> Times:
     """Return how much of the set lies before each moment.
 
     Example: intervals [0, 4) and [10, 12), moments 2, 7, 11 give 2, 4, 5.
@@ -141,8 +141,8 @@ def _by_item(
     totals = np.zeros((first.size, 3), dtype=np.int64)
     np.add.at(totals, alike, np.stack((exposed_ns[rows], work_ns[rows], started[rows]), axis=1))
     found: dict[Item, Amount] = {}
-    for place, total in zip(first.tolist(), totals.tolist(), strict=True):
-        item = _item(timeline, int(rows[place]), int(operators[place]), int(shapes[place]))
+    for index, total in zip(first.tolist(), totals.tolist(), strict=True):
+        item = _item(timeline, int(rows[index]), int(operators[index]), int(shapes[index]))
         found[item] = found.get(item, NOTHING) + Amount(exposed_ns=total[0], work_ns=total[1], count=total[2])
     return found
 
@@ -169,7 +169,9 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
     kind, name, call = KINDS[timeline.kind[row]], timeline.names[timeline.name[row]], timeline.call[row]
     collective = size = ""
     if call != ABSENT:
-        collective, size = timeline.calls[call].collective, _size(timeline.calls[call])
+        collective = timeline.calls[call].collective
+        given = (timeline.calls[call].given_elements, timeline.calls[call].dtype)
+        size = " ".join(str(word) for word in given if word is not None)
     elif kind == "communication":
         collective = collective_of(name)
     return Item(
@@ -179,11 +181,6 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
         operator="" if operator == ABSENT else timeline.names[operator],
         shape=size if kind == "communication" else "" if shape == ABSENT else timeline.shapes[shape],
     )
-
-
-def _size(call: Call) -> str:
-    """Return how many elements this rank gave, and of which type."""
-    return " ".join(str(word) for word in (call.given_elements, call.dtype) if word is not None)
 
 
 def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:

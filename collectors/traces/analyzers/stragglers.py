@@ -27,7 +27,7 @@ from collectors.traces.timeline import Timeline
 TILTS = np.geomspace(1e-3, 1e3, 200)
 
 
-def chance_of_worst(delays_ns: NDArray[np.int64]) -> float:
+def p_value_bound(delays_ns: NDArray[np.int64]) -> float:
     """Return an upper bound on the p-value of the worst rank's total delay.
 
     It is the probability that some column's sum is as large as the largest one, if each row's delays fall on all ranks
@@ -43,9 +43,9 @@ def chance_of_worst(delays_ns: NDArray[np.int64]) -> float:
     return min(1.0, ranks * exp(min(*bounds, 0.0)))
 
 
-def least_rows(ranks: int, most_chance: float) -> int:
+def observations_needed(ranks: int, most_p_value: float) -> int:
     """Return how many trials or steps one rank must be late in, alone, for luck to have at most this probability."""
-    return 1 + ceil(log(1 / most_chance) / log(ranks))
+    return 1 + ceil(log(1 / most_p_value) / log(ranks))
 
 
 # The verdict over one trial or several.
@@ -53,7 +53,7 @@ def least_rows(ranks: int, most_chance: float) -> int:
 # What makes a rank late may be luck of the whole trial (its core, a neighbour), which affects all its steps. So only
 # several trials show that a rank is late wherever it is started; steps show it for their own trial.
 
-MOST_CHANCE = 0.02
+MOST_P_VALUE = 0.02
 """The largest p-value at which a straggler is named."""
 
 LEAST_COST = 0.01
@@ -66,7 +66,7 @@ class Straggler:
 
     delay_ns: see `Lateness`. cost_ratio: share of the traced time; cost_ratios: by trial. delay_ratio: share of all
     ranks' delays.
-    chance: upper bound on the p-value, the probability of as much delay if all ranks were late alike.
+    p_value: an upper bound on the probability of as much delay if all ranks were late alike.
     names: the events that ran longest in the cause.
     """
 
@@ -76,7 +76,7 @@ class Straggler:
     cost_ratio: float
     cost_ratios: tuple[float, ...]
     delay_ratio: float
-    chance: float
+    p_value: float
     names: tuple[str, ...]
 
 
@@ -127,11 +127,11 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
             why=f"lateness is spread: rank {rank}, the costliest, has {delay_ratio:.0%} of it, and one that stands out"
             f" among {ranks} has {least_ratio:.0%} or more"
         )
-    chance = chance_of_worst(delays_ns)
-    if chance > MOST_CHANCE:
+    p_value = p_value_bound(delays_ns)
+    if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
         return _may_be_luck(
-            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, chance, by=by if marked else None
+            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, p_value, by=by if marked else None
         )
     cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
     return Straggler(
@@ -141,17 +141,17 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
         cost_ratio=cost_ratio,
         cost_ratios=tuple(_share(one.delay_ns, trial.traced_ns) for one, trial in zip(of_rank, trials, strict=True)),
         delay_ratio=delay_ratio,
-        chance=chance,
+        p_value=p_value,
         names=next((one.names for one in of_rank if one.cause == cause), ()),
     )
 
 
 def _may_be_luck(
-    has: str, delays_ns: NDArray[np.int64], place: int, chance: float, *, by: Literal["trial", "step"] | None
+    has: str, delays_ns: NDArray[np.int64], place: int, p_value: float, *, by: Literal["trial", "step"] | None
 ) -> NoStraggler:
     """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
-    luck = f"may be luck (chance up to {chance:.0%})"
-    rows, needed = delays_ns.shape[0], least_rows(delays_ns.shape[1], MOST_CHANCE)
+    luck = f"may be luck (chance up to {p_value:.0%})"
+    rows, needed = delays_ns.shape[0], observations_needed(delays_ns.shape[1], MOST_P_VALUE)
     if by is None:
         return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
     if rows < needed:
@@ -182,7 +182,7 @@ class Stragglers:
         """Return the verdict, lateness by rank, who waited for whom, and the clocks, whose notes are in `notes`."""
         one = self.straggler
         verdict = (
-            () if one is None else (one.rank, one.cause, one.delay_ns, one.cost_ratio, one.delay_ratio, one.chance)
+            () if one is None else (one.rank, one.cause, one.delay_ns, one.cost_ratio, one.delay_ratio, one.p_value)
         )
         activities = " ".join(f"{activity.replace(' ', '_')}_ns" for activity in ACTIVITIES)
         return (
