@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.doctor.page import Entry
 from bench.machine.gpus import Gpu, Nvml, read_memory
-from bench.machine.preflight import told_holders
+from bench.machine.preflight import holders_text
 from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
 from collectors.nvml.library import FieldSupport
 
@@ -29,7 +29,7 @@ def free_memory(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
         else:
             yield Entry(name=name, value=now.free_bytes, unit="bytes")
         if now.holders:
-            yield Entry(name=f"GPU {now.index}, processes", value=told_holders(now.holders))
+            yield Entry(name=f"GPU {now.index}, processes", value=holders_text(now.holders))
 
 
 def gpu_clocks(nvml: Nvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:

@@ -57,7 +57,7 @@ def torch_build(package: Path | None = None) -> TorchBuild:
     )
 
 
-def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
+def _refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
     """Return the error for a torch that is built for AMD's ROCm."""
     return Misuse(
         f"torch {torch_version} is built for ROCm {hip}, and `run` measures NVIDIA GPUs only;"
@@ -68,7 +68,7 @@ def refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
 def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | InfrastructureFailed:
     """Return the error for a case on GPUs whose torch is built without CUDA."""
     if hip is not None:
-        return refuse_rocm(torch_version, hip)
+        return _refuse_rocm(torch_version, hip)
     return InfrastructureFailed(f"torch {torch_version} is built without CUDA; install a CUDA build, or {_CPU}")
 
 
@@ -78,7 +78,7 @@ def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misu
     root: where /dev and /proc are.
     """
     if build.hip is not None:
-        return refuse_rocm(build.version, build.hip)
+        return _refuse_rocm(build.version, build.hip)
     if gpus.hidden is not None:
         return Misuse(f"device is cuda and no GPU can be used: {gpus.hidden.text}; set it right, or {_CPU}")
     if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:

@@ -70,13 +70,15 @@ def left_in_groups(root: Path = Path("/")) -> list[int]:
 
 def _left(folder: Path, files: _Files) -> Iterator[int]:
     """Yield the bytes that one group still allows; nothing if there is no such group, or it has no limit ("max")."""
-    with suppress(OSError, ValueError):
+    try:
         limit, usage = int((folder / files.limit).read_text()), int((folder / files.usage).read_text())
-        cache = 0
-        with suppress(OSError, ValueError):
-            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            cache = int(counts.get(files.cache, 0))
-        yield max(0, limit - usage + cache)
+    except (OSError, ValueError):
+        return
+    cache = 0
+    with suppress(OSError, ValueError):
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cache = int(counts.get(files.cache, 0))
+    yield max(0, limit - usage + cache)
 
 
 PROCESS_BYTES = 16_000_000
@@ -179,7 +181,7 @@ def check_memory(
             whole_bytes = now.free_bytes if gpu.memory_bytes is None else gpu.memory_bytes
             raise InfrastructureFailed(
                 f"{case.strategy}: {need.what} and GPU {gpu.index} has {_gigabytes(now.free_bytes)} free of"
-                f" {_gigabytes(whole_bytes)}: {told_holders(now.holders, name_of)};"
+                f" {_gigabytes(whole_bytes)}: {holders_text(now.holders, name_of)};"
                 " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
             )
 
@@ -237,7 +239,7 @@ def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need
     return _Need(what=f"{what} {len(ranks)} rank(s) {takes} {_gigabytes(size_bytes)}", size_bytes=size_bytes)
 
 
-def told_holders(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
+def holders_text(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
     """Return in words which processes hold a GPU's memory, the largest first."""
     if not holders:
         return "others hold the rest, and NVML names none of them (another container's, or just ended ones)"
