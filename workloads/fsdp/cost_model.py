@@ -85,7 +85,13 @@ def padded_elements(weights: Iterable[Dimensions], ranks: int) -> int:
 
 def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int:
     """Return the elements of one rank's part without padding: those that it updates."""
-    return sum(_own_rows(weight, rank, ranks) * math.prod(weight[1:]) for weight in weights)
+    count = 0
+    for weight in weights:
+        # 5 rows on 4 ranks: parts of 2 rows, of which the ranks own 2, 2, 1 and 0.
+        part = _padded_rows(weight, ranks)
+        own_rows = min(part, max(0, weight[0] - rank * part))
+        count += own_rows * math.prod(weight[1:])
+    return count
 
 
 def sharded_states(sharding: Sharding, rank: int) -> States:
@@ -118,7 +124,13 @@ def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:
     """Return the collectives of one step: units are gathered, gathered again, and their gradients reduced."""
     if sharding.ranks == 1:
         return ()
-    return (*_gathers(sharding), *_reductions(sharding), *_numbers(sharding))
+    transfers = [*_gathers(sharding), *_reductions(sharding)]
+    if sharding.numbers:
+        size_bytes = sharding.numbers * NUMBER_BYTES
+        transfers.append(
+            Transfer(collective="all_reduce", axis="shard", payload_bytes=size_bytes, calls=sharding.numbers)
+        )
+    return tuple(transfers)
 
 
 def _gathers(sharding: Sharding) -> Iterator[Transfer]:
@@ -164,20 +176,5 @@ def _reductions(sharding: Sharding) -> Iterator[Transfer]:
             )
 
 
-def _numbers(sharding: Sharding) -> Iterator[Transfer]:
-    if sharding.numbers:
-        yield Transfer(
-            collective="all_reduce",
-            axis="shard",
-            payload_bytes=sharding.numbers * NUMBER_BYTES,
-            calls=sharding.numbers,
-        )
-
-
 def _padded_rows(weight: Dimensions, ranks: int) -> int:
     return -(-weight[0] // ranks)
-
-
-def _own_rows(weight: Dimensions, rank: int, ranks: int) -> int:
-    part = _padded_rows(weight, ranks)
-    return min(part, max(0, weight[0] - rank * part))

@@ -96,6 +96,7 @@ class ShardedSpec(StrategySpec):
     stage: of ZeRO; in the third, weights are divided again between forward and backward.
     """
 
+    entry = "workloads.fsdp.strategy:build"
     stage: Literal[2, 3] = 3
 
     def mesh(self, setup: Setup) -> dict[str, int]:
@@ -173,7 +174,6 @@ class FsdpSpec(ShardedSpec):
     """Spec of `fsdp`: weights, gradients and optimizer states are divided; a block is gathered when it computes."""
 
     name = "fsdp"
-    entry = "workloads.fsdp.strategy:build_fsdp"
     summary = "fully sharded (ZeRO-3): weights, gradients and optimizer divided; blocks gathered when they compute"
     options = (*SHARDING_OPTIONS, RESHARD)
     parity = Parity(
@@ -192,7 +192,6 @@ class HsdpSpec(ShardedSpec):
     """Spec of `hsdp`: the model is divided within each group of ranks, and gradients are averaged between groups."""
 
     name = "hsdp"
-    entry = "workloads.fsdp.strategy:build_hsdp"
     summary = "hybrid sharded: as fsdp within each group of ranks, gradients averaged between groups"
     options = (*SHARDING_OPTIONS, SHARD_RANKS, RESHARD)
     needs = Needs(minimum_ranks=4)
@@ -216,7 +215,6 @@ class Zero2Spec(ShardedSpec):
     """Spec of `zero2`: gradients and optimizer states are divided; weights are gathered once a step."""
 
     name = "zero2"
-    entry = "workloads.fsdp.strategy:build_zero2"
     summary = "ZeRO-2: gradients and optimizer divided; weights gathered once a step, and divided between steps too"
     stage = 2
     options = SHARDING_OPTIONS

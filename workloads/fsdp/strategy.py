@@ -37,33 +37,48 @@ NORM_EPSILON = 1e-6
 """Added to the norm before dividing by it, as in torch's own clipping."""
 
 
-def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase, *, reshard: bool | int) -> Trainer:
-    """Make the trainer of a model divided over the mesh's axis `shard`, the same in all replicas if the mesh has any.
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """Build a model divided over the mesh's axis `shard`, the same in all replicas if the mesh has any.
 
-    reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
-    them gathered, from the first forward of a step to its last backward.
+    fsdp, hsdp: weights are divided again after forward, so that backward gathers them a second time; the option
+    `reshard` says among how many ranks. The columns of `hsdp`'s mesh average the gradients that its rows have reduced.
+    zero2: weights stay gathered from the first forward of a step to its last backward. ZeRO's second stage keeps them
+    whole at all times; this strategy divides them between steps as well, which costs no more traffic: each step gathers
+    what the paper's sends after its update.
     """
-    model = make_model(setup)
+    # zero2 has no such option.
+    reshard = (int(setup.options["reshard"]) or True) if "reshard" in setup.options else False
+    model, device = make_model(setup), torch.device(setup.device)
     units = shard(setup, model, mesh, reshard=reshard)
     prefetch(units, int(setup.options["prefetch"]))
-    return Trainer(
+    trainer = Trainer(
         setup,
         model,
         phase,
         no_sync=partial(without_reduction, model, is_kept_gathered=reshard is False),
-        clip=partial(clip_gradients, group=mesh.get_group("shard"), device=torch.device(setup.device)),
+        clip=partial(clip_gradients, group=mesh.get_group("shard"), device=device),
     )
+    # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
+    share_world_timeout(device)
+    return trainer
 
 
 def shard(setup: Setup, model: Transformer, mesh: DeviceMesh, *, reshard: bool | int) -> list[FSDPModule]:
-    """Divide the model in place; return its units, in the order of forward."""
+    """Divide the model in place; return its units, in the order of forward.
+
+    reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
+    them gathered.
+    """
     reduce_dtype = torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None
     # Pinned memory is for copies to and from a GPU.
     host = CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else OffloadPolicy()
     divide = partial(
         fully_shard, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype), offload_policy=host
     )
-    modules = model.blocks if setup.options["wrap"] == "block" else _halves(model)
+    modules: list[nn.Module] = []
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        modules += [block] if setup.options["wrap"] == "block" else [block.attention, block.mlp]
     units = [divide(module, reshard_after_forward=reshard) for module in modules]
     divide(model, reshard_after_forward=False)
     return units
@@ -100,47 +115,14 @@ def clip_gradients(
     device: on which the group communicates; offloaded gradients lie elsewhere.
     Returns: the norm before.
     """
-    parts = [_local(weight.grad) for weight in weights if weight.grad is not None]
+    parts = []
+    for weight in weights:
+        if weight.grad is not None:
+            assert isinstance(weight.grad, DTensor)
+            parts.append(weight.grad.to_local())
     square = nn.utils.get_total_norm(parts).square().to(device)
     dist.all_reduce(square, group=group)
     norm = square.sqrt()
     scale = (largest_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_(parts, scale.to(parts[0].device))
     return norm
-
-
-def _halves(model: Transformer) -> Iterator[nn.Module]:
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        yield block.attention
-        yield block.mlp
-
-
-def _local(gradient: Tensor) -> Tensor:
-    assert isinstance(gradient, DTensor)
-    return gradient.to_local()
-
-
-def build_fsdp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build `fsdp`: weights are divided again after forward, so that backward gathers them a second time."""
-    trainer = make_trainer(setup, mesh, phase, reshard=int(setup.options["reshard"]) or True)
-    # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
-    share_world_timeout(torch.device(setup.device))
-    return trainer
-
-
-def build_hsdp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build `hsdp`: as `fsdp` on each row of the mesh; the columns average the gradients that rows have reduced."""
-    trainer = make_trainer(setup, mesh, phase, reshard=int(setup.options["reshard"]) or True)
-    # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
-    share_world_timeout(torch.device(setup.device))
-    return trainer
-
-
-def build_zero2(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build `zero2`: weights stay gathered from the first forward of a step to its last backward.
-
-    ZeRO's second stage keeps the weights whole on each rank at all times. This strategy divides them between steps as
-    well, which costs no more traffic: each step gathers what the paper's sends after its update.
-    """
-    return make_trainer(setup, mesh, phase, reshard=False)
