@@ -12,7 +12,7 @@ import pytest
 from tests.slow.ranks.boxed_ranks import run_ranks
 from tests.slow.ranks.ring_rank import Measured, Passes, RingOrder
 from tests.support.netbox import netbox
-from workloads.context_parallel.cost_model import RingTime, backward_hops, forward_hops, ring_time
+from tests.workloads.context_parallel.ring_time import RingTime, backward_hops, forward_hops, ring_time
 
 pytestmark = pytest.mark.alone
 

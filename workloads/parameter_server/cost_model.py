@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.cost_models.communication import Link
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import divide, elements, model_weights
 
@@ -73,19 +72,3 @@ def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:
     """
     fullest = max(shares(shape, servers), key=lambda share: share.size_bytes)
     return max(server_traffic(fullest, workers).received_bytes, worker_traffic(shape).sent_bytes)
-
-
-def exchange_time_s(shape: Shape, *, servers: int, workers: int, link: Link) -> float:
-    """Predict the exchange time of a synchronous step in which all workers push at once: gradients in, weights out.
-
-    Each rank has a link of its own, and the busiest never waits. Averaging and AdamW take no time here. Servers that
-    clip exchange their norms in between, which would add one latency and hardly any bytes.
-    Asynchronous workers push and are answered at different times, so that a server's two directions may be busy at
-    once; then this is the most, and half of it the least, that a step of all workers takes.
-    Not covered: RPC over TCP spreads a tensor over several connections, which slow each other down on a slow link.
-
-    Raises:
-        ValueError: there are more servers than tensors, or none.
-    """
-    one_way_bytes = busiest_bytes(shape, servers=servers, workers=workers)
-    return 2 * (link.latency_s + one_way_bytes / link.bandwidth_bytes_per_second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.context_parallel.cost_model import Hop, RingTime, backward_hops, forward_hops, ring_time
+from tests.workloads.context_parallel.ring_time import Hop, RingTime, backward_hops, forward_hops, ring_time
 
 
 def equal(ranks: int, attention_s: float) -> list[list[float]]:

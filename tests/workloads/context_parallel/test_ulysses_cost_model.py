@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from workloads.context_parallel.cost_model import HeadTraffic, RingTraffic, paper_forward_elements, ulysses_pairs
+from workloads.context_parallel.cost_model import HeadTraffic, RingTraffic, ulysses_pairs
 from workloads.cost_models.communication import wire_bytes
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Transfer
@@ -41,8 +41,9 @@ def test_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_forward_sends_what_the_paper_says_where_heads_are_not_grouped(ranks: int) -> None:
-    law = traffic(replace(SHAPE, kv_heads=4), ranks=ranks, element_bytes=1)
-    assert total_bytes(law) == 2 * paper_forward_elements(SHAPE, ranks=ranks)
+    """4 N d / P elements per layer; a step's other half is backward's."""
+    paper_forward_elements = 4 * SHAPE.layers * SHAPE.sequence * SHAPE.width // ranks
+    assert total_bytes(traffic(replace(SHAPE, kv_heads=4), ranks=ranks, element_bytes=1)) == 2 * paper_forward_elements
 
 
 def test_a_rank_sends_as_much_where_ranks_grow_with_the_sequence() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.training.setups import SMALL
-from workloads.cost_models.communication import Link, wire_factor
 from workloads.cost_models.shape import Shape
 from workloads.parameter_server.cost_model import (
     Share,
     Traffic,
     busiest_bytes,
-    exchange_time_s,
     server_traffic,
     shares,
     worker_traffic,
@@ -60,19 +58,5 @@ def test_one_server_costs_what_the_textbooks_all_reduce_by_a_server_does(workers
     assert busiest_bytes(SMALL, servers=1, workers=workers) == textbook.peak_node_bytes
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-def test_one_server_takes_longer_than_a_ring_by_w_squared_over_w_less_one(workers: int) -> None:
-    link = Link(bandwidth_bytes_per_second=1e6)
-    ring_s = float(wire_factor("all_reduce", workers, "nccl")) * WEIGHTS_BYTES / 1e6
-    server_s = exchange_time_s(SMALL, servers=1, workers=workers, link=link)
-    assert server_s / ring_s == pytest.approx(workers**2 / (workers - 1))
-
-
 def test_with_more_servers_than_workers_a_workers_link_is_the_busiest() -> None:
     assert busiest_bytes(SMALL, servers=3, workers=1) == WEIGHTS_BYTES
-
-
-def test_an_exchange_pays_the_latency_of_the_way_there_and_back() -> None:
-    slow, slower = (Link(bandwidth_bytes_per_second=1e6, latency_s=latency_s) for latency_s in (0.0, 0.5))
-    times_s = [exchange_time_s(SMALL, servers=1, workers=2, link=link) for link in (slow, slower)]
-    assert times_s[1] - times_s[0] == pytest.approx(1.0)
