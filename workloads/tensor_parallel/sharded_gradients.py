@@ -40,7 +40,8 @@ def clip_gradients(
     whole: list[Tensor] = []
     for weight in weights:
         if weight.grad is not None:
-            (divided if _is_tensor_divided(weight) else whole).append(_local(weight.grad))
+            axes = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
+            (divided if axes is not None and "tensor" in axes else whole).append(local_gradient(weight))
     # Each of the tensor ranks holds a copy of the whole gradients; the sum over ranks shall count them once.
     square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
     for group in groups:
@@ -58,7 +59,7 @@ def add_up(weights: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     Raises:
         RuntimeError: a weight has no gradient.
     """
-    gradients = [_local(_gradient(weight)) for weight in weights]
+    gradients = [local_gradient(weight) for weight in weights]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
     sums = torch.split(flat, [gradient.numel() for gradient in gradients])
@@ -82,23 +83,19 @@ class AgreeingScaler(torch.amp.GradScaler):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+        gradients = [local_gradient(weight) for weight in weights if weight.grad is not None]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
         for group in self._groups:
             dist.all_reduce(found_inf, op=dist.ReduceOp.MAX, group=group)
         return {found_inf.device: found_inf}
 
 
-def _is_tensor_divided(weight: nn.Parameter) -> bool:
-    names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
-    return names is not None and "tensor" in names
+def local_gradient(weight: nn.Parameter) -> Tensor:
+    """Return what this rank holds of the weight's gradient.
 
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def _gradient(weight: nn.Parameter) -> Tensor:
+    Raises:
+        RuntimeError: the weight has no gradient.
+    """
     if weight.grad is None:
         raise RuntimeError(f"a weight of {tuple(weight.shape)} has no gradient; the last backward did not reach it")
-    return weight.grad
+    return weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -52,19 +52,29 @@ def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
     if mesh["tensor"].size() == 1:
         return
     axis = mesh["tensor"]
-    plan = _Plan(is_divided_by_position=bool(setup.options["sequence_parallel"]))
-    for part in [part for part in module.modules() if isinstance(part, Block)]:
-        _apply(plan.block(), part, axis)
-        for half in (part.attention, part.mlp):
+    stream = BY_POSITION if setup.options["sequence_parallel"] else WHOLE
+    # three_d has neither option: its stages gather the logits, and cut no product into pieces.
+    is_loss_divided, is_async = (bool(setup.options.get(name, False)) for name in ("loss_parallel", "async_tp"))
+    for block in [part for part in module.modules() if isinstance(part, Block)]:
+        _apply(_block_plan(stream), block, axis)
+        for half in (block.attention, block.mlp):
             half.register_forward_pre_hook(_round, prepend=True)
     children = dict(module.named_children())
     if "embedding" in children:
         _apply({"embedding": ColwiseParallel(use_local_output=False)}, module, axis)
-        _apply({"embedding": plan.stream_of_columns()}, module, axis)
+        # ColwiseParallel could do this itself, but would return a tensor that is still in flight, for which a compiled
+        # block makes a graph of its own.
+        exchange = PrepareModuleOutput(output_layouts=BY_COLUMN, desired_output_layouts=stream)
+        _apply({"embedding": exchange}, module, axis)
     if "head" in children:
-        _apply({"head": plan.head(is_gathered=not setup.options["loss_parallel"])}, module, axis)
+        head = ColwiseParallel(
+            input_layouts=stream,
+            output_layouts=BY_COLUMN if is_loss_divided else WHOLE,
+            use_local_output=not is_loss_divided,
+        )
+        _apply({"head": head}, module, axis)
         children["head"].register_forward_pre_hook(_round, prepend=True)
-    if setup.options["async_tp"]:
+    if is_async:
         _overlap_products(axis)
 
 
@@ -77,39 +87,20 @@ def norm_weights(module: nn.Module) -> list[nn.Parameter]:
     return [part.weight for part in module.modules() if isinstance(part, nn.RMSNorm)]
 
 
-class _Plan:
-    """How each part is divided, in torch's parallel styles."""
-
-    def __init__(self, *, is_divided_by_position: bool) -> None:
-        self._stream = BY_POSITION if is_divided_by_position else WHOLE
-
-    def block(self) -> dict[str, ParallelStyle]:
-        # The input is gathered once for all products that read it; their gradients are summed first, then reduced once.
-        return {
-            "attention": PrepareModuleInput(
-                input_layouts=(self._stream, None, None), desired_input_layouts=(WHOLE, None, None)
-            ),
-            "attention.q": ColwiseParallel(),
-            "attention.k": ColwiseParallel(),
-            "attention.v": ColwiseParallel(),
-            "attention.o": RowwiseParallel(output_layouts=self._stream),
-            "mlp": PrepareModuleInput(input_layouts=(self._stream,), desired_input_layouts=(WHOLE,)),
-            "mlp.gate": ColwiseParallel(),
-            "mlp.up": ColwiseParallel(),
-            "mlp.down": RowwiseParallel(output_layouts=self._stream),
-        }
-
-    def stream_of_columns(self) -> ParallelStyle:
-        # ColwiseParallel could do this itself, but would return a tensor that is still in flight, for which a compiled
-        # block makes a graph of its own.
-        return PrepareModuleOutput(output_layouts=BY_COLUMN, desired_output_layouts=self._stream)
-
-    def head(self, *, is_gathered: bool) -> ParallelStyle:
-        return ColwiseParallel(
-            input_layouts=self._stream,
-            output_layouts=WHOLE if is_gathered else BY_COLUMN,
-            use_local_output=is_gathered,
-        )
+def _block_plan(stream: Placement) -> dict[str, ParallelStyle]:
+    """Return how a block is divided. stream: how the residual stream lies on the ranks."""
+    # The input is gathered once for all products that read it; their gradients are summed first, then reduced once.
+    return {
+        "attention": PrepareModuleInput(input_layouts=(stream, None, None), desired_input_layouts=(WHOLE, None, None)),
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.o": RowwiseParallel(output_layouts=stream),
+        "mlp": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(WHOLE,)),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=stream),
+    }
 
 
 def _apply(plan: dict[str, ParallelStyle], module: nn.Module, axis: DeviceMesh) -> None:
@@ -157,7 +148,7 @@ class TensorTrainer(Trainer):
             setup,
             model,
             phase,
-            after_backward=self._complete_norms,
+            after_backward=self._sum_norm_gradients,
             optimizer=AdamW(parameter_groups(model.parameters()), **adamw_settings(setup)),
             clip=partial(clip_gradients, groups=[group], tensor_ranks=group.size()),
             scaler=AgreeingScaler(setup.device, groups=[group], enabled=setup.precision == "fp16"),
@@ -172,7 +163,7 @@ class TensorTrainer(Trainer):
         assert isinstance(loss, DTensor)
         return loss.to_local()
 
-    def _complete_norms(self) -> None:
+    def _sum_norm_gradients(self) -> None:
         """Sum the norms' gradients over the ranks, where each rank has seen only its own positions."""
         if self._is_sequence_divided:
             add_up(norm_weights(self.model), self._group)

@@ -126,7 +126,8 @@ class MeshStages:
             return
         units = [unit for stage in self.pipeline.stages_of(pipeline_rank) for unit in self.units(stage) if unit]
         whole_bytes = sum(ELEMENT_BYTES * self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
-        for collective in _GATHERED_AND_REDUCED:
+        collectives: tuple[Collective, ...] = ("all_gather", "reduce_scatter")
+        for collective in collectives:
             yield Transfer(collective=collective, axis="data", payload_bytes=whole_bytes, calls=len(units))
         yield from self._agreed("data")
 
@@ -134,9 +135,6 @@ class MeshStages:
         if self.numbers:
             size_bytes = NUMBER_BYTES * self.numbers
             yield Transfer(collective="all_reduce", axis=axis, payload_bytes=size_bytes, calls=self.numbers)
-
-
-_GATHERED_AND_REDUCED: tuple[Collective, ...] = ("all_gather", "reduce_scatter")
 
 
 def _divided(weight: Dimensions, dim: int | None, ranks: int) -> Dimensions:
@@ -149,11 +147,10 @@ def _most(by_rank: Iterable[Sequence[Transfer]]) -> Iterator[Transfer]:
     for transfers in by_rank:
         for collective in dict.fromkeys(transfer.collective for transfer in transfers):
             own = [transfer for transfer in transfers if transfer.collective == collective]
-            if _bytes(own) > _bytes(most.get(collective, ())):
+            size_bytes, most_bytes = (
+                sum(transfer.payload_bytes for transfer in each) for each in (own, most.get(collective, []))
+            )
+            if size_bytes > most_bytes:
                 most[collective] = own
     for transfers in most.values():
         yield from transfers
-
-
-def _bytes(transfers: Iterable[Transfer]) -> int:
-    return sum(transfer.payload_bytes for transfer in transfers)

@@ -7,23 +7,20 @@ kept until its last backward, since otherwise each microbatch would gather them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
-from workloads.cost_models.shape import Shape
-from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel
-from workloads.pipeline_parallel.strategy import make_trainer as make_pipeline_trainer
+from workloads.pipeline_parallel.stages import StageModel
+from workloads.pipeline_parallel.strategy import make_trainer
 from workloads.protocols import Phase, Workload
-from workloads.spec import Backend, Device, OptionValue, Precision, Setup
-from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients
+from workloads.spec import Setup
+from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
 from workloads.tensor_parallel.strategy import norm_weights, parallelize
 from workloads.three_d.cost_model import fill_buckets
 
@@ -37,7 +34,7 @@ def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup,
     Raises:
         RuntimeError: a weight has no gradient.
     """
-    gradients = [_own(weight) for weight in weights]
+    gradients = [local_gradient(weight) for weight in weights]
     sizes = [gradient.numel() * gradient.element_size() for gradient in gradients]
     sent = []
     for bucket in fill_buckets(sizes, bucket_bytes):
@@ -53,20 +50,16 @@ def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup,
         torch._foreach_copy_(parts, [mean.view_as(part) for mean, part in zip(means, parts, strict=True)])
 
 
-def _own(weight: nn.Parameter) -> Tensor:
-    if weight.grad is None:
-        raise RuntimeError(f"a weight of {tuple(weight.shape)} has no gradient; the last backward did not reach it")
-    return weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad
-
-
-def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTrainer:
-    """Build this rank's stages, divided over `tensor` and, for FSDP2, over `data`; and their trainer."""
+def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
+    """Build this rank's stages, divided over `tensor` and, for FSDP2, over `data`; `stage` has torch's schedule."""
     tensor_ranks, is_stream_divided = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
     is_sharded = setup.options["data_axis"] == "fsdp" and mesh["data"].size() > 1
-    holders = [mesh.get_group(axis) for axis in _axes_of_parts(mesh, is_sharded=is_sharded)]
+    # Groups of the axes whose ranks hold different gradients at the end of the step.
+    is_held_apart = {"stage": True, "tensor": tensor_ranks > 1, "data": is_sharded}
+    holders = [mesh.get_group(axis) for axis, is_apart in is_held_apart.items() if is_apart]
 
     def prepare(stage: StageModel) -> None:
-        parallelize(_as_tensor_parallel(setup), stage, mesh)
+        parallelize(setup, stage, mesh)
         if is_sharded:
             shard(stage, mesh["data"])
 
@@ -79,7 +72,7 @@ def make_trainer(setup: Setup, mesh: DeviceMesh, phase: Phase) -> PipelineTraine
             bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
             average_gradients(weights, mesh.get_group("data"), bucket_bytes=bucket_bytes)
 
-    return make_pipeline_trainer(
+    return make_trainer(
         setup,
         mesh,
         phase,
@@ -99,45 +92,3 @@ def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True)
     for block in stage.blocks.values():
         fully_shard(block, mesh=mesh, reshard_after_forward=not is_kept_gathered)
     fully_shard(stage, mesh=mesh, reshard_after_forward=not is_kept_gathered)
-
-
-def _axes_of_parts(mesh: DeviceMesh, *, is_sharded: bool) -> Iterator[str]:
-    """Yield the axes whose ranks hold different gradients at the end of the step."""
-    yield "stage"
-    if mesh["tensor"].size() > 1:
-        yield "tensor"
-    if is_sharded:
-        yield "data"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TensorSetup:
-    """A setup in the form that `workloads.tensor_parallel.strategy` reads."""
-
-    strategy: str
-    ranks: int
-    shape: Shape
-    device: Device
-    backend: Backend
-    precision: Precision
-    seed: int
-    options: Mapping[str, OptionValue]
-
-
-def _as_tensor_parallel(setup: Setup) -> Setup:
-    """Return the setup with defaults for options that stages do not offer: divided loss, and products in pieces."""
-    return _TensorSetup(
-        strategy=setup.strategy,
-        ranks=setup.ranks,
-        shape=setup.shape,
-        device=setup.device,
-        backend=setup.backend,
-        precision=setup.precision,
-        seed=setup.seed,
-        options={**setup.options, "loss_parallel": False, "async_tp": False},
-    )
-
-
-def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
-    """Build this rank's stages, its part of each of their products, and torch's schedule over the axis `stage`."""
-    return make_trainer(setup, mesh, phase)
