@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from workloads.context_parallel.cost_model import Layout
 from workloads.core.mesh import make_group
 from workloads.core.trainer import Trainer, make_model
-from workloads.core.transformer import Attend, Block, Transformer
+from workloads.core.transformer import Attend, Block
 from workloads.data_parallel.strategy import replicate
 from workloads.protocols import Phase
 from workloads.spec import Setup
@@ -62,7 +62,10 @@ class SequenceTrainer(Trainer):
         replica = replicate(setup, model, make_group(axis, device))
         # After `replicate`: a new replica copies all buffers of the first rank, and the tables of positions are
         # buffers.
-        _hold_positions(model, held_s, attend)
+        model.cos_sr, model.sin_sr = model.cos_sr[held_s], model.sin_sr[held_s]
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            block.attention.attend = attend
         super().__init__(setup, replica, phase, no_sync=replica.no_sync, notes=notes)
         self._positions_s = held_s
 
@@ -71,11 +74,3 @@ class SequenceTrainer(Trainer):
 
     def _targets(self, tokens_bs: Tensor) -> Tensor:
         return tokens_bs[:, self._positions_s + 1]
-
-
-def _hold_positions(model: Transformer, positions_s: Tensor, attend: Attend) -> None:
-    """Set the model's rotary tables to these positions, and its attention to `attend`."""
-    model.cos_sr, model.sin_sr = model.cos_sr[positions_s], model.sin_sr[positions_s]
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        block.attention.attend = attend

@@ -315,18 +315,15 @@ class TopK:
         errors.copy_(flat)
         errors[starts_k + indices_k] = 0
         flat.zero_()
-        for rank_values_k, rank_indices_k in self._gathered(values_k, indices_k):
-            # One rank's indices are all different, so the result does not depend on the order of additions.
-            flat.index_add_(0, starts_k + rank_indices_k, rank_values_k)
-        flat /= self._group.size()
-
-    def _gathered(self, values_k: Tensor, indices_k: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Gather values and indices of all ranks, in the order of the ranks; both travel as one int32 tensor."""
+        # Values and indices travel as one int32 tensor; those of all ranks arrive in the order of the ranks.
         sent = torch.cat([values_k.view(torch.int32), indices_k.to(torch.int32)])
         arrived = sent.new_empty(self._group.size() * len(sent))
         all_gather(arrived, sent, group=self._group)
-        halves = [part.chunk(2) for part in arrived.chunk(self._group.size())]
-        return [(values.view(torch.float32), indices.long()) for values, indices in halves]
+        for of_rank in arrived.chunk(self._group.size()):
+            rank_values_k, rank_indices_k = of_rank.chunk(2)
+            # One rank's indices are all different, so the result does not depend on the order of additions.
+            flat.index_add_(0, starts_k + rank_indices_k.long(), rank_values_k.view(torch.float32))
+        flat /= self._group.size()
 
 
 def _largest(gradient: Tensor, density: float) -> Tensor:

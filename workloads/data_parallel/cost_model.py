@@ -14,7 +14,7 @@ from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, divide, elements, model_weights
 
 VALUE_BYTES = 4
-"""Bytes of one element of a gradient or a factor, fp32."""
+"""Bytes of one element of a weight, a gradient, a moment or a factor, fp32."""
 HALF_BYTES = 2
 INDEX_BYTES = 4
 """Bytes of one index into a weight's gradient, int32."""
@@ -38,11 +38,6 @@ def matrices(shape: Shape) -> tuple[tuple[int, int], ...]:
 def vectors(shape: Shape) -> tuple[int, ...]:
     """Return the elements of each weight of the model that is a vector."""
     return tuple(weight[0] for weight in model_weights(shape) if len(weight) == 1)
-
-
-def error_feedback_bytes(shape: Shape) -> int:
-    """Return the bytes of error feedback: one error for each gradient element, kept until it is sent."""
-    return VALUE_BYTES * shape.parameters()
 
 
 def rounded_bytes(shape: Shape) -> int:
@@ -94,7 +89,6 @@ def top_k_bytes(shape: Shape, density: float) -> int:
 # The split is uneven: the fullest rank holds at least the largest weight, and with more ranks than large weights some
 # hold little or nothing. The paper divides evenly; its count is `workloads.cost_models.memory.paper_states`.
 
-ELEMENT_BYTES = 4
 STEP_BYTES = 4
 """AdamW's step counter, one for each weight, in fp32."""
 
@@ -116,15 +110,15 @@ def elements_by_rank(shape: Shape, ranks: int) -> tuple[int, ...]:
 
 def partitioned_states(shape: Shape, *, rank: int, ranks: int) -> States:
     """Return a rank's states: weights and gradients whole, AdamW's two moments of its own weights, all in fp32."""
-    whole_bytes = ELEMENT_BYTES * shape.parameters()
+    whole_bytes = VALUE_BYTES * shape.parameters()
     own = partition(shape, ranks)[rank]
     return States(
         parameters_bytes=whole_bytes,
         gradients_bytes=whole_bytes,
-        optimizer_bytes=2 * ELEMENT_BYTES * elements(own) + STEP_BYTES * len(own),
+        optimizer_bytes=2 * VALUE_BYTES * elements(own) + STEP_BYTES * len(own),
     )
 
 
 def sent_bytes(shape: Shape, ranks: int) -> int:
     """Return the bytes of updated weights in all ranks' broadcasts; a rank without weights sends one element."""
-    return sum(ELEMENT_BYTES * max(1, own) for own in elements_by_rank(shape, ranks))
+    return sum(VALUE_BYTES * max(1, own) for own in elements_by_rank(shape, ranks))

@@ -10,7 +10,7 @@ from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fr
 from workloads.cost_models.terms import Collective, NotCovered, States, Transfer, replicated_states
 from workloads.data_parallel.cost_model import (
     INDEXED_ELEMENTS,
-    error_feedback_bytes,
+    VALUE_BYTES,
     largest_rank,
     largest_weight,
     partitioned_states,
@@ -120,7 +120,7 @@ def _remembered_bytes(setup: Setup) -> int:
     Temporary tensors of its thread are not counted; they are gone after the step.
     """
     compress = setup.options["compress"]
-    errors_bytes = error_feedback_bytes(setup.shape) if compress in WITH_MEMORY else 0
+    errors_bytes = VALUE_BYTES * setup.shape.parameters() if compress in WITH_MEMORY else 0
     if compress != "powersgd":
         return errors_bytes
     return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes

@@ -126,25 +126,26 @@ def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
         return ()
     match engine.stage:
         case 0:
-            return (*_average(engine), *_number(4 if engine.is_clipped else 0))
+            calls = bucket_count(engine.shape.parameters(), WHOLE_BUCKET)
+            payload_bytes = ELEMENT_BYTES * engine.shape.parameters()
+            average = Transfer(collective="all_reduce", axis="data", payload_bytes=payload_bytes, calls=calls)
+            return (average, *([_norm(4)] if engine.is_clipped else []))
         case 1 | 2:
-            return (*_reduce(engine), *_number(4), _gather(engine.padded(), calls=1))
+            return (_reduce(engine), _norm(4), _gather(engine.padded(), calls=1))
         case 3:
             # The norm is in fp64, except on the host.
-            return (*_fetch(engine), *_reduce(engine), *_number(4 if engine.is_offloaded else 8), *_refresh(engine))
+            transfers = [*_fetch(engine), _reduce(engine), _norm(4 if engine.is_offloaded else 8)]
+            if whole := engine.persistent():
+                # After the update, weights that are whole on each rank are gathered, each by itself.
+                transfers.append(_gather(engine.ranks * _part(whole, engine.ranks), calls=len(whole)))
+            return tuple(transfers)
 
 
-def _average(engine: Engine) -> Iterator[Transfer]:
-    payload_bytes = ELEMENT_BYTES * engine.shape.parameters()
-    calls = bucket_count(engine.shape.parameters(), WHOLE_BUCKET)
-    yield Transfer(collective="all_reduce", axis="data", payload_bytes=payload_bytes, calls=calls)
-
-
-def _reduce(engine: Engine) -> Iterator[Transfer]:
-    """Yield the reduction of gradients. Stages 1 and 2 average whole gradients on all ranks; each reads its part."""
+def _reduce(engine: Engine) -> Transfer:
+    """Return the reduction of gradients. Stages 1 and 2 average whole gradients on all ranks; each reads its part."""
     weights = model_weights(engine.shape)
     passes = 1 if engine.stage == 1 else engine.microbatches
-    yield Transfer(
+    return Transfer(
         collective="reduce_scatter" if engine.stage == 3 else "all_reduce",
         axis="data",
         payload_bytes=passes * ELEMENT_BYTES * (engine.padded() if engine.stage == 3 else elements(weights)),
@@ -175,23 +176,15 @@ def _fetched(engine: Engine, gathered: int, weights: int, phase: Literal["forwar
     )
 
 
-def _refresh(engine: Engine) -> Iterator[Transfer]:
-    """Yield the gathers after the update of weights that are whole on each rank, each by itself."""
-    weights = engine.persistent()
-    if weights:
-        yield _gather(engine.ranks * _part(weights, engine.ranks), calls=len(weights))
-
-
 def _gather(gathered: int, *, calls: int, behind: Literal["forward", "backward"] | None = None) -> Transfer:
     return Transfer(
         collective="all_gather", axis="data", payload_bytes=ELEMENT_BYTES * gathered, calls=calls, behind=behind
     )
 
 
-def _number(size_bytes: int) -> Iterator[Transfer]:
-    """Yield the all_reduce of the whole gradient's norm, unless it has no bytes."""
-    if size_bytes:
-        yield Transfer(collective="all_reduce", axis="data", payload_bytes=size_bytes)
+def _norm(size_bytes: int) -> Transfer:
+    """Return the all_reduce of the whole gradient's norm."""
+    return Transfer(collective="all_reduce", axis="data", payload_bytes=size_bytes)
 
 
 def _part(weights: Iterable[Dimensions], ranks: int) -> int:

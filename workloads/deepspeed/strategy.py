@@ -45,17 +45,13 @@ def start(device: Device, backend: Backend) -> ModuleType:
     # When it takes over the group, DeepSpeed would compile an operator for inference on a CPU, which our collectives do
     # not need, with the machine's compiler. With no operator declared compatible, it uses torch's all_reduce.
     deepspeed.ops.__compatible_ops__ = {}
-    _import_muon()
+    # DeepSpeed compares our optimizer with this one; without torch's compiler, which would compile its kernels.
+    with _environment(TORCHDYNAMO_DISABLE="1"):
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     # In each step, also in autograd's threads, DeepSpeed calls functions that torch 2.13 has renamed.
     warnings.filterwarnings("ignore", DEPRECATED_CALLS, FutureWarning)
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     return deepspeed
-
-
-def _import_muon() -> None:
-    """Import an optimizer that DeepSpeed compares ours with, without torch's compiler, which compiles its kernels."""
-    with _environment(TORCHDYNAMO_DISABLE="1"):
-        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 @contextmanager
@@ -187,18 +183,15 @@ class DeepSpeedTrainer:
         """See `HoldsTensors`: DeepSpeed keeps most of the state where it cannot be found from the weights."""
         # A weight that stage 3 has divided is itself empty between steps; its part is in `ds_tensor`.
         parts = [weight.ds_tensor for weight in self._weights.values() if hasattr(weight, "ds_tensor")]
+        # The buffer in which stage 3 adds up its part of the gradients; it stays from step to step.
+        accumulated = getattr(self._engine.optimizer, "grad_partitions_flat_buffer", None)
         states = self.optimizer.state
         return {
             "parameters": [*self._weights.values(), *parts],
-            "gradients": [*self._gradients, *self._accumulated()],
+            "gradients": [*self._gradients, *([] if accumulated is None else [accumulated])],
             # The optimizer's own weights (keys of its state) are a copy, unless it updates the model's.
             "optimizer": [*states, *(each for state in states.values() for each in state.values())],
         }
-
-    def _accumulated(self) -> list[Tensor]:
-        """Return the buffer in which stage 3 adds up its part of the gradients; it stays from step to step."""
-        buffer = getattr(self._engine.optimizer, "grad_partitions_flat_buffer", None)
-        return [] if buffer is None else [buffer]
 
     def _keep_gradients(self, optimizer: Optimizer, *_: object) -> None:
         """Keep the gradients of an update; the hook runs after each, and a stage may make several in a step."""

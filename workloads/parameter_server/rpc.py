@@ -166,10 +166,11 @@ class Inbox:
             PeerLost: a worker did not acknowledge within the timeout.
         """
         with self._changed:
-            self._wait(lambda: not self._waiting(), "a receipt from", self._on_their_way.keys())
-
-    def _waiting(self) -> set[int]:
-        return {worker for worker, answers in self._on_their_way.items() if answers} - self._lost
+            self._wait(
+                lambda: all(not answers or worker in self._lost for worker, answers in self._on_their_way.items()),
+                "a receipt from",
+                self._on_their_way.keys(),
+            )
 
     def _wait(self, is_over: Callable[[], bool], what: str, workers: Set[int]) -> None:
         if not self._changed.wait_for(is_over, timeout=self._timeout_s):

@@ -187,7 +187,7 @@ class SynchronousServer:
         """Make one update. The batch is empty."""
         self._share.begin_step()
         with self._phase("wait"):
-            pushes = self._one_of_each()
+            pushes = self._take_one_of_each()
         with self._phase("optimizer"), torch.no_grad():
             self._update(pushes)
             # No copy: the weights change only when all workers have pushed again, and so have received them.
@@ -205,7 +205,7 @@ class SynchronousServer:
         """See `KnowsNorm`."""
         return self._gradient_norm
 
-    def _one_of_each(self) -> list[Push]:
+    def _take_one_of_each(self) -> list[Push]:
         """Return this step's pushes in the order of the workers, so that sums do not depend on who came first."""
         pushes: dict[int, Push] = {}
         while missing := set(self._workers) - set(pushes):
