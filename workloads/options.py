@@ -335,10 +335,7 @@ def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
     """Describe one of a rank's microbatches to the cost model of memory."""
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     return Microbatch(
-        shape=setup.shape,
-        sequences=local_batch(setup, data_ranks),
-        precision=setup.precision,
-        checkpoint=checkpoint,
+        shape=setup.shape, sequences=local_batch(setup, data_ranks), precision=setup.precision, checkpoint=checkpoint
     )
 
 

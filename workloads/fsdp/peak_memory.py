@@ -30,8 +30,7 @@ def sharded_step_peak(
     kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
     """
     step = Step(
-        microbatch=microbatch,
-        held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes,
+        microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes
     )
     backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
     model = _Model(

@@ -8,10 +8,7 @@ from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_
 from workloads.spec import DataPlace, Needs, Option, Parity, Setup, StrategySpec
 
 STALENESS = Option(
-    name="staleness",
-    default=1,
-    minimum=0,
-    help="of mode=asynchronous: steps that a worker may be ahead of the slowest",
+    name="staleness", default=1, minimum=0, help="of mode=asynchronous: steps that a worker may be ahead of the slowest"
 )
 
 
