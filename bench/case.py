@@ -12,7 +12,7 @@ import msgspec
 
 from bench.errors import Misuse
 from workloads.cost_models.shape import Shape
-from workloads.options import parts, parts_option
+from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec
 
@@ -192,7 +192,7 @@ def baseline_case(case: Case, scaling: str) -> Case:
     if baseline is None:
         raise Misuse(
             f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
-            f" {parts_option(case).name} {parts(case)}; choose a --batch that is a multiple of both"
+            f" {microbatch_option(case).name} {microbatch_count(case)}; choose a --batch that is a multiple of both"
         )
     return baseline
 

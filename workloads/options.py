@@ -310,19 +310,19 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
 )
 
 
-def parts_option(setup: Setup) -> Option:
+def microbatch_option(setup: Setup) -> Option:
     """Return the option that says how many parts a data rank's batch is split into."""
     return MICROBATCHES if MICROBATCHES.name in setup.options else ACCUMULATE
 
 
-def parts(setup: Setup) -> int:
+def microbatch_count(setup: Setup) -> int:
     """Return the number of microbatches that a data rank's batch is split into."""
-    return int(setup.options[parts_option(setup).name])
+    return int(setup.options[microbatch_option(setup).name])
 
 
 def local_batch(setup: Setup, data_ranks: int) -> int:
     """Return the sequences of one microbatch: the effective batch divided by data ranks and parts."""
-    return setup.shape.batch // (data_ranks * parts(setup))
+    return setup.shape.batch // (data_ranks * microbatch_count(setup))
 
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
@@ -355,12 +355,12 @@ def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
     """Return why data ranks and parts cannot share the batch equally, with batches that they could share."""
-    split = parts(setup)
+    split = microbatch_count(setup)
     shares_of_all = data_ranks * split
     batch = setup.shape.batch
     if batch % shares_of_all == 0:
         return []
-    shares = f"{data_ranks} data ranks" + (f" x {parts_option(setup).name} {split}" if split > 1 else "")
+    shares = f"{data_ranks} data ranks" + (f" x {microbatch_option(setup).name} {split}" if split > 1 else "")
     lower = batch - batch % shares_of_all
     upper = lower + shares_of_all
     fitting = f"{lower} or {upper}" if lower else str(upper)

@@ -21,24 +21,24 @@ DATA_AXES = ("data", "replicate", "shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataPlace:
+class DataShare:
     """A rank's share of each batch: number `rank`, counted from 0, of `ranks` equal shares."""
 
     rank: int
     ranks: int
 
 
-def place_in_mesh(axes: Mapping[str, int], rank: int) -> DataPlace:
+def share_in_mesh(axes: Mapping[str, int], rank: int) -> DataShare:
     """Return the share of a rank in a mesh over all ranks, whose last axis runs fastest.
 
     axes: name and size of each axis, outermost first.
     Example: rank 5 of {"data": 4, "tensor": 2} is at data 2, tensor 1, and trains on share 2 of 4.
     """
-    place, stride = DataPlace(rank=0, ranks=1), 1
+    place, stride = DataShare(rank=0, ranks=1), 1
     for name, size in reversed(list(axes.items())):
         if name in DATA_AXES:
             position = rank // stride % size
-            place = DataPlace(rank=place.rank + position * place.ranks, ranks=place.ranks * size)
+            place = DataShare(rank=place.rank + position * place.ranks, ranks=place.ranks * size)
         stride *= size
     return place
 
@@ -247,18 +247,18 @@ class StrategySpec(ABC):
         """Return the axes of the device mesh and their sizes, outermost first; their product is the number of ranks."""
         return {"data": setup.ranks}
 
-    def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
+    def data_share(self, setup: Setup, rank: int) -> DataShare | None:
         """Return the share of each batch that a rank trains on, None where it trains on none."""
-        return place_in_mesh(self.mesh(setup), rank)
+        return share_in_mesh(self.mesh(setup), rank)
 
     def data_ranks(self, setup: Setup) -> int:
         """Return the number of shares that a batch is divided into."""
-        places = (self.place_of(setup, rank) for rank in range(setup.ranks))
+        places = (self.data_share(setup, rank) for rank in range(setup.ranks))
         return next(place.ranks for place in places if place is not None)
 
     def training_ranks(self, setup: Setup) -> int:
         """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
-        return sum(self.place_of(setup, rank) is not None for rank in range(setup.ranks))
+        return sum(self.data_share(setup, rank) is not None for rank in range(setup.ranks))
 
     def sends_messages(self, setup: Setup) -> bool:
         """Whether ranks exchange tensors by send and receive."""

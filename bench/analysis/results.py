@@ -24,7 +24,7 @@ from workloads.cost_models.memory import paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.terms import NotCovered, States
-from workloads.options import local_batch, microbatch, parts, peak_not_covered
+from workloads.options import local_batch, microbatch, microbatch_count, peak_not_covered
 from workloads.pipeline_parallel.memory import activations_by_stage
 from workloads.pipeline_parallel.spec import counts
 from workloads.spec import DATA_AXES
@@ -297,7 +297,7 @@ def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
         effective_batch={
             "local": local_batch(case, data_ranks),
             "data_ranks": data_ranks,
-            "parts": parts(case),
+            "parts": microbatch_count(case),
             "total": case.shape.batch,
         },
         peak=peak if isinstance(peak, Peak) else None,

@@ -78,7 +78,7 @@ def _ranks(case: Case) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"rank": rank, "mesh": _position(axes, rank), "sequences": None}
         row |= dict.fromkeys(_SIZES)
         if case.model is not None:
-            place, states = spec.place_of(case, rank), spec.states(case, rank)
+            place, states = spec.data_share(case, rank), spec.states(case, rank)
             row |= {
                 "sequences": None if place is None else case.shape.batch // place.ranks,
                 "parameters": states.parameters_bytes,

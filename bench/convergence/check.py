@@ -226,7 +226,7 @@ def gather_evidence(
     check = check_of(case)
     assert check is not None, "it is the case of a check"
     rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
-    positions = (case.spec().place_of(case, rank) for rank in range(case.ranks))
+    positions = (case.spec().data_share(case, rank) for rank in range(case.ranks))
     return ConvergenceEvidence(
         reference=reference,
         backwards=backwards,

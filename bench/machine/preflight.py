@@ -15,7 +15,7 @@ from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.options import parts
+from workloads.options import microbatch_count
 
 # Memory limits of the control groups of this process: those of a container, or of a cluster's job.
 
@@ -216,7 +216,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
         yield _tokens(case)
-    peak = spec.peak(case) if parts(case) <= PARTS_JUDGED else None
+    peak = spec.peak(case) if microbatch_count(case) <= PARTS_JUDGED else None
     if isinstance(peak, Prediction):
         # In a pipeline, other ranks hold less than the predicted one; elsewhere all hold as much, at the same time.
         alike = 1 if spec.pipeline(case) is not None else len(ranks)
@@ -229,7 +229,7 @@ def _tokens(case: Case) -> _Need:
     """Return what all ranks together hold of one part of a batch, however they share it: token indices, residual stream
     and logits."""
     shape = case.shape
-    tokens = shape.batch * shape.sequence // parts(case)
+    tokens = shape.batch * shape.sequence // microbatch_count(case)
     size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
     what = f"a batch of {shape.batch} sequences of {shape.sequence} tokens takes at least {_gigabytes(size_bytes)}"
     return _Need(what=what, size_bytes=size_bytes)

@@ -68,7 +68,7 @@ def built(order: RankOrder, log: TrialLog, phase: Phase) -> Iterator[tuple[Devic
     case, spec = order.case, order.case.spec()
     mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
     workload: Workload = resolve_name(spec.entry)(case, mesh, phase)
-    with closing(make_batches(case, spec.place_of(case, order.rank))) as batches:
+    with closing(make_batches(case, spec.data_share(case, order.rank))) as batches:
         for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
             log.note(text)
         yield mesh, workload, batches

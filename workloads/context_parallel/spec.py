@@ -21,7 +21,7 @@ from workloads.options import (
     graph_refusals,
     local_batch,
     microbatch,
-    parts,
+    microbatch_count,
     peak_not_covered,
     pinned_kernel,
     priority_axes,
@@ -91,10 +91,13 @@ class SequenceSpec(StrategySpec):
         whole, states = microbatch(setup, data_ranks=1), replicated_states(setup.shape)
         # The tensors of one microbatch at the rank's own positions, except those of attention.
         own = replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
-        peak = step_peak(own, states=states, backwards=bucketed_gradients(states.gradients_bytes, parts(setup)))
+        peak = step_peak(
+            own, states=states, backwards=bucketed_gradients(states.gradients_bytes, microbatch_count(setup))
+        )
         # Own inputs are a copy; of own targets there is a copy in any case.
         more_bytes = (
-            parts(setup) * (whole.tokens_bytes - own.tokens_bytes) + INDEX_BYTES * own.sequences * own.shape.sequence
+            microbatch_count(setup) * (whole.tokens_bytes - own.tokens_bytes)
+            + INDEX_BYTES * own.sequences * own.shape.sequence
         )
         tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
         return replace(
@@ -188,7 +191,7 @@ class RingAttentionSpec(SequenceSpec):
             shape=setup.shape,
             ranks=setup.ranks,
             sequences=local_batch(setup, data_ranks=1),
-            microbatches=parts(setup),
+            microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
             is_overlapped=bool(setup.options["overlap"]),
@@ -198,7 +201,7 @@ class RingAttentionSpec(SequenceSpec):
     def attention_pairs(self, setup: Setup) -> tuple[int, ...]:
         shape, is_causal = setup.shape, bool(setup.options["causal"])
         layout: Layout = "zigzag" if setup.options["layout"] == "zigzag" else "plain"
-        sequences = parts(setup) * local_batch(setup, data_ranks=1)
+        sequences = microbatch_count(setup) * local_batch(setup, data_ranks=1)
         return tuple(
             sequences
             * shape.layers
@@ -279,7 +282,7 @@ class UlyssesSpec(SequenceSpec):
             shape=setup.shape,
             ranks=setup.ranks,
             sequences=local_batch(setup, data_ranks=1),
-            microbatches=parts(setup),
+            microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
         )

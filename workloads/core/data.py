@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from workloads.cost_models.shape import Shape
-from workloads.options import check_of, is_made, local_batch, parts
-from workloads.spec import DataPlace, Setup
+from workloads.options import check_of, is_made, local_batch, microbatch_count
+from workloads.spec import DataShare, Setup
 
 EPOCH_STEPS = 1000
 NOISE_RATIO = 0.1
@@ -71,7 +71,7 @@ class Batches:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """is_reordered: each epoch has an order of its own; otherwise all have that of the first."""
-        self.sequences = parts(setup) * local_batch(setup, data_ranks)
+        self.sequences = microbatch_count(setup) * local_batch(setup, data_ranks)
         """Sequences of this rank in one optimizer step."""
         dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
         sampler: DistributedSampler[NDArray[np.int64]] = DistributedSampler(
@@ -124,7 +124,7 @@ class NoBatches:
         """Do nothing: there are no processes to end."""
 
 
-def make_batches(setup: Setup, place: DataPlace | None) -> Batches | NoBatches:
+def make_batches(setup: Setup, place: DataShare | None) -> Batches | NoBatches:
     """Make the batches of a rank with this place; None: the rank trains on none."""
     if place is None:
         return NoBatches(setup)

@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 from workloads.core.attention_choice import attend_of, attention_notes
 from workloads.core.batch_norm import make_batch_norm
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
-from workloads.options import check_of, is_made, parts, rate_factor
+from workloads.options import check_of, is_made, microbatch_count, rate_factor
 from workloads.protocols import Phase
 from workloads.registry import spec_of
 from workloads.spec import Precision, Setup
@@ -90,7 +90,7 @@ class Trainer:
         self._after_backward = after_backward
         self._device = setup.device
         self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
-        self._parts = parts(setup)
+        self._parts = microbatch_count(setup)
         self._clip = clip
         self._largest_norm = float(setup.options["clip"])
         self._gradient_norm: Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workloads.cost_models.terms import NotCovered, States, Transfer
 from workloads.options import TRAINING_OPTIONS, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
-from workloads.spec import DataPlace, Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec
 
 STALENESS = Option(
     name="staleness", default=1, minimum=0, help="of mode=asynchronous: steps that a worker may be ahead of the slowest"
@@ -48,10 +48,10 @@ class ParameterServerSpec(StrategySpec):
         # Servers and workers do different things, so the mesh has no data axis.
         return {"rpc": setup.ranks}
 
-    def place_of(self, setup: Setup, rank: int) -> DataPlace | None:
+    def data_share(self, setup: Setup, rank: int) -> DataShare | None:
         if rank < _servers(setup):
             return None
-        return DataPlace(rank=rank - _servers(setup), ranks=_workers(setup))
+        return DataShare(rank=rank - _servers(setup), ranks=_workers(setup))
 
     def refusals(self, setup: Setup) -> list[str]:
         servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()

@@ -30,7 +30,7 @@ from workloads.options import (
     deferring_refusals,
     local_batch,
     microbatch,
-    parts,
+    microbatch_count,
     peak_not_covered,
     pipeline_message_notes,
     priority_axes,
@@ -157,7 +157,7 @@ class PipelineSpec(StrategySpec):
             schedule=self.schedule(setup),
             ranks=axes["stage"],
             stages_per_rank=int(setup.options.get(STAGES.name, 1)),
-            microbatches=parts(setup),
+            microbatches=microbatch_count(setup),
             boundary_bytes=boundary_bytes(setup.shape, local_batch(setup, axes.get("data", 1))),
         )
 

@@ -24,10 +24,10 @@ from workloads.cost_models.terms import Collective, States, Transfer, elements, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DividedMicrobatch(Microbatch):
+class ShardedMicrobatch(Microbatch):
     """Tensors of one microbatch on one rank, in bytes.
 
-    shape: of the model, but with the rank's part of vocabulary and mlp_width; `divided` makes it.
+    shape: of the model, but with the rank's part of vocabulary and mlp_width; `shard_microbatch` makes it.
     The inputs of products are whole on each rank, even where the stream is divided: torch keeps what it has gathered.
     """
 
@@ -97,10 +97,12 @@ class DividedMicrobatch(Microbatch):
         return (2 * self._kv_bytes + self._attended_bytes) // self.ranks
 
 
-def divided(microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_loss_divided: bool) -> DividedMicrobatch:
+def shard_microbatch(
+    microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_loss_divided: bool
+) -> ShardedMicrobatch:
     """Return one rank's part of a microbatch."""
     shape = microbatch.shape
-    return DividedMicrobatch(
+    return ShardedMicrobatch(
         shape=replace(shape, vocabulary=shape.vocabulary // ranks, mlp_width=shape.mlp_width // ranks),
         sequences=microbatch.sequences,
         precision=microbatch.precision,
@@ -116,7 +118,7 @@ def divided(microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_l
 # Products by rows return a whole sum, and gathered inputs are whole, so the moments are those of a whole model.
 
 
-def divided_step_peak(microbatch: DividedMicrobatch, *, states: States, backwards: Sequence[Backward]) -> Prediction:
+def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backwards: Sequence[Backward]) -> Prediction:
     """Predict the live bytes at the peak of a step; see `workloads.cost_models.peak_memory.step_peak`.
 
     Right within 4 % where the MLP is at least twice as wide as the residual stream. Not counted: buffers that
@@ -234,16 +236,16 @@ class TensorTraffic:
         return self.product_bytes * self._stream_elements
 
 
-def divided_elements(shape: Shape, ranks: int) -> int:
+def sharded_elements(shape: Shape, ranks: int) -> int:
     """Return the elements of one rank's weights: norms whole, an equal part of all others."""
     weights = model_weights(shape)
     norms = elements(weight for weight in weights if len(weight) == 1)
     return norms + sum(math.prod(weight) // ranks for weight in weights if len(weight) > 1)
 
 
-def divided_states(shape: Shape, ranks: int) -> States:
+def tensor_parallel_states(shape: Shape, ranks: int) -> States:
     """Return the states of each rank, all in fp32; AdamW keeps a step count for each tensor."""
-    weights_bytes = FULL_BYTES * divided_elements(shape, ranks)
+    weights_bytes = FULL_BYTES * sharded_elements(shape, ranks)
     return States(
         parameters_bytes=weights_bytes,
         gradients_bytes=weights_bytes,

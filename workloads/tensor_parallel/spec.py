@@ -14,17 +14,17 @@ from workloads.options import (
     graph_refusals,
     local_batch,
     microbatch,
-    parts,
+    microbatch_count,
     peak_not_covered,
     training_refusals,
 )
 from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
     TensorTraffic,
-    divided,
-    divided_states,
-    divided_step_peak,
     paper_activation_bytes,
+    shard_microbatch,
+    tensor_parallel_peak,
+    tensor_parallel_states,
 )
 
 # Shared with `three_d`: the option that also divides the stream, and the refusals of a division.
@@ -139,7 +139,7 @@ class TensorParallelSpec(StrategySpec):
             shape=setup.shape,
             ranks=setup.ranks,
             sequences=local_batch(setup, data_ranks=1),
-            microbatches=parts(setup),
+            microbatches=microbatch_count(setup),
             product_bytes=ELEMENT_BYTES[setup.precision],
             is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
             is_loss_divided=bool(options[LOSS_PARALLEL.name]),
@@ -149,7 +149,7 @@ class TensorParallelSpec(StrategySpec):
         ).transfers
 
     def states(self, setup: Setup, rank: int) -> States:
-        return divided_states(setup.shape, setup.ranks)
+        return tensor_parallel_states(setup.shape, setup.ranks)
 
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
@@ -167,18 +167,18 @@ class TensorParallelSpec(StrategySpec):
     def peak(self, setup: Setup) -> Prediction | NotCovered:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
-        states = divided_states(setup.shape, setup.ranks)
-        backwards = fresh_gradients(states.gradients_bytes, parts(setup))
+        states = tensor_parallel_states(setup.shape, setup.ranks)
+        backwards = fresh_gradients(states.gradients_bytes, microbatch_count(setup))
         whole = microbatch(setup, data_ranks=1)
         if setup.ranks == 1:
             return step_peak(whole, states=states, backwards=backwards)
-        own = divided(
+        own = shard_microbatch(
             whole,
             ranks=setup.ranks,
             is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
             is_loss_divided=bool(setup.options[LOSS_PARALLEL.name]),
         )
-        return divided_step_peak(own, states=states, backwards=backwards)
+        return tensor_parallel_peak(own, states=states, backwards=backwards)
 
     def notes(self, setup: Setup) -> list[str]:
         if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:

@@ -19,7 +19,7 @@ from workloads.options import (
     graph_refusals,
     local_batch,
     microbatch,
-    parts,
+    microbatch_count,
     training_refusals,
 )
 from workloads.pipeline_parallel.spec import (
@@ -182,7 +182,7 @@ class ThreeDSpec(PipelineSpec):
                 shape=setup.shape,
                 ranks=axes["tensor"],
                 sequences=local_batch(setup, axes["data"]),
-                microbatches=parts(setup),
+                microbatches=microbatch_count(setup),
                 product_bytes=ELEMENT_BYTES[setup.precision],
                 is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
                 is_loss_divided=False,

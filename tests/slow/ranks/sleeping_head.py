@@ -84,6 +84,6 @@ def _perform(balance: str) -> Balanced:
         stream=(1, SHAPE.sequence, SHAPE.width),
         group=mesh.get_group("stage"),
     )
-    ready = Ready(workload=trainer, batches=make_batches(setup, spec.place_of(setup, dist.get_rank())))
+    ready = Ready(workload=trainer, batches=make_batches(setup, spec.data_share(setup, dist.get_rank())))
     ready.step()
     return Balanced(blocks=blocks, performed=time_steps(ready))

@@ -103,6 +103,6 @@ def test_the_mean_over_ranks_is_the_loss_and_gradient_of_all_positions(
 def test_ranks_of_a_sequence_read_the_same_batches() -> None:
     setup = small_setup("ulysses", ranks=2)
     spec = spec_of("ulysses")
-    assert spec.place_of(setup, 0) == spec.place_of(setup, 1)
+    assert spec.data_share(setup, 0) == spec.data_share(setup, 1)
     assert spec.data_ranks(setup) == 1
     assert spec.training_ranks(setup) == 2

@@ -8,13 +8,13 @@ from contextlib import closing
 from tests.workloads.training.setups import small_setup
 from workloads.core.data import make_batches
 from workloads.options import Check, Mistake
-from workloads.spec import DataPlace
+from workloads.spec import DataShare
 
 
 def rows(steps: int, mistakes: Sequence[Mistake] = ()) -> list[list[list[int]]]:
     """The sequences of each step, on the first of two data ranks."""
     check = Check(epoch_steps=2, data_ranks=2, has_batch_norm=False, mistakes=tuple(mistakes))
-    with closing(make_batches(small_setup(options=check.options()), DataPlace(rank=0, ranks=2))) as batches:
+    with closing(make_batches(small_setup(options=check.options()), DataShare(rank=0, ranks=2))) as batches:
         return [next(batches).tolist() for _ in range(steps)]
 
 

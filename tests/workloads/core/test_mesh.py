@@ -15,14 +15,14 @@ from tests.support.ranks import LIMIT_S, OnRanks
 from workloads.core.mesh import high_priority_options, make_mesh, timeout_of
 
 
-def place_in_mesh(axes: Mapping[str, int]) -> list[list[int]]:
+def share_in_mesh(axes: Mapping[str, int]) -> list[list[int]]:
     """The ranks that share each axis with this one."""
     mesh = make_mesh(axes, "cpu")
     return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in axes]
 
 
 def test_the_last_axis_is_of_neighbours(on_ranks: OnRanks) -> None:
-    assert on_ranks(4, place_in_mesh, {"replicate": 2, "shard": 2}) == [
+    assert on_ranks(4, share_in_mesh, {"replicate": 2, "shard": 2}) == [
         [[0, 2], [0, 1]],
         [[1, 3], [0, 1]],
         [[0, 2], [2, 3]],

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.registry import spec_of
-from workloads.spec import DataPlace, OptionValue, Precision
+from workloads.spec import DataShare, OptionValue, Precision
 
 
 def refusals(setup: SmallSetup) -> list[str]:
@@ -78,7 +78,7 @@ def test_neighbours_share_weights_and_every_rank_has_data_of_its_own() -> None:
     setup = small_setup("hsdp", ranks=8, options={"shard_ranks": 4})
     spec = spec_of("hsdp")
     assert spec.mesh(setup) == {"replicate": 2, "shard": 4}
-    assert [spec.place_of(setup, rank) for rank in range(8)] == [DataPlace(rank=rank, ranks=8) for rank in range(8)]
+    assert [spec.data_share(setup, rank) for rank in range(8)] == [DataShare(rank=rank, ranks=8) for rank in range(8)]
 
 
 @pytest.mark.parametrize("name", ["zero2", "fsdp"])

@@ -9,7 +9,7 @@ import pytest
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.cost_models.terms import NotCovered, Transfer
 from workloads.parameter_server.spec import ParameterServerSpec
-from workloads.spec import DataPlace, OptionValue
+from workloads.spec import DataShare, OptionValue
 
 WEIGHTS_BYTES = 4 * SMALL.parameters()
 
@@ -19,8 +19,8 @@ def setup(ranks: int, options: Mapping[str, OptionValue] | None = None) -> Small
 
 
 def test_the_first_ranks_are_servers_and_have_no_data() -> None:
-    places = [ParameterServerSpec().place_of(setup(4, {"servers": 2}), rank) for rank in range(4)]
-    assert places == [None, None, DataPlace(rank=0, ranks=2), DataPlace(rank=1, ranks=2)]
+    places = [ParameterServerSpec().data_share(setup(4, {"servers": 2}), rank) for rank in range(4)]
+    assert places == [None, None, DataShare(rank=0, ranks=2), DataShare(rank=1, ranks=2)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 9])

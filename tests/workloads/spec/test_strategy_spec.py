@@ -4,7 +4,7 @@ import pytest
 
 from tests.workloads.training.setups import small_setup
 from workloads.data_parallel.spec import SingleSpec
-from workloads.options import MICROBATCHES, batch_refusals, local_batch, parts
+from workloads.options import MICROBATCHES, batch_refusals, local_batch, microbatch_count
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Needs, Option, StrategySpec
 
@@ -89,8 +89,11 @@ def test_ranks_that_train_share_the_work_of_a_batch(strategy: str, ranks: int, t
 
 def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:
     pipeline = small_setup("ddp", options={MICROBATCHES.name: 8})
-    assert (parts(pipeline), local_batch(pipeline, data_ranks=1)) == (8, 1)
-    assert (parts(small_setup("ddp", options={"accumulate": 2})), parts(small_setup("ddp"))) == (2, 1)
+    assert (microbatch_count(pipeline), local_batch(pipeline, data_ranks=1)) == (8, 1)
+    assert (microbatch_count(small_setup("ddp", options={"accumulate": 2})), microbatch_count(small_setup("ddp"))) == (
+        2,
+        1,
+    )
 
 
 def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None:

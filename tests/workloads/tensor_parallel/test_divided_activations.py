@@ -6,7 +6,7 @@ import pytest
 
 from workloads.cost_models.memory import Checkpoint, Microbatch, Precision
 from workloads.cost_models.shape import Shape
-from workloads.tensor_parallel.cost_model import DividedMicrobatch, divided
+from workloads.tensor_parallel.cost_model import ShardedMicrobatch, shard_microbatch
 
 SHAPE = Shape(layers=3, width=8, heads=4, kv_heads=2, mlp_width=12, vocabulary=10, sequence=6, batch=2)
 POSITIONS = 2 * 6
@@ -19,9 +19,9 @@ def part(
     checkpoint: Checkpoint = "none",
     is_stream_divided: bool = False,
     is_loss_divided: bool = False,
-) -> DividedMicrobatch:
+) -> ShardedMicrobatch:
     whole = Microbatch(shape=SHAPE, sequences=2, precision=precision, checkpoint=checkpoint)
-    return divided(whole, ranks=ranks, is_stream_divided=is_stream_divided, is_loss_divided=is_loss_divided)
+    return shard_microbatch(whole, ranks=ranks, is_stream_divided=is_stream_divided, is_loss_divided=is_loss_divided)
 
 
 def test_a_block_by_hand() -> None:

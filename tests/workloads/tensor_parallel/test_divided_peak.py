@@ -5,24 +5,29 @@ from __future__ import annotations
 from workloads.cost_models.memory import Microbatch
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
 from workloads.cost_models.shape import PRESETS
-from workloads.tensor_parallel.cost_model import DividedMicrobatch, divided, divided_states, divided_step_peak
+from workloads.tensor_parallel.cost_model import (
+    ShardedMicrobatch,
+    shard_microbatch,
+    tensor_parallel_peak,
+    tensor_parallel_states,
+)
 
 SHAPE = PRESETS["tiny"]
 WHOLE = Microbatch(shape=SHAPE, sequences=SHAPE.batch, precision="fp32", checkpoint="none")
 
 
-def part(*, ranks: int, is_loss_divided: bool = False) -> DividedMicrobatch:
-    return divided(WHOLE, ranks=ranks, is_stream_divided=False, is_loss_divided=is_loss_divided)
+def part(*, ranks: int, is_loss_divided: bool = False) -> ShardedMicrobatch:
+    return shard_microbatch(WHOLE, ranks=ranks, is_stream_divided=False, is_loss_divided=is_loss_divided)
 
 
-def peak(microbatch: DividedMicrobatch, *, microbatches: int = 1) -> Prediction:
-    states = divided_states(SHAPE, microbatch.ranks)
+def peak(microbatch: ShardedMicrobatch, *, microbatches: int = 1) -> Prediction:
+    states = tensor_parallel_states(SHAPE, microbatch.ranks)
     backwards = fresh_gradients(states.gradients_bytes, microbatches)
-    return divided_step_peak(microbatch, states=states, backwards=backwards)
+    return tensor_parallel_peak(microbatch, states=states, backwards=backwards)
 
 
 def test_one_rank_has_the_peak_of_a_whole_model() -> None:
-    states = divided_states(SHAPE, 1)
+    states = tensor_parallel_states(SHAPE, 1)
     assert peak(part(ranks=1)) == step_peak(WHOLE, states=states, backwards=fresh_gradients(states.gradients_bytes, 1))
 
 
@@ -45,4 +50,4 @@ def test_a_divided_loss_makes_its_gradient_in_three_tensors() -> None:
 
 def test_beside_a_second_microbatch_live_the_gradients_of_the_first() -> None:
     found = peak(part(ranks=2, is_loss_divided=True), microbatches=2)
-    assert found.gradients_bytes == divided_states(SHAPE, 2).gradients_bytes
+    assert found.gradients_bytes == tensor_parallel_states(SHAPE, 2).gradients_bytes

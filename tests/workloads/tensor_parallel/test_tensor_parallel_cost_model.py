@@ -11,7 +11,12 @@ from workloads.cost_models.memory import Checkpoint
 from workloads.cost_models.memory import paper_activation_bytes as whole_activation_bytes
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.terms import Transfer, replicated_states
-from workloads.tensor_parallel.cost_model import TensorTraffic, divided_elements, divided_states, paper_activation_bytes
+from workloads.tensor_parallel.cost_model import (
+    TensorTraffic,
+    paper_activation_bytes,
+    sharded_elements,
+    tensor_parallel_states,
+)
 
 SHAPE = Shape(layers=3, width=8, heads=4, kv_heads=2, mlp_width=12, vocabulary=10, sequence=6, batch=2)
 STREAM = 2 * 6 * 8
@@ -112,11 +117,11 @@ def test_one_rank_alone_sends_nothing() -> None:
 
 def test_each_rank_holds_its_share_of_all_but_norms() -> None:
     norms = 7 * 8
-    assert divided_elements(SHAPE, 2) == norms + (SHAPE.parameters() - norms) // 2
+    assert sharded_elements(SHAPE, 2) == norms + (SHAPE.parameters() - norms) // 2
 
 
 def test_the_states_of_one_rank_alone_are_those_of_the_whole_model() -> None:
-    assert divided_states(SHAPE, 1) == replicated_states(SHAPE)
+    assert tensor_parallel_states(SHAPE, 1) == replicated_states(SHAPE)
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "selective"])

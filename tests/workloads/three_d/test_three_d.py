@@ -64,7 +64,7 @@ def watch_third_step(setup: SmallSetup) -> Seen:
     mesh = make_mesh(ThreeDSpec().mesh(setup), setup.device)
     ready = Ready(
         workload=three_d.build(setup, mesh, no_phase),
-        batches=make_batches(setup, ThreeDSpec().place_of(setup, dist.get_rank())),
+        batches=make_batches(setup, ThreeDSpec().data_share(setup, dist.get_rank())),
     )
     loss = ready.step()
     gradients = {name: gradient.clone() for name, gradient in ready.workload.full_gradients().items()}
@@ -163,7 +163,7 @@ def gradients_where_weights_are_divided_again(setup: SmallSetup) -> StepRecord:
         held.update(stage.named_parameters())
 
     trainer = make_trainer(setup, mesh, no_phase, prepare=prepare)
-    Ready(workload=trainer, batches=make_batches(setup, ThreeDSpec().place_of(setup, dist.get_rank()))).step()
+    Ready(workload=trainer, batches=make_batches(setup, ThreeDSpec().data_share(setup, dist.get_rank()))).step()
     gradients = {
         name: weight.grad.full_tensor()  # type: ignore[attr-defined]
         for name, weight in held.items()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workloads.training.setups import SMALL, small_setup
 from workloads.pipeline_parallel.memory import boundary_bytes
-from workloads.spec import DataPlace, OptionValue
+from workloads.spec import DataShare, OptionValue
 from workloads.three_d.spec import ThreeDSpec
 
 
@@ -104,9 +104,9 @@ def test_of_a_large_mesh_the_rule_is_shown() -> None:
 
 def test_all_ranks_of_a_replica_read_the_same_sequences() -> None:
     setup = small_setup("three_d", ranks=8)
-    assert [ThreeDSpec().place_of(setup, rank) for rank in range(8)] == [
-        *[DataPlace(rank=0, ranks=2)] * 4,
-        *[DataPlace(rank=1, ranks=2)] * 4,
+    assert [ThreeDSpec().data_share(setup, rank) for rank in range(8)] == [
+        *[DataShare(rank=0, ranks=2)] * 4,
+        *[DataShare(rank=1, ranks=2)] * 4,
     ]
 
 

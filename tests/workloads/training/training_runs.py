@@ -46,7 +46,7 @@ def make_ready(setup: SmallSetup, phase: Phase = no_phase) -> Ready:
     spec = spec_of(setup.strategy)
     mesh = make_mesh(spec.mesh(setup), setup.device)
     workload: Workload = resolve_name(spec.entry)(setup, mesh, phase)
-    return Ready(workload=workload, batches=make_batches(setup, spec.place_of(setup, dist.get_rank())))
+    return Ready(workload=workload, batches=make_batches(setup, spec.data_share(setup, dist.get_rank())))
 
 
 def train(setup: SmallSetup, steps: int) -> list[StepRecord]:
