@@ -24,13 +24,13 @@ class NodeStore:
         Raises:
             RuntimeError: the forkserver starts no process. If torch is the reason, what importing it raises instead.
         """
-        self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, host))
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end, host))
         try:
             self._process.start()
-            theirs.close()
+            child_end.close()
             try:
-                answer: tuple[int, machine.Machine] = self._line.recv()
+                answer: tuple[int, machine.Machine] = self._pipe.recv()
             except EOFError:
                 self._process.join()
                 raise EOFError(f"its first process ended with {self._process.exitcode}") from None
@@ -41,18 +41,18 @@ class NodeStore:
 
     def close(self) -> None:
         """End the store and its process."""
-        self._line.close()
+        self._pipe.close()
         self._process.join()
 
 
-def _serve(line: Connection, host: str) -> NoReturn:
-    """Run the store in its process until the line is closed."""
+def _serve(pipe: Connection, host: str) -> NoReturn:
+    """Run the store in its process until the pipe is closed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
     listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    line.send((port, machine.read()))
-    line.poll(None)  # Returns when the other end is closed: nothing is ever sent.
+    pipe.send((port, machine.read()))
+    pipe.poll(None)  # Returns when the other end is closed: nothing is ever sent.
     del store
     os._exit(0)  # Unloading torch would take seconds.

@@ -208,8 +208,11 @@ def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
 
 def _is_before(one: RankEnd, other: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
     """Return whether `one` lacks something that `other` has, in any sequence that both take part in."""
-    mine, theirs = one.reached or {}, other.reached or {}
-    pairs = ((mark(mine[key]), mark(theirs[key])) for key in mine.keys() & theirs.keys())
+    reached_by_one, reached_by_other = one.reached or {}, other.reached or {}
+    pairs = (
+        (mark(reached_by_one[key]), mark(reached_by_other[key]))
+        for key in reached_by_one.keys() & reached_by_other.keys()
+    )
     return any(own is not None and its is not None and own < its for own, its in pairs)
 
 

@@ -79,13 +79,13 @@ def end(ranks: Sequence[Rank], patience: Patience, *, clock: Callable[[], float]
     for rank in ranks:
         if rank.look():
             rank.terminate()
-    left = _wait_until_gone(ranks, patience.terminated_s, clock)
-    for rank in left:
+    remaining = _wait_until_gone(ranks, patience.terminated_s, clock)
+    for rank in remaining:
         rank.kill()
     return tuple(
         f"rank {rank.rank} was still there {patience.killed_s:g} s after it was killed; what it holds is not free for"
         " the next trial"
-        for rank in _wait_until_gone(left, patience.killed_s, clock)
+        for rank in _wait_until_gone(remaining, patience.killed_s, clock)
     )
 
 
@@ -124,8 +124,8 @@ def wait_until_freed(
 
 def _wait_until_gone(ranks: Sequence[Rank], patience_s: float, clock: Callable[[], float]) -> list[Rank]:
     """Return the ranks that are still there after this many seconds."""
-    left, until = [rank for rank in ranks if rank.look()], clock() + patience_s
-    while left and (rest_s := until - clock()) > 0:
-        wait([rank.sentinel for rank in left], rest_s)
-        left = [rank for rank in left if rank.look()]
-    return left
+    remaining, until = [rank for rank in ranks if rank.look()], clock() + patience_s
+    while remaining and (rest_s := until - clock()) > 0:
+        wait([rank.sentinel for rank in remaining], rest_s)
+        remaining = [rank for rank in remaining if rank.look()]
+    return remaining

@@ -55,11 +55,11 @@ NCCL_SHARE = 1.25
 the trial's limit: at the limit, each rank can still give its stacks and how far its device came."""
 
 
-def _serve(order_json: bytes, line: Connection) -> NoReturn:
+def _serve(order_json: bytes, pipe: Connection) -> NoReturn:
     """Run the rank in its process, which has torch from the forkserver; this process has none."""
     from bench.rank.worker import serve
 
-    serve(order_json, line)
+    serve(order_json, pipe)
 
 
 class RankProcess:
@@ -70,9 +70,9 @@ class RankProcess:
 
     def __init__(self, context: ForkServerContext, order: RankOrder) -> None:
         self.order = order
-        self._line, theirs = context.Pipe(duplex=True)
+        self._pipe, child_end = context.Pipe(duplex=True)
         self._process: ForkServerProcess = context.Process(
-            target=_serve, args=(msgspec.json.encode(order), theirs), name=f"rank{order.rank}", daemon=False
+            target=_serve, args=(msgspec.json.encode(order), child_end), name=f"rank{order.rank}", daemon=False
         )
         self._folder = Path(order.folder)
         self._log = Follower(self._folder / f"rank{order.rank}.jsonl")
@@ -83,7 +83,7 @@ class RankProcess:
         self._over_ns: int | None = None  # When we first asked it for stacks, or to end.
         self._reading_ns: list[int] = []
         self._process.start()
-        theirs.close()
+        child_end.close()
 
     @property
     def sentinel(self) -> int:
@@ -138,14 +138,14 @@ class RankProcess:
         """Make the rank, which will be ended, write the stacks of its threads and its flight record."""
         self._note_that_it_is_over()
         with suppress(OSError):
-            self._line.send_bytes(DUMP)
+            self._pipe.send_bytes(DUMP)
         self._signal(signal.SIGUSR1)
 
     def abort(self) -> None:
         """Make the rank abort its communicators and end."""
         self._note_that_we_end_it()
         with suppress(OSError):
-            self._line.send_bytes(ABORT)
+            self._pipe.send_bytes(ABORT)
 
     def terminate(self) -> None:
         """Ask the rank and its data loaders to end (SIGTERM)."""
@@ -167,8 +167,8 @@ class RankProcess:
         # What the rank could write to no file it sent instead.
         message: bytes | None = None
         with suppress(OSError, EOFError):
-            message = self._line.recv_bytes() if self._line.poll() else None
-        self._line.close()
+            message = self._pipe.recv_bytes() if self._pipe.poll() else None
+        self._pipe.close()
 
         steps, record, is_on_nccl = self.steps(), self._flight_record(), self.order.case.backend == "nccl"
         ended_ns = self._ended_ns if self._ended_ns is not None else time.time_ns()

@@ -61,12 +61,12 @@ class PhaseMarks:
         self.clock = clock
         self.memory = memory
         self._now_ns = now_ns
-        self._asking_ns = 0
+        self._reading_cost_ns = 0
         self._also: Mark = nullcontext
 
     def start(self) -> None:
         """Begin the first step for clock and memory, or the next one after a pause."""
-        self._asking_ns = 0
+        self._reading_cost_ns = 0
         self.memory.start()
         self.clock.start()
 
@@ -77,7 +77,7 @@ class PhaseMarks:
             yield
         begun_ns = self._now_ns()
         self.memory.end_phase(name)
-        self._asking_ns += self._now_ns() - begun_ns
+        self._reading_cost_ns += self._now_ns() - begun_ns
 
     @contextmanager
     def marked_also(self, mark: Mark) -> Iterator[None]:
@@ -88,10 +88,10 @@ class PhaseMarks:
         finally:
             self._also = nullcontext
 
-    def take_asking_ns(self) -> int:
+    def take_reading_ns(self) -> int:
         """Return the host's nanoseconds spent on reading memory since the last call."""
-        asking_ns, self._asking_ns = self._asking_ns, 0
-        return asking_ns
+        reading_cost_ns, self._reading_cost_ns = self._reading_cost_ns, 0
+        return reading_cost_ns
 
 
 @dataclass(slots=True, kw_only=True)

@@ -65,7 +65,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
         if is_logged and order.rank == 0:
             try:
                 log.reading(mark, nccl_log.choices(path))
-            except nccl_log.NotTold as error:
+            except nccl_log.ChoicesUnknown as error:
                 log.note(f"NCCL's choices are absent: {error}")
 
 

@@ -182,7 +182,7 @@ class StepRecorder:
     def end_step(self, loss: Tensor | None, *, is_last: bool) -> None:
         """End the running step, and begin the next one unless this is the last before a pause."""
         # In this step: reading memory in its phases, and writing the step before it.
-        observer_ns = self._observer_ns + self._marks.take_asking_ns()
+        observer_ns = self._observer_ns + self._marks.take_reading_ns()
         self._begun_ns = time.perf_counter_ns()
         self._marks.clock.end_step(loss)
         memory = self._marks.memory.end_step(is_last=is_last)

@@ -32,10 +32,10 @@ from collectors.sample_log import Ended, LogUnwritable, Opened, SampleLog
 from workloads.options import check_of
 
 
-def serve(order_json: bytes, line: Connection) -> NoReturn:
+def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     """Run a forked rank from start to end; never returns.
 
-    line: to the supervisor. Its end of file means that the supervisor is gone; then this rank ends its process group.
+    pipe: to the supervisor. Its end of file means that the supervisor is gone; then this rank ends its process group.
     """
     os.setsid()
     order = msgspec.json.decode(order_json, type=RankOrder)
@@ -43,14 +43,14 @@ def serve(order_json: bytes, line: Connection) -> NoReturn:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     obey = partial(
-        obey_supervisor, line, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group
+        obey_supervisor, pipe, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group
     )
     threading.Thread(target=obey, daemon=True).start()
     try:
         log = SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")
         code = work(order, log)
     except LogUnwritable as error:  # No file can tell it, so the pipe does.
-        line.send_bytes(f"{error.strerror}: {error.filename}".encode())
+        pipe.send_bytes(f"{error.strerror}: {error.filename}".encode())
         code = os.EX_IOERR
     leave(code)
 
@@ -121,7 +121,7 @@ def dump_flight_record(order: RankOrder) -> None:
 
 
 def obey_supervisor(
-    line: Connection, *, dump: Callable[[], object], abort: Callable[[], object], end: Callable[[], object]
+    pipe: Connection, *, dump: Callable[[], object], abort: Callable[[], object], end: Callable[[], object]
 ) -> None:
     """Obey the supervisor's messages until `ABORT`, or until the supervisor is gone; then end the process group.
 
@@ -129,7 +129,7 @@ def obey_supervisor(
     """
     while True:
         try:
-            message = line.recv_bytes()
+            message = pipe.recv_bytes()
         except (EOFError, OSError):
             break
         try:

@@ -84,18 +84,18 @@ class _Work:
     end: the entry that has the state: the group's closing entry, or the only entry.
     """
 
-    parts: tuple[_Entry, ...]
+    entries: tuple[_Entry, ...]
     end: _Entry
 
     @property
     def is_message(self) -> bool:
         """Whether it is a message, or a batch of messages."""
-        return any(part.is_p2p for part in self.parts)
+        return any(entry.is_p2p for entry in self.entries)
 
     @property
     def coalesced(self) -> str:
         """The collective that a coalesced group implements; `OTHER` if it is no group, or does not say."""
-        return OTHER if self.parts == (self.end,) else collective_of(self.end.profiling_name)
+        return OTHER if self.entries == (self.end,) else collective_of(self.end.profiling_name)
 
 
 # Keys are c10's names of scalar types.
@@ -156,9 +156,9 @@ def reached(record: bytes) -> dict[str, Reached]:
         if not work.is_message:
             collectives[group].append((work.end.collective_seq_id or 0, work.end.state))
             continue
-        for part in work.parts:
-            if way := _way(part):
-                numbered = messages[f"{group} {way[0]}->{way[1]}"]
+        for entry in work.entries:
+            if endpoints := _endpoints(entry):
+                numbered = messages[f"{group} {endpoints[0]}->{endpoints[1]}"]
                 numbered.append((len(numbered) + 1, work.end.state))
     if entries and entries[0].record_id > 0:
         messages.clear()
@@ -186,14 +186,14 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     groups = group_ranks()
     return [
         Entered(
-            number=part.record_id,
-            name=_name(part) if work.coalesced == OTHER else work.coalesced,
-            group=part.process_group[0],
-            payload_bytes=_payload_bytes(part, len(groups.get(part.process_group[0], (0,)))),
+            number=entry.record_id,
+            name=_name(entry) if work.coalesced == OTHER else work.coalesced,
+            group=entry.process_group[0],
+            payload_bytes=_payload_bytes(entry, len(groups.get(entry.process_group[0], (0,)))),
         )
         for work in _works(_entries_since(before, after))
         if not work.is_message
-        for part in work.parts
+        for entry in work.entries
     ]
 
 
@@ -259,7 +259,7 @@ def _works(entries: Iterable[_Entry]) -> list[_Work]:
         while first and _belongs(before[first - 1], entry, is_message=before[-1].is_p2p):
             first -= 1
         if first < len(before):  # Not so if the record has forgotten what it closes.
-            works.append(_Work(parts=tuple(before[first:]), end=entry))
+            works.append(_Work(entries=tuple(before[first:]), end=entry))
         del before[first:]
         works += _alone(before)
         before.clear()
@@ -268,7 +268,7 @@ def _works(entries: Iterable[_Entry]) -> list[_Work]:
 
 
 def _alone(entries: Iterable[_Entry]) -> Iterator[_Work]:
-    return (_Work(parts=(entry,), end=entry) for entry in entries)
+    return (_Work(entries=(entry,), end=entry) for entry in entries)
 
 
 def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
@@ -279,27 +279,31 @@ def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
 
 
 def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
-    parts = work.parts
-    dtypes = {DTYPES.get(name, name.lower()) for part in parts for name in (*part.input_dtypes, *part.output_dtypes)}
+    entries = work.entries
+    dtypes = {
+        DTYPES.get(name, name.lower()) for entry in entries for name in (*entry.input_dtypes, *entry.output_dtypes)
+    }
     peer = None
     if work.is_message:
         collective = "send"
         sequence = None  # Messages are counted apart from collectives, and on each rank by itself.
-        given = _elements([size for part in parts if _is_sent(part) for size in part.input_sizes])
-        filled = _elements([size for part in parts if not _is_sent(part) for size in part.output_sizes])
+        given = _elements([size for entry in entries if _is_sent(entry) for size in entry.input_sizes])
+        filled = _elements([size for entry in entries if not _is_sent(entry) for size in entry.output_sizes])
         # The global rank at the other end; None if there are several.
-        peers = {way[1] if _is_sent(part) else way[0] for part in parts if (way := _way(part))}
+        peers = {
+            endpoints[1] if _is_sent(entry) else endpoints[0] for entry in entries if (endpoints := _endpoints(entry))
+        }
         if len(peers) == 1 and (number := peers.pop()) < len(ranks):
             peer = ranks[number]
     else:
-        names = {collective_of(part.profiling_name) for part in parts}
+        names = {collective_of(entry.profiling_name) for entry in entries}
         collective = work.coalesced
         if collective == OTHER and len(names) == 1:
             (collective,) = names
         sequence = work.end.collective_seq_id
-        given = _elements([size for part in parts for size in part.input_sizes])
-        filled = _elements([size for part in parts for size in part.output_sizes])
-        if given is not None and filled is not None and collective_of(parts[0].profiling_name) == "all_gather":
+        given = _elements([size for entry in entries for size in entry.input_sizes])
+        filled = _elements([size for entry in entries for size in entry.output_sizes])
+        if given is not None and filled is not None and collective_of(entries[0].profiling_name) == "all_gather":
             filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
     return Issued(
         event=work.end.profiling_name,
@@ -317,7 +321,7 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
     )
 
 
-def _way(entry: _Entry) -> tuple[int, int] | None:
+def _endpoints(entry: _Entry) -> tuple[int, int] | None:
     """Return sender and receiver of a message, by rank within its group; None if it is no message."""
     found = _MESSAGE.search(entry.profiling_name)
     if found is None:

@@ -42,7 +42,7 @@ from collectors.metrics.rank import (
 )
 from workloads.cost_models.schedules import Action
 
-ASKED_SHARE = 0.005
+READING_SHARE = 0.005
 """Share of the steps' time that reading the allocator's statistics may take. One reading is a dictionary of some 200
 numbers and takes 20 to 50 us."""
 
@@ -84,9 +84,9 @@ class AllocatorMemory:
     The peak is read and reset where a phase ends, and not where one begins. So each moment of a step lies in the peak
     of one phase, and the step's own peak is the largest of the phases' peaks and of the peak after the last phase.
 
-    Reading takes host time, so only as many steps are read in full as fit into `ASKED_SHARE` of the time of all steps:
-    each step of 200 ms, about one in ten steps of 5 ms. The first step after a start is always read. The steps between
-    two full ones report nothing, but for the last of them: it reports what is held, and the peak over all of them, so
+    Reading takes host time, so only as many steps are read in full as fit into `READING_SHARE` of all steps' time: each
+    step of 200 ms, about one in ten steps of 5 ms. The first step after a start is always read. The steps between two
+    full ones report nothing, but for the last of them: it reports what is held, and the peak over all of them, so
     that no moment is missing from the peaks.
     """
 
@@ -101,7 +101,7 @@ class AllocatorMemory:
         self._reset_peak = reset_peak
         self._now_ns = now_ns
         self._peaks_bytes: dict[str, int] = {}
-        self._is_asked = False
+        self._is_read_in_full = False
         self._begun_ns = 0
         self._left_ns = 0.0  # Time budget: what reading may take by now, less what it took.
         self._step_cost_ns = 0  # Readings of the running step.
@@ -111,13 +111,13 @@ class AllocatorMemory:
         """See `StepMemory.start`."""
         self._peaks_bytes = {}
         self._reset_peak()
-        self._is_asked = True
+        self._is_read_in_full = True
         self._step_cost_ns = 0
         self._begun_ns = self._now_ns()
 
     def end_phase(self, name: str) -> None:
         """See `StepMemory.end_phase`. A phase that is entered several times has the largest of its peaks."""
-        if not self._is_asked:
+        if not self._is_read_in_full:
             return
         begun_ns = self._now_ns()
         peak_bytes = self._read()["allocated_bytes"]["all"]["peak"]
@@ -128,21 +128,21 @@ class AllocatorMemory:
     def end_step(self, *, is_last: bool = False) -> list[Sample]:
         """See `StepMemory.end_step`. Returns nothing for most steps if steps are too short to read each."""
         ended_ns = self._now_ns()
-        self._left_ns += ASKED_SHARE * (ended_ns - self._begun_ns)
+        self._left_ns += READING_SHARE * (ended_ns - self._begun_ns)
         self._begun_ns = ended_ns
         samples: list[Sample] = []
-        if self._is_asked:  # This step was read in full.
+        if self._is_read_in_full:  # This step was read in full.
             samples = self._samples()
             account_ns = self._now_ns() - ended_ns
             self._pay(account_ns)
             # Cost of the next full step: as many readings as this one, and the report of the steps before it.
             self._expected_ns = self._step_cost_ns + account_ns
             self._left_ns = min(self._left_ns, self._expected_ns)  # Long steps save up no budget for short ones.
-            self._is_asked = self._left_ns >= self._expected_ns and not is_last
+            self._is_read_in_full = self._left_ns >= self._expected_ns and not is_last
         elif is_last or self._left_ns >= self._expected_ns:  # It was not; the next one will be, or a pause comes.
             samples = self._samples()
             self._pay(self._now_ns() - ended_ns)
-            self._is_asked = not is_last
+            self._is_read_in_full = not is_last
         self._step_cost_ns = 0
         return samples
 
@@ -261,9 +261,9 @@ def live_tensor_bytes(
     lingering = [tensor for tensor in living_tensors() if tensor.untyped_storage()._cdata not in left_out]
     # First as `other`; held tensors, model and optimizer come later and take over what is theirs.
     tracker.track_external(*lingering)
-    for theirs, ours in CATEGORIES.items():
-        for tensor in held.get(ours, ()):
-            tracker._update_and_maybe_create_winfos(tensor, _MemRefType(theirs))
+    for torch_name, category in CATEGORIES.items():
+        for tensor in held.get(category, ()):
+            tracker._update_and_maybe_create_winfos(tensor, _MemRefType(torch_name))
     tracker.track_external(model, optimizer)
     del lingering  # So that tensors the step releases are freed.
 
@@ -288,7 +288,9 @@ def live_tensor_bytes(
     finally:
         handle.remove()
     (peak_bytes,) = tracker.get_tracker_snapshot("peak").values()
-    return [LIVE_TENSOR_BYTES.at(peak_bytes[theirs], category=ours) for theirs, ours in CATEGORIES.items()]
+    return [
+        LIVE_TENSOR_BYTES.at(peak_bytes[torch_name], category=category) for torch_name, category in CATEGORIES.items()
+    ]
 
 
 def living_tensors() -> Iterator[Tensor]:
@@ -322,19 +324,19 @@ class StageMemory:
     @contextmanager
     def mark(self, action: Action) -> Iterator[None]:
         """Count the body of the `with` as this action."""
-        place = (action.stage, action.microbatch)
+        microbatch = (action.stage, action.microbatch)
         # Example: two forwards of stage 0 leave 3 and 4 bytes, then both backwards run: held is 3, 7, 4, 0, at most 7.
         if action.kind == "forward":
             with _uncollected():
                 before_bytes = self._held_bytes()
                 yield
-                self._left[place] = self._held_bytes() - before_bytes
-            self._held[action.stage] += self._left[place]
+                self._left[microbatch] = self._held_bytes() - before_bytes
+            self._held[action.stage] += self._left[microbatch]
             self._most[action.stage] = max(self._most.get(action.stage, 0), self._held[action.stage])
             return
         yield
         if action.kind in ("backward", "weight_backward"):
-            self._held[action.stage] -= self._left.pop(place)
+            self._held[action.stage] -= self._left.pop(microbatch)
 
     def samples(self) -> list[Sample]:
         """Return the most bytes that each stage held at once, in the order of stages."""

@@ -288,8 +288,8 @@ def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mappin
     def category(number: int, change: Change) -> str:
         if number not in ended_ns and change.address in after:
             return after[change.address].part
-        place = bisect_right(starts_ns, change.time_ns) - 1
-        phase = phases[place] if place >= 0 and change.time_ns <= phases[place].end_ns else None
+        index = bisect_right(starts_ns, change.time_ns) - 1
+        phase = phases[index] if index >= 0 and change.time_ns <= phases[index].end_ns else None
         if phase is None:
             return "other"
         if number in ended_ns and ended_ns[number] <= phase.end_ns:

@@ -45,7 +45,7 @@ _KERNEL = re.compile(r"NCCL INFO (\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+
 _CHOICE = re.compile(r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
-class NotTold(RuntimeError):
+class ChoicesUnknown(RuntimeError):
     """NCCL's choices cannot be read; the message says why."""
 
 
@@ -69,12 +69,16 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
     """
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
-            raise NotTold(f"{name} was set to {environment[name]} before the run, so NCCL writes otherwise; unset it")
+            raise ChoicesUnknown(
+                f"{name} was set to {environment[name]} before the run, so NCCL writes otherwise; unset it"
+            )
     try:
         with path.open(errors="replace") as lines:
             log = _read(lines)
     except OSError as error:
-        raise NotTold(f"{path.name} cannot be read ({error.strerror}): NCCL did not begin, or not write") from None
+        raise ChoicesUnknown(
+            f"{path.name} cannot be read ({error.strerror}): NCCL did not begin, or not write"
+        ) from None
     return [
         COLLECTIVE_CHOICE.at(1, collective=collective, size=str(size_bytes), chosen=chosen, protocol=protocol)
         for collective, size_bytes, chosen, protocol in log.chosen()
@@ -117,9 +121,11 @@ class _Log:
             NotTold: the log has no choice of a named collective, or a size cannot be converted.
         """
         if not self.choices and self.nameless:
-            raise NotTold(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
+            raise ChoicesUnknown(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
         if not self.choices:
-            raise NotTold(f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more")
+            raise ChoicesUnknown(
+                f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more"
+            )
         return [(_COLLECTIVES[one.name], self._size_bytes(one), one.chosen, one.protocol) for one in self.choices]
 
     def _size_bytes(self, choice: _Choice) -> int:
@@ -127,7 +133,7 @@ class _Log:
             return choice.line_bytes
         if len(self.ranks) != 1:
             found = " and ".join(str(ranks) for ranks in sorted(self.ranks)) or "an unknown number of"
-            raise NotTold(
+            raise ChoicesUnknown(
                 f"{self.version} counts one rank's part of {choice.name}, and whose it is cannot be told: its log is of"
                 f" communicators of {found} ranks"
             )

@@ -19,7 +19,7 @@ from collectors.traces.reading.profiler_events import read_events
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import Timeline
 
-EVENTS_TELL_ALL = hasattr(_KinetoEvent, "activity_type")
+EVENTS_HAVE_KINDS = hasattr(_KinetoEvent, "activity_type")
 """Whether events in memory have their kind. Those of torch 2.11 do not, so the exported trace file is read instead."""
 
 
@@ -37,12 +37,12 @@ class Window:
         *,
         warm_up: Callable[[], object] | None = None,
         folder: Path | None = None,
-        events_tell_all: bool = EVENTS_TELL_ALL,
+        events_have_kinds: bool = EVENTS_HAVE_KINDS,
     ) -> None:
         self._device = device
         self._warm_up = warm_up
         self._folder = folder
-        self._events_tell_all = events_tell_all
+        self._events_have_kinds = events_have_kinds
         # Threads that are older than the window are profiled too: a strategy may communicate from one of its own.
         every_thread = _ExperimentalConfig(profile_all_threads=True)
         self._profile = profile(activities=_activities(device), experimental_config=every_thread)
@@ -69,7 +69,7 @@ class Window:
 
     def timeline(self, rank: int) -> Timeline:
         """Return what ran in the window. Call it once, after the `with`."""
-        if self._events_tell_all:
+        if self._events_have_kinds:
             profiler = self._profile.profiler
             assert profiler is not None
             assert profiler.kineto_results is not None

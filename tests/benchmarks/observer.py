@@ -182,7 +182,7 @@ class _Rank:
                 yield None
 
     def _write(self, step: int, loss: torch.Tensor | None) -> None:
-        clock, observer_s = self._marks.clock, self._marks.take_asking_ns() / 1e9
+        clock, observer_s = self._marks.clock, self._marks.take_reading_ns() / 1e9
         clock.end_step(loss)
         samples = [*self._marks.memory.end_step(), OBSERVER_SECONDS.at(observer_s)]
         for finished in clock.finished():

@@ -76,8 +76,8 @@ def test_the_time_of_asking_is_told_once(marks: PhaseMarks) -> None:
     for phase in ("forward", "backward"):
         with marks.phase(phase):
             pass
-    assert marks.take_asking_ns() == 10
-    assert marks.take_asking_ns() == 0
+    assert marks.take_reading_ns() == 10
+    assert marks.take_reading_ns() == 0
 
 
 def test_a_start_is_for_both_and_forgets_what_was_asked_before(marks: PhaseMarks, noted: list[str]) -> None:
@@ -86,7 +86,7 @@ def test_a_start_is_for_both_and_forgets_what_was_asked_before(marks: PhaseMarks
     noted.clear()
     marks.start()
     assert sorted(noted) == ["clock starts", "memory starts"]
-    assert marks.take_asking_ns() == 0
+    assert marks.take_reading_ns() == 0
 
 
 def test_another_mark_is_set_around_phases_for_as_long_as_it_is_asked_for(marks: PhaseMarks, noted: list[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics.probes import COLLECTIVE_CHOICE
-from collectors.rank.nccl_log import NotTold, ask, choices
+from collectors.rank.nccl_log import ChoicesUnknown, ask, choices
 
 WHO = "node7:4242:4250 [0] NCCL INFO"
 VERSION = "NCCL version 2.27.5+cuda12.9"
@@ -97,14 +97,14 @@ def test_what_is_no_choice_is_passed_over(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_log_does_not_tell_has_a_reason(tmp_path: Path, lines: list[str], reason: str) -> None:
-    with pytest.raises(NotTold, match=reason):
+    with pytest.raises(ChoicesUnknown, match=reason):
         told(tmp_path, *lines)
 
 
 def test_a_log_that_is_not_there_has_a_reason(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     ask(tmp_path / "rank0.nccl.log", environment)
-    with pytest.raises(NotTold, match=r"^rank0\.nccl\.log cannot be read \(No such file or directory\)"):
+    with pytest.raises(ChoicesUnknown, match=r"^rank0\.nccl\.log cannot be read \(No such file or directory\)"):
         choices(tmp_path / "rank0.nccl.log", environment)
 
 
@@ -122,7 +122,7 @@ def test_an_earlier_trials_log_is_not_taken_for_this_ones(tmp_path: Path) -> Non
     (tmp_path / "log").write_text(f"{WHO} AllReduce: 4 Bytes -> Algo RING proto LL\n")
     environment: dict[str, str] = {}
     ask(tmp_path / "log", environment)
-    with pytest.raises(NotTold, match="cannot be read"):
+    with pytest.raises(ChoicesUnknown, match="cannot be read"):
         choices(tmp_path / "log", environment)
 
 
@@ -131,5 +131,5 @@ def test_settings_of_the_user_stay_and_are_named(tmp_path: Path, name: str, valu
     environment = {name: value}
     ask(tmp_path / "log", environment)
     assert environment == {name: value}
-    with pytest.raises(NotTold, match=f"^{name} was set to {value} before the run"):
+    with pytest.raises(ChoicesUnknown, match=f"^{name} was set to {value} before the run"):
         choices(tmp_path / "log", environment)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectors.rank.profiler import EVENTS_TELL_ALL, Window, may_start_before_fork, warm
+from collectors.rank.profiler import EVENTS_HAVE_KINDS, Window, may_start_before_fork, warm
 from collectors.traces.reading.reader import read_trace
 from tests.collectors.traces.made.kineto_text import differing
 
@@ -59,7 +59,7 @@ def test_what_warms_a_window_up_is_not_in_it() -> None:
 
 
 def test_events_that_do_not_tell_their_kind_are_read_from_the_file(tmp_path: Path) -> None:
-    window = _window(events_tell_all=False, folder=tmp_path)
+    window = _window(events_have_kinds=False, folder=tmp_path)
     timeline = window.timeline(rank=3)
     assert timeline.rank == 3
     assert "aten::mm" in timeline.names
@@ -68,16 +68,18 @@ def test_events_that_do_not_tell_their_kind_are_read_from_the_file(tmp_path: Pat
 
 
 def test_the_file_that_was_read_can_still_be_exported(tmp_path: Path) -> None:
-    window = _window(events_tell_all=False)
+    window = _window(events_have_kinds=False)
     timeline = window.timeline(rank=0)
     path = tmp_path / "rank0.trace.json.gz"
     window.export(path)
     assert differing(timeline, read_trace(path, rank=0)) == []
 
 
-@pytest.mark.skipif(not EVENTS_TELL_ALL, reason="torch 2.11 has one way: its events do not tell of what kind they are")
+@pytest.mark.skipif(
+    not EVENTS_HAVE_KINDS, reason="torch 2.11 has one way: its events do not tell of what kind they are"
+)
 def test_both_ways_give_the_same_kinds_and_order() -> None:
-    one, other = (_window(events_tell_all=tells).timeline(rank=0) for tells in (True, False))
+    one, other = (_window(events_have_kinds=tells).timeline(rank=0) for tells in (True, False))
     assert one.names == other.names
     assert np.array_equal(one.kind, other.kind)
 

@@ -21,7 +21,7 @@ from collectors.metrics.rank import (
     RESERVED_BYTES,
     RESIDENT_BYTES,
 )
-from collectors.rank.memory import ASKED_SHARE, Account, AllocatorMemory, ProcessMemory, make_memory
+from collectors.rank.memory import READING_SHARE, Account, AllocatorMemory, ProcessMemory, make_memory
 
 
 class FakeAllocator:
@@ -185,7 +185,7 @@ def run_steps(allocator: FakeAllocator, memory: AllocatorMemory, step_ns: int, c
 def test_asking_takes_at_most_its_share_of_short_steps() -> None:
     allocator = FakeAllocator(account_ns=ACCOUNT_NS)
     told = run_steps(allocator, make_account(allocator), 5_000_000, 400)
-    assert allocator.asked * ACCOUNT_NS <= ASKED_SHARE * allocator.now_ns
+    assert allocator.asked * ACCOUNT_NS <= READING_SHARE * allocator.now_ns
     assert 20 < sum(_by_phase(samples) != {} for samples in told) < 100
 
 
@@ -193,7 +193,7 @@ def test_long_steps_are_asked_each() -> None:
     allocator = FakeAllocator(account_ns=ACCOUNT_NS)
     told = run_steps(allocator, make_account(allocator), 200_000_000, 20)
     assert [set(_by_phase(samples)) for samples in told] == [set(PHASES)] * 20
-    assert allocator.asked * ACCOUNT_NS <= ASKED_SHARE * allocator.now_ns
+    assert allocator.asked * ACCOUNT_NS <= READING_SHARE * allocator.now_ns
 
 
 def test_long_steps_pay_for_no_short_ones() -> None:
@@ -202,7 +202,7 @@ def test_long_steps_pay_for_no_short_ones() -> None:
     run_steps(allocator, memory, 10_000_000_000, 3)
     begun_ns, asked = allocator.now_ns, allocator.asked
     run_steps(allocator, memory, 5_000_000, 400)
-    assert (allocator.asked - asked) * ACCOUNT_NS <= ASKED_SHARE * (allocator.now_ns - begun_ns) + 12 * ACCOUNT_NS
+    assert (allocator.asked - asked) * ACCOUNT_NS <= READING_SHARE * (allocator.now_ns - begun_ns) + 12 * ACCOUNT_NS
 
 
 def test_a_step_that_is_not_asked_tells_nothing_and_one_that_is_its_own_peaks() -> None:

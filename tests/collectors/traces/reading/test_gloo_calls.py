@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from collectors.rank import flight_recorder
-from collectors.rank.profiler import EVENTS_TELL_ALL, recording
+from collectors.rank.profiler import EVENTS_HAVE_KINDS, recording
 from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, elements_of, with_calls
 from collectors.traces.reading.profiler_events import read_events
 from collectors.traces.timeline import ABSENT, Call, Timeline
@@ -19,7 +19,7 @@ from tests.support.timelines import Span, timeline_of
 
 MS = 1_000_000
 of_real_events = pytest.mark.skipif(
-    not EVENTS_TELL_ALL, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"
+    not EVENTS_HAVE_KINDS, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"
 )
 REDUCE, GATHER = "gloo:all_reduce", "gloo:all_gather"
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from collectors.rank.profiler import EVENTS_TELL_ALL, recording
+from collectors.rank.profiler import EVENTS_HAVE_KINDS, recording
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.profiler_events import read_events
 from collectors.traces.reading.reader import read_trace
@@ -21,7 +21,7 @@ from tests.collectors.traces.made.kineto_text import differing
 from tests.support.ranks import OnRanks
 
 of_real_events = pytest.mark.skipif(
-    not EVENTS_TELL_ALL, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"
+    not EVENTS_HAVE_KINDS, reason="events in memory of torch 2.11 do not tell of what kind they are; its file is read"
 )
 
 
