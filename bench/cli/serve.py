@@ -106,9 +106,9 @@ def command(
         signal.signal(number, lambda *_: ended.set())
     with ExitStack() as stack:
         config = ServerConfig if web_config is None else _guarded(web_config)
-        wanted = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink)
+        polling = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink)
         if is_demo:
-            opening = open_demonstration(host=host, port=port, wanted=wanted, on_notice=say, terms=config)
+            opening = open_demonstration(host=host, port=port, polling=polling, on_notice=say, config=config)
         else:
             mapping = None
             if mapping_folder is not None:
@@ -116,8 +116,8 @@ def command(
                     mapping = stack.enter_context(closing(JobMapping(mapping_folder)))
                 except NoMapping as error:
                     raise Misuse(str(error)) from None
-            node = NodePlan(wanted=wanted, mapping=mapping)
-            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, terms=config, node=node)
+            node = NodePlan(polling=polling, mapping=mapping)
+            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node)
         server = stack.enter_context(opening)
         admits, tls = config().admits, config().tls
         asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
@@ -136,7 +136,7 @@ def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
     from collectors.prometheus.http_server import ServerConfig
 
     try:
-        config = WebGuard(web_config, on_notice=say).terms
+        config = WebGuard(web_config, on_notice=say).config
     except Misuse as error:
         raise Misuse(f"--web-config: {error}") from None
     if config() == ServerConfig():

@@ -31,11 +31,11 @@ NOTICE = (
 )
 
 
-def open_recorded_collectors(wanted: PollingConfig = USUAL) -> tuple[NodeCollector, ...]:
+def open_recorded_collectors(polling: PollingConfig = USUAL) -> tuple[NodeCollector, ...]:
     """Open the registered node collectors, with recorded GPUs in place of this node's."""
-    recorded: Opener = lambda wanted: open_nvml(wanted, RecordedNvml(load(EIGHT_GPUS)).nvml)  # noqa: E731
+    recorded: Opener = lambda polling: open_nvml(polling, RecordedNvml(load(EIGHT_GPUS)).nvml)  # noqa: E731
     openers = tuple((name, recorded if name == "nvml" else opener) for name, opener in OPENERS)
-    return open_collectors(wanted, openers)
+    return open_collectors(polling, openers)
 
 
 # A made-up run: one rank on each sound GPU of the recorded node, all as slow as the one that grows hot.
@@ -268,9 +268,9 @@ def open_demonstration(
     *,
     host: str,
     port: int,
-    wanted: PollingConfig,
+    polling: PollingConfig,
     on_notice: Callable[[str], None],
-    terms: Callable[[], ServerConfig] = ServerConfig,
+    config: Callable[[], ServerConfig] = ServerConfig,
 ) -> Iterator[Server]:
     """Serve something on every panel while the context is open.
 
@@ -280,7 +280,7 @@ def open_demonstration(
         InfrastructureFailed: the address cannot be served.
     """
     tell = once(on_notice)
-    watch = NodeWatch(lambda: open_recorded_collectors(wanted), beat_s=wanted.beat_s, on_notice=tell)
+    watch = NodeWatch(lambda: open_recorded_collectors(polling), beat_s=polling.beat_s, on_notice=tell)
     begun_s, completed_s = time.monotonic(), time.time() - COMPLETED_AGO_S
     sources: tuple[Source, ...] = (
         watch.samples,
@@ -290,7 +290,7 @@ def open_demonstration(
     )
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(answering(sources, host=host, port=port, terms=terms, on_notice=tell))
+            server = stack.enter_context(answering(sources, host=host, port=port, config=config, on_notice=tell))
         except CannotListen as error:
             raise refusal(error) from None
         tell(NOTICE)

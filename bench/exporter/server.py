@@ -36,7 +36,7 @@ class NodePlan:
     mapping: where to tell dcgm-exporter which run is on which GPU.
     """
 
-    wanted: PollingConfig
+    polling: PollingConfig
     opener: Callable[[PollingConfig], Sequence[NodeCollector]] = open_collectors
     mapping: JobMapping | None = None
 
@@ -49,7 +49,7 @@ def open_server(
     host: str,
     port: int,
     on_notice: Callable[[str], None],
-    terms: Callable[[], ServerConfig] = ServerConfig,
+    config: Callable[[], ServerConfig] = ServerConfig,
     node: NodePlan | None = None,
 ) -> Iterator[Server]:
     """Serve while the context is open.
@@ -63,7 +63,7 @@ def open_server(
     """
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), terms, node))
+            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), config, node))
         except CannotListen as error:
             raise refusal(error) from None
         yield server
@@ -94,7 +94,7 @@ def answering(
     *,
     host: str,
     port: int,
-    terms: Callable[[], ServerConfig],
+    config: Callable[[], ServerConfig],
     on_notice: Callable[[str], None],
 ) -> Iterator[Server]:
     """Serve what the sources give while the context is open.
@@ -103,7 +103,7 @@ def answering(
         CannotListen: the address cannot be served.
     """
     exporter = Exporter(METRICS, sources, on_notice=on_notice)
-    server = Server(exporter, host, port, terms=terms, on_notice=on_notice)
+    server = Server(exporter, host, port, config=config, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")
         yield server
@@ -153,7 +153,7 @@ def _open(
     host: str,
     port: int,
     on_notice: Callable[[str], None],
-    terms: Callable[[], ServerConfig],
+    config: Callable[[], ServerConfig],
     node: NodePlan | None,
 ) -> Iterator[Server]:
     results = NewestResults(store_url, on_notice=on_notice)
@@ -169,7 +169,7 @@ def _open(
             watch, runs = _watch_with_runs(runs_folder, node, on_notice, stack)
             shown = [watch.samples, runs.samples]
         server = stack.enter_context(
-            answering([*shown, results.samples], host=host, port=port, terms=terms, on_notice=on_notice)
+            answering([*shown, results.samples], host=host, port=port, config=config, on_notice=on_notice)
         )
         asking.start()
         stack.callback(asking.stop, PAUSE_S)
@@ -185,14 +185,14 @@ def _watch_with_runs(
     jobs = None
     if node.mapping is not None:
         jobs = stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
-    watch = NodeWatch(lambda: node.opener(node.wanted), beat_s=node.wanted.beat_s, on_notice=on_notice)
+    watch = NodeWatch(lambda: node.opener(node.polling), beat_s=node.polling.beat_s, on_notice=on_notice)
     placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
     logs = RunLogs(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
     runs = LiveRuns(
         logs.read,
         on_notice=on_notice,
         on_look=None if jobs is None else jobs.tell,
-        hold_s=node.wanted.held_s(HOLD_S),
+        hold_s=node.polling.held_s(HOLD_S),
     )
     watch.on_beat = runs.ask
     return watch, stack.enter_context(closing(runs))

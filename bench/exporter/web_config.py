@@ -282,7 +282,7 @@ class _File:
         return Misuse(f"{self._path}: {text}")
 
 
-# The server's terms made from the file, kept up to date while it serves.
+# The server's configuration made from the file, kept up to date while it serves.
 
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _VERIFY_MODES: dict[ClientCheck, ssl.VerifyMode] = {
@@ -300,8 +300,8 @@ _Stamps = dict[Path, _Stamp | None]
 class WebGuard:
     """Reads the file, and the files that it names, again whenever one of them has changed; for any number of threads.
 
-    Where the new ones cannot be used, the last terms stay in force and a notice says so: certificate and key are rarely
-    replaced in the same moment, and a slip in the file must neither open the door nor shut out those who watch.
+    Where the new ones cannot be used, the last configuration stays in force, with a notice: certificate and key are
+    rarely replaced in the same moment, and a slip in the file must neither open the door nor shut out those who watch.
 
     Raises:
         Misuse: the file, or one that it names, cannot be used.
@@ -311,27 +311,27 @@ class WebGuard:
         self._path = path
         self._on_notice = on_notice
         self._lock = threading.Lock()
-        self._terms, self._stamps = _read(path)
-        self._said = ""
+        self._server_config, self._stamps = _read(path)
+        self._last_notice = ""
 
-    def terms(self) -> ServerConfig:
-        """Return the terms for a client that connects now."""
+    def config(self) -> ServerConfig:
+        """Return the configuration for a client that connects now."""
         with self._lock:
             if any(_stamp(file) != stamp for file, stamp in self._stamps.items()):
                 self._read_again()
-            return self._terms
+            return self._server_config
 
     def _read_again(self) -> None:
         try:
-            terms, stamps = _read(self._path)
-            if (terms.tls is None) != (self._terms.tls is None):
+            server_config, stamps = _read(self._path)
+            if (server_config.tls is None) != (self._server_config.tls is None):
                 raise Misuse(f"{self._path}: encryption cannot be turned on or off while it serves; start it anew")
         except Misuse as error:  # The stamps stay old, so that the next client tries again.
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._last_notice:
+                self._last_notice = str(error)
                 self._on_notice(f"{error}; what was in force before stays so")
             return
-        self._terms, self._stamps, self._said = terms, stamps, ""
+        self._server_config, self._stamps, self._last_notice = server_config, stamps, ""
 
 
 def _read(path: Path) -> tuple[ServerConfig, _Stamps]:
@@ -341,12 +341,12 @@ def _read(path: Path) -> tuple[ServerConfig, _Stamps]:
     if tls is not None:
         named = (tls.certificate, tls.key, tls.client_ca)
         stamps |= {file: _stamp(file) for file in named if file is not None}
-    terms = ServerConfig(
+    server_config = ServerConfig(
         tls=None if tls is None else _context(path, tls),
         admits=Passwords(config.password_hashes).admits if config.password_hashes else None,
         headers=config.headers,
     )
-    return terms, stamps
+    return server_config, stamps
 
 
 def _stamp(file: Path) -> _Stamp | None:

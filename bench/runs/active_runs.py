@@ -91,11 +91,11 @@ class FollowedFolders:
     def _list(self) -> None:
         now_ns = self._clock_ns()
         try:
-            told = self._runs.stat()
+            folder_stat = self._runs.stat()
         except FileNotFoundError:
             self._names, self._change = [], None
             return
-        change = (told.st_ino, told.st_mtime_ns)
+        change = (folder_stat.st_ino, folder_stat.st_mtime_ns)
         if change != self._change:
             self._change, self._changed_ns = change, now_ns
         elif self._listed_ns - self._changed_ns >= SETTLED_S * 1e9 and now_ns - self._listed_ns < AGAIN_S * 1e9:

@@ -329,21 +329,21 @@ class JobMappingWriter:
         self._mapping = mapping
         self._on_notice = on_notice
         self._runs: Mapping[str, frozenset[str]] = {}
-        self._answerer = BackgroundTask("job-mapping", self._show)
+        self._task = BackgroundTask("job-mapping", self._show)
 
     def tell(self, samples: Sequence[Owned]) -> None:
         """Start to update the mapping from the samples of live runs, unless the last update still runs; never waits."""
         self._runs = runs_by_file(sample for sample, _ in samples)
         try:
-            if not self._answerer.wait(0.0):
+            if not self._task.wait(0.0):
                 self._on_notice("job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then")
         except Exception as error:  # noqa: BLE001  # Whatever fails here, the runs are shown.
             self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter is not told of the runs")
-        self._answerer.ask()
+        self._task.ask()
 
     def close(self) -> None:
         """End the thread; one that hangs is left behind."""
-        self._answerer.close(_CLOSE_S)
+        self._task.close(_CLOSE_S)
 
     def _show(self) -> None:
         self._mapping.show(self._runs)

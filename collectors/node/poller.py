@@ -60,40 +60,40 @@ class Poller:
         self._deadline_s = deadline_s
         self._hold_s = hold_s
         self._clock_ns = clock_ns
-        self._asked = [_Asked(collector, clock_ns) for collector in collectors]
+        self._polled = [_PolledCollector(collector, clock_ns) for collector in collectors]
         self._reasons: dict[str, None] = {}
 
     @property
     def absent(self) -> tuple[str, ...]:
         """What is not collected and why, each reason once."""
-        own = (reason for one in self._asked for reason in (one.answerer.latest or _Answer()).absent)
+        own = (reason for one in self._polled for reason in (one.task.latest or _Answer()).absent)
         return tuple(dict.fromkeys((*own, *self._reasons)))
 
     def poll(self) -> tuple[Part, ...]:
         """Ask all collectors; return what each answered, or answered last."""
-        for one in self._asked:
+        for one in self._polled:
             if one.state == "late":
                 self._settle(one, 0.0)
             if one.state != "failed":
-                one.answerer.ask()
+                one.task.ask()
         # All were asked at once and share one deadline; those late since an earlier beat get no time of it.
         until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
-        for one in self._asked:
+        for one in self._polled:
             if one.state != "failed":
                 self._settle(one, 0.0 if one.state == "late" else (until_ns - self._clock_ns()) / 1e9)
-        return tuple(self._part(one) for one in self._asked)
+        return tuple(self._part(one) for one in self._polled)
 
     def close(self) -> None:
         """End the threads and close the collectors; a collector that hangs is left behind, unclosed."""
         with ExitStack() as stack:  # So that a collector that fails to close does not keep the others open.
-            for one in self._asked:
-                if one.answerer.close(_CLOSE_S):
+            for one in self._polled:
+                if one.task.close(_CLOSE_S):
                     stack.callback(one.collector.close)
 
-    def _settle(self, one: _Asked, left_s: float) -> None:
+    def _settle(self, one: _PolledCollector, left_s: float) -> None:
         name = one.collector.name
         try:
-            one.state = "answering" if one.answerer.wait(left_s) else "late"
+            one.state = "answering" if one.task.wait(left_s) else "late"
         except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others go on.
             one.state = "failed"
             self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
@@ -101,8 +101,8 @@ class Poller:
             late = f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old"
             self._reasons.setdefault(late)
 
-    def _part(self, one: _Asked) -> Part:
-        answer = one.answerer.latest or _Answer()
+    def _part(self, one: _PolledCollector) -> Part:
+        answer = one.task.latest or _Answer()
         is_held = answer.at_ns is not None and self._clock_ns() - answer.at_ns <= round(self._hold_s * 1e9)
         is_shown = one.state == "answering" or (one.state == "late" and is_held)
         return Part(
@@ -131,17 +131,17 @@ class _Answer:
     read_fields: int = 0
 
 
-class _Asked:
+class _PolledCollector:
     """A collector and the thread that asks it."""
 
     def __init__(self, collector: NodeCollector, clock_ns: Callable[[], int]) -> None:
         self.collector = collector
         self.state: State = "answering"
         self._clock_ns = clock_ns
-        self.answerer: BackgroundTask[_Answer] = BackgroundTask(f"collector-{collector.name}", self._read)
+        self.task: BackgroundTask[_Answer] = BackgroundTask(f"collector-{collector.name}", self._read)
 
     def _read(self) -> _Answer:
-        before = self.answerer.latest or _Answer()
+        before = self.task.latest or _Answer()
         begun_ns = self._clock_ns()
         samples = self.collector.read()
         at_ns = self._clock_ns()

@@ -78,32 +78,32 @@ class CountingCollector(Protocol):
         """Number of fields and single values that it has asked for since it was opened; read from any thread."""
 
 
-def open_nvml(wanted: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector:
+def open_nvml(polling: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector:
     """Open the collector of this node's GPUs, or of the GPUs of the given NVML."""
     return NvmlCollector(
         nvml,
-        per_link=wanted.per_nvlink,
-        deadline_s=wanted.part_within_s(DEADLINE_S),
-        hold_s=wanted.held_s(HOLD_S),
+        per_link=polling.per_nvlink,
+        deadline_s=polling.part_within_s(DEADLINE_S),
+        hold_s=polling.held_s(HOLD_S),
     )
 
 
 Opener = Callable[[PollingConfig], NodeCollector]
 
 OPENERS: tuple[tuple[str, Opener], ...] = (
-    ("host", lambda wanted: HostCollector()),
+    ("host", lambda polling: HostCollector()),
     ("nvml", open_nvml),
 )
 
 
 def open_collectors(
-    wanted: PollingConfig = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
+    polling: PollingConfig = USUAL, openers: tuple[tuple[str, Opener], ...] = OPENERS
 ) -> tuple[NodeCollector, ...]:
     """Open every collector of this node, in order; one that cannot be opened has a reason and no samples."""
     opened: list[NodeCollector] = []
     for name, opener in openers:
         try:
-            opened.append(opener(wanted))
+            opened.append(opener(polling))
         except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others watch the node.
             opened.append(_Unopened(name, f"{name}: cannot be opened ({in_words(error)}); its samples are left out"))
     return tuple(opened)

@@ -63,7 +63,7 @@ class ServerConfig:
 class Server:
     """Serves /metrics and /healthz in threads of its own from its creation until `close`.
 
-    port: 0 takes a free one, which `port` then names. terms: called for each client, so that they may change.
+    port: 0 takes a free one, which `port` then names. config: called for each client, so that it may change.
 
     Raises:
         PortTaken: another program listens there.
@@ -76,14 +76,14 @@ class Server:
         host: str,
         port: int,
         *,
-        terms: Callable[[], ServerConfig] = ServerConfig,
+        config: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
         request_s: float = REQUEST_S,
         most_clients: int = MOST_CLIENTS,
     ) -> None:
         where = f"port {port} of {host}"
         try:
-            self._http = _Http(page, host, port, terms, on_notice, request_s=request_s, most_clients=most_clients)
+            self._http = _Http(page, host, port, config, on_notice, request_s=request_s, most_clients=most_clients)
         except UnicodeError:  # A name with an empty part, a part of over 63 letters, or letters that no name may have.
             raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
         except OSError as error:
@@ -93,7 +93,7 @@ class Server:
         except OverflowError:
             raise CannotListen(f"port {port} is none; it may be 0 to 65535") from None
         self.port: int = self._http.server_address[1]
-        scheme = "http" if terms().tls is None else "https"
+        scheme = "http" if config().tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="exporter")
         self._thread.start()
@@ -110,7 +110,7 @@ class Server:
 class _Client:
     """A connected client. since_s: when it came, on the monotonic clock."""
 
-    terms: ServerConfig
+    config: ServerConfig
     since_s: float
 
 
@@ -123,7 +123,7 @@ class _Http(ThreadingHTTPServer):
         page: MetricsPage,
         host: str,
         port: int,
-        terms: Callable[[], ServerConfig],
+        config: Callable[[], ServerConfig],
         on_notice: Callable[[str], None],
         *,
         request_s: float,
@@ -131,7 +131,7 @@ class _Http(ThreadingHTTPServer):
     ) -> None:
         self.page = page
         self.on_notice = on_notice
-        self._ask_terms = terms
+        self._current_config = config
         self._request_s, self._most_clients = request_s, most_clients
         self._count = 0
         self._clients: dict[socket.socket, _Client] = {}
@@ -151,9 +151,9 @@ class _Http(ThreadingHTTPServer):
             for client in self._clients:
                 _hear_no_more(client)
 
-    def terms_of(self, client: Any) -> ServerConfig:
-        """Return the terms that held when the client connected."""
-        return self._clients[client].terms
+    def config_of(self, client: Any) -> ServerConfig:
+        """Return the configuration that held when the client connected."""
+        return self._clients[client].config
 
     def service_actions(self) -> None:
         """Disconnect clients whose time is over; socketserver calls this several times a second."""
@@ -180,16 +180,16 @@ class _Http(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one client, which `hang_up` and `service_actions` know meanwhile."""
         try:
-            terms = self._ask_terms()
+            config = self._current_config()
             try:
                 client = request
-                if terms.tls is not None:  # The handshake follows in `_Handler.handle`.
-                    client = terms.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+                if config.tls is not None:  # The handshake follows in `_Handler.handle`.
+                    client = config.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             except OSError:  # It disconnected before it sent anything.
                 self.shutdown_request(request)
                 return
             with self._clients_lock:
-                self._clients[client] = _Client(terms=terms, since_s=time.monotonic())
+                self._clients[client] = _Client(config=config, since_s=time.monotonic())
                 if self._is_hung_up:
                     _hear_no_more(client)
             try:
@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_GET(self) -> None:
-        admits = self.server.terms_of(self.connection).admits
+        admits = self.server.config_of(self.connection).admits
         path = self.path.partition("?")[0]
         if admits is not None and not admits(self.headers.get("Authorization", "")):
             self._answer(401, b"a name and its password are asked for\n", {"WWW-Authenticate": "Basic"})
@@ -261,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
         fixed = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))}
-        for name, value in (fixed | dict(headers or {}) | dict(self.server.terms_of(self.connection).headers)).items():
+        for name, value in (fixed | dict(headers or {}) | dict(self.server.config_of(self.connection).headers)).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -32,14 +32,14 @@ class FakePage:
 
 
 @contextlib.contextmanager
-def serving(page: MetricsPage | None = None, terms: ServerConfig | None = None) -> Iterator[tuple[Server, Notices]]:
+def serving(page: MetricsPage | None = None, config: ServerConfig | None = None) -> Iterator[tuple[Server, Notices]]:
     """A server on a free port, and what it says."""
     notices = Notices()
     server = Server(
         FakePage() if page is None else page,
         "127.0.0.1",
         0,
-        terms=lambda: ServerConfig() if terms is None else terms,
+        config=lambda: ServerConfig() if config is None else config,
         on_notice=notices,
     )
     try:

@@ -105,7 +105,7 @@ def watched() -> Iterator[Watched]:
     with (
         NodeWatch(lambda: (FakeHost(), gpus), beat_s=0.5, on_notice=lambda _: None) as watch,
         answering(
-            (watch.samples, _ranks), host="127.0.0.1", port=0, terms=ServerConfig, on_notice=notices.append
+            (watch.samples, _ranks), host="127.0.0.1", port=0, config=ServerConfig, on_notice=notices.append
         ) as server,
         run_prometheus(f"127.0.0.1:{server.port}") as prometheus,
     ):

@@ -77,8 +77,8 @@ def test_no_read_of_the_list_fails_while_nodes_come_and_go(tmp_path: Path, nodes
 
 def test_a_node_says_itself_that_it_speaks_tls(tmp_path: Path) -> None:
     authority = make_authority(tmp_path, "authority")
-    terms = ServerConfig(tls=make_certificate(tmp_path, "server", authority).server())
-    server = Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, terms=lambda: terms, on_notice=print)
+    config = ServerConfig(tls=make_certificate(tmp_path, "server", authority).server())
+    server = Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, config=lambda: config, on_notice=print)
     path = tmp_path / "targets.json"
     address = f"127.0.0.1:{server.port}"
     jobs = _jobs(path, tls_config={"ca_file": str(authority.file)})

@@ -48,7 +48,11 @@ def server(folder: Path) -> Iterator[Server]:
 
     guard = WebGuard(folder / "web.yml", on_notice=print)
     served = Server(
-        Exporter(METRICS, [source], on_notice=print), "127.0.0.1", 0, terms=guard.terms, on_notice=lambda text: None
+        Exporter(METRICS, [source], on_notice=print),
+        "127.0.0.1",
+        0,
+        config=guard.config,
+        on_notice=lambda text: None,
     )
     try:
         yield served

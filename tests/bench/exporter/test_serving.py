@@ -180,7 +180,7 @@ def test_a_watched_node_is_shown_in_place_of_what_runs_say_of_it(tmp_path: Path,
     sent = HOST_NETWORK_BYTES.at(7, interface="eth0", direction="sent")
     log.write(Polled(time_ns=1, samples=[HOST_LOAD.at(99), sent]))
     log.close()
-    node = NodePlan(wanted=PollingConfig(beat_s=60), opener=lambda wanted: [FakeCollector()])
+    node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeCollector()])
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
         _wait_until(lambda: {HOST_LOAD.name, STEP_SECONDS.name} <= _names(server))
         shown = [sample.value for sample in _shown(server.url) if sample.name == HOST_LOAD.name]
@@ -193,7 +193,7 @@ def test_a_watched_node_is_shown_in_place_of_what_runs_say_of_it(tmp_path: Path,
 
 def test_a_rank_is_joined_to_the_gpu_that_its_process_computes_on(tmp_path: Path, url: str) -> None:
     run = _begin_here(tmp_path / "runs")
-    node = NodePlan(wanted=PollingConfig(beat_s=60), opener=lambda wanted: [FakeGpus()])
+    node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeGpus()])
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
         _wait_until(lambda: RANK_GPU.name in _names(server))
         shown = {sample.name: sample for sample in _shown(server.url)}
@@ -213,7 +213,7 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
     os.mkfifo(run.folder / "machine.json")  # As a network file system that is gone: who opens it waits.
     watched, notices = FakeCollector(), Notices()
     late = "runs: their logs are not read within 1 s at times; what is shown is old"
-    node = NodePlan(wanted=PollingConfig(beat_s=0.1), opener=lambda wanted: [watched]) if is_watched else None
+    node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices, node=node) as server:
         _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server) and late in notices)
         reads = watched.reads
@@ -229,7 +229,7 @@ def test_the_run_on_a_gpu_is_told_to_dcgm_exporter_until_it_ends(tmp_path: Path,
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     with closing(JobMapping(jobs)) as mapping:
-        node = NodePlan(wanted=PollingConfig(beat_s=0.1), opener=lambda wanted: [FakeGpus()], mapping=mapping)
+        node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [FakeGpus()], mapping=mapping)
         with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node):
             _wait_until((jobs / "3").exists)
             told = (jobs / "3").read_text()
@@ -240,7 +240,7 @@ def test_the_run_on_a_gpu_is_told_to_dcgm_exporter_until_it_ends(tmp_path: Path,
 
 def test_the_demonstration_says_what_it_is_and_shows_gpus_and_a_run() -> None:
     notices = Notices()
-    with open_demonstration(host="127.0.0.1", port=0, wanted=PollingConfig(beat_s=60), on_notice=notices) as server:
+    with open_demonstration(host="127.0.0.1", port=0, polling=PollingConfig(beat_s=60), on_notice=notices) as server:
         _wait_until(lambda: GPU_STATE.name in _names(server))
         assert RUN_STEP_SECONDS.name in _names(server)
         runs = {sample.labels["run"] for sample in _shown(server.url) if sample.name == RUN_INFO.name}

@@ -59,7 +59,7 @@ def _guarded(folder: Path, text: str) -> Iterator[tuple[Server, Notices]]:
     (folder / "web.yml").write_text(text)
     notices = Notices()
     guard = WebGuard(folder / "web.yml", on_notice=notices)
-    server = Server(FakePage(), "127.0.0.1", 0, terms=guard.terms, on_notice=notices)
+    server = Server(FakePage(), "127.0.0.1", 0, config=guard.config, on_notice=notices)
     try:
         yield server, notices
     finally:

@@ -12,11 +12,11 @@ from tests.collectors.nvml.nodes import FakeClock, replayed
 
 
 def test_a_collector_that_cannot_be_opened_fails_no_other() -> None:
-    def broken(wanted: PollingConfig) -> NodeCollector:
+    def broken(polling: PollingConfig) -> NodeCollector:
         raise OSError("no such device")
 
     good = FakeCollector("good")
-    opened = open_collectors(openers=(("broken", broken), ("good", lambda wanted: good)))
+    opened = open_collectors(openers=(("broken", broken), ("good", lambda polling: good)))
     assert [collector.name for collector in opened] == ["broken", "good"]
     assert opened[0].read() == []
     assert opened[0].absent == ("broken: cannot be opened (no such device); its samples are left out",)
@@ -39,14 +39,14 @@ def test_who_knows_the_processes_on_gpus_is_told_from_who_does_not() -> None:
 
 
 def test_each_collector_is_opened_for_what_is_wanted() -> None:
-    wanted, heard = PollingConfig(beat_s=0.1, per_nvlink=True), list[PollingConfig]()
+    polling, heard = PollingConfig(beat_s=0.1, per_nvlink=True), list[PollingConfig]()
 
     def listening(one: PollingConfig) -> NodeCollector:
         heard.append(one)
         return FakeCollector()
 
-    open_collectors(wanted, (("a", listening), ("b", listening)))
-    assert heard == [wanted, wanted]
+    open_collectors(polling, (("a", listening), ("b", listening)))
+    assert heard == [polling, polling]
 
 
 @pytest.mark.parametrize("per_nvlink", [True, False])

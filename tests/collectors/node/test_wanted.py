@@ -9,9 +9,9 @@ from collectors.node.registry import PollingConfig
 def test_collectors_have_less_than_a_beat_and_their_parts_less_than_they(
     beat_s: float, all_s: float, part_s: float
 ) -> None:
-    wanted = PollingConfig(beat_s=beat_s)
-    assert (wanted.all_within_s(1.0), wanted.part_within_s(0.5)) == pytest.approx((all_s, part_s))
-    assert wanted.part_within_s(0.5) < wanted.all_within_s(1.0) < max(beat_s, 1.1)
+    polling = PollingConfig(beat_s=beat_s)
+    assert (polling.all_within_s(1.0), polling.part_within_s(0.5)) == pytest.approx((all_s, part_s))
+    assert polling.part_within_s(0.5) < polling.all_within_s(1.0) < max(beat_s, 1.1)
 
 
 @pytest.mark.parametrize(("beat_s", "held_s"), [(0.1, 60.0), (20.0, 60.0), (60.0, 180.0)])

@@ -92,7 +92,11 @@ def test_a_shutdown_lets_a_scrape_that_runs_come_to_its_end(
     answers: list[tuple[int, http.client.HTTPMessage, str]] = []
     tls = authority.client() if is_encrypted else None
     server = Server(
-        page, "127.0.0.1", 0, terms=lambda: ServerConfig(tls=certificate.server() if tls else None), on_notice=Notices()
+        page,
+        "127.0.0.1",
+        0,
+        config=lambda: ServerConfig(tls=certificate.server() if tls else None),
+        on_notice=Notices(),
     )
     scrape = threading.Thread(target=lambda: answers.append(get(server.port, tls=tls, accept="text/y")))
     scrape.start()
@@ -129,8 +133,8 @@ def test_a_page_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
 def test_a_client_that_trickles_does_not_keep_the_server_from_ending(
     is_encrypted: bool, certificate: Certificate
 ) -> None:
-    terms = ServerConfig(tls=certificate.server() if is_encrypted else None)
-    server = Server(FakePage(), "127.0.0.1", 0, terms=lambda: terms, on_notice=print)
+    config = ServerConfig(tls=certificate.server() if is_encrypted else None)
+    server = Server(FakePage(), "127.0.0.1", 0, config=lambda: config, on_notice=print)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         # The beginning of a request, or of a TLS record that is 512 bytes long.
         client.sendall(b"\x16\x03\x01\x02\x00\x01" if is_encrypted else b"GET /healthz HTTP/1.1\r\nX: ")
@@ -142,13 +146,13 @@ def test_a_client_that_trickles_does_not_keep_the_server_from_ending(
 def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_ending() -> None:
     is_asked, may_go_on = threading.Event(), threading.Event()
 
-    def terms() -> ServerConfig:
+    def config() -> ServerConfig:
         if threading.current_thread() is not threading.main_thread():
             is_asked.set()
             assert may_go_on.wait(60)
         return ServerConfig()
 
-    server = Server(FakePage(), "127.0.0.1", 0, terms=terms, on_notice=print)
+    server = Server(FakePage(), "127.0.0.1", 0, config=config, on_notice=print)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
         assert is_asked.wait(60)
@@ -160,7 +164,7 @@ def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_endin
 
 
 def test_only_who_is_admitted_sees_anything() -> None:
-    with serving(terms=ServerConfig(admits=lambda given: given == "Basic right")) as (server, _):
+    with serving(config=ServerConfig(admits=lambda given: given == "Basic right")) as (server, _):
         for path in ("/metrics", "/healthz", "/"):
             for wrong in ("", "Basic wrong"):
                 status, headers, body = get(server.port, path, authorization=wrong)
@@ -170,8 +174,8 @@ def test_only_who_is_admitted_sees_anything() -> None:
 
 
 def test_headers_of_the_terms_are_in_every_answer() -> None:
-    terms = ServerConfig(admits=bool, headers={"X-Frame-Options": "deny"})
-    with serving(terms=terms) as (server, _):
+    config = ServerConfig(admits=bool, headers={"X-Frame-Options": "deny"})
+    with serving(config=config) as (server, _):
         refused, admitted = get(server.port), get(server.port, authorization="x")
     assert [(status, headers["X-Frame-Options"]) for status, headers, _ in (refused, admitted)] == [
         (401, "deny"),
@@ -180,11 +184,11 @@ def test_headers_of_the_terms_are_in_every_answer() -> None:
 
 
 def test_new_terms_hold_for_the_next_client() -> None:
-    terms = [ServerConfig()]
-    server = Server(FakePage(), "127.0.0.1", 0, terms=lambda: terms[-1], on_notice=Notices())
+    config = [ServerConfig()]
+    server = Server(FakePage(), "127.0.0.1", 0, config=lambda: config[-1], on_notice=Notices())
     try:
         assert get(server.port)[0] == 200
-        terms.append(ServerConfig(admits=lambda given: False))
+        config.append(ServerConfig(admits=lambda given: False))
         assert get(server.port)[0] == 401
     finally:
         server.close()

@@ -38,7 +38,7 @@ def certificate(folder: Path, authority: Certificate) -> Certificate:
 
 
 def test_who_trusts_the_certificate_is_answered_over_tls(authority: Certificate, certificate: Certificate) -> None:
-    with serving(terms=ServerConfig(tls=certificate.server())) as (server, notices):
+    with serving(config=ServerConfig(tls=certificate.server())) as (server, notices):
         assert server.url == f"https://127.0.0.1:{server.port}/metrics"
         assert get(server.port, tls=authority.client())[::2] == (200, "page for \n")
     assert notices == []
@@ -47,7 +47,7 @@ def test_who_trusts_the_certificate_is_answered_over_tls(authority: Certificate,
 def test_a_client_that_does_not_trust_the_certificate_goes_away_and_that_is_said(
     authority: Certificate, certificate: Certificate, stranger: Certificate
 ) -> None:
-    with serving(terms=ServerConfig(tls=certificate.server())) as (server, notices):
+    with serving(config=ServerConfig(tls=certificate.server())) as (server, notices):
         with pytest.raises(ssl.SSLCertVerificationError):
             get(server.port, tls=stranger.client())
         assert get(server.port, tls=authority.client())[0] == 200
@@ -55,7 +55,7 @@ def test_a_client_that_does_not_trust_the_certificate_goes_away_and_that_is_said
 
 
 def test_a_client_that_speaks_plain_http_to_tls_is_told_so(certificate: Certificate) -> None:
-    with serving(terms=ServerConfig(tls=certificate.server())) as (server, _):
+    with serving(config=ServerConfig(tls=certificate.server())) as (server, _):
         assert get(server.port)[::2] == (400, "this port speaks https\n")
 
 
@@ -67,7 +67,7 @@ def test_a_client_without_the_certificate_that_is_asked_for_is_not_let_in(
     context.load_verify_locations(authority.file)
     known = make_certificate(folder, "known", authority)
     unknown = make_certificate(folder, "unknown", stranger)
-    with serving(terms=ServerConfig(tls=context)) as (server, notices):
+    with serving(config=ServerConfig(tls=context)) as (server, notices):
         for own in (None, unknown):
             with pytest.raises(REFUSALS):
                 get(server.port, tls=authority.client(own))
@@ -82,7 +82,7 @@ def test_a_client_that_is_slow_to_shake_hands_holds_up_no_other(
     authority: Certificate, certificate: Certificate
 ) -> None:
     with (
-        serving(terms=ServerConfig(tls=certificate.server())) as (server, _),
+        serving(config=ServerConfig(tls=certificate.server())) as (server, _),
         socket.create_connection(("127.0.0.1", server.port)),
     ):
         assert get(server.port, tls=authority.client())[0] == 200
