@@ -151,6 +151,13 @@ def test_what_is_no_number_where_one_is_read_says_nothing(tmp_path: Path) -> Non
     assert left.about.left_out[0].startswith("1 event that is no JSON, or misses what an event needs")
 
 
+def test_a_number_that_no_double_holds_costs_no_event(tmp_path: Path) -> None:
+    timeline = _read(tmp_path, TRACE.replace(b'"Seq": 3', b'"Seq": 1e400'), chunk_bytes=1 << 16)
+    assert timeline.calls[0].collective == "all_reduce"
+    assert set(timeline.sequence.tolist()) == {-1}
+    assert timeline.about.left_out == ()
+
+
 def test_an_event_whose_time_is_beyond_64_bits_is_left_out_alone(tmp_path: Path) -> None:
     starts = ("1700000000000000000", "0", "1700000000000002000", "90000000000000000", "9300000000000000000")
     timeline = _read(tmp_path, document([kernel("k", ts, "5") for ts in starts]))
