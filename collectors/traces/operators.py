@@ -170,7 +170,12 @@ def phases(timeline: Timeline) -> Phases | None:
     A stretch begins with a span whose phase differs from the one before. Operators outside of the spans that
     `_OPENED_BY` names are forward on the thread that runs the steps; those of other threads are ignored.
     """
-    opened = {number: phase for number, name in enumerate(timeline.names) if (phase := _opened_by(name)) is not None}
+    opened = {
+        number: phase
+        for number, name in enumerate(timeline.names)
+        for beginning, phase in _OPENED_BY
+        if name.startswith(beginning)
+    }
     if not {"backward", "optimizer"} & set(opened.values()):
         return None
     code_of_name = np.full(len(timeline.names), NOBODY, dtype=np.int8)
@@ -191,7 +196,3 @@ def phases(timeline: Timeline) -> Phases | None:
     rows = np.flatnonzero(code != NOBODY)
     begins = np.append(True, code[rows[1:]] != code[rows[:-1]])
     return Phases(start_ns=timeline.start_ns[rows[begins]], phase=code[rows[begins]])
-
-
-def _opened_by(name: str) -> Phase | None:
-    return next((phase for beginning, phase in _OPENED_BY if name.startswith(beginning)), None)

@@ -1,6 +1,6 @@
 """Steps of a trace, and the launches that tell which step the device's work belongs to.
 
-Figures are given for stretches: the whole trace, each of its steps, and the time outside of steps. A step is marked on
+Figures are given for the whole trace, for each of its steps, and for the time outside of steps. A step is marked on
 the host, and the device runs behind the host. On the device, a step begins (and ends) when the device has finished all
 that the host launched before the step began (or ended) on the host, but no earlier than on the host. Both agree where
 the host waits for the device at the end of a step, and where there is no device. Steps that follow each other on the
@@ -74,9 +74,9 @@ def launch_of(timeline: Timeline) -> NDArray[np.int64]:
     # Look up each span's correlation in the sorted ones of the calls; a stable sort puts the earliest call first.
     calls = calls[np.argsort(timeline.correlation[calls], kind="stable")]
     correlations, wanted = timeline.correlation[calls], timeline.correlation[rows]
-    place = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
-    is_held = correlations[place] == wanted
-    found[rows[is_held]] = calls[place[is_held]]
+    index = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
+    is_held = correlations[index] == wanted
+    found[rows[is_held]] = calls[index[is_held]]
     return found
 
 
@@ -93,6 +93,7 @@ def launches(timeline: Timeline) -> Launches:
     start_ns[held], end_ns[held] = timeline.start_ns[row[held]], timeline.end_ns[row[held]]
     at_work = np.flatnonzero(is_at_work(timeline) & ~is_of_gloo(timeline))
     for stream in np.unique(timeline.stream[at_work[~is_known[at_work]]]):
+        # All that stands before the first known launch of a stream was launched before the trace began.
         here = at_work[timeline.stream[at_work] == stream]
         known = np.flatnonzero(is_known[here])
         if known.size:
@@ -114,18 +115,12 @@ CAPTURE_ENDS = re.compile(r"StreamEndCapture")
 """Driver calls between which launches are captured into a graph; they run when the graph is launched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostWork:
-    """Counts per stretch. expected: launches that should have work on the device. lost: those of them without any."""
+def lost_work(
+    timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count launches in each window of the host's time: those without work on the device, of those that should have it.
 
-    expected: NDArray[np.int64]
-    lost: NDArray[np.int64]
-
-
-def lost_work(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times) -> LostWork:
-    """Count expected and lost launches in each stretch of the host's time; a launch counts when its call begins.
-
-    Several calls with one correlation are one launch, at the first of them.
+    A launch counts when its call begins. Several calls with one correlation are one launch, at the first of them.
     """
     calls = np.flatnonzero(
         timeline.of_kind("launch") & (timeline.correlation != ABSENT) & _named(timeline, LAUNCHES_OF_KERNELS)
@@ -139,7 +134,7 @@ def lost_work(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: T
     behind = np.maximum(first, np.searchsorted(timeline.start_ns[calls], end_ns, side="left"))
     # Prefix sums: lost_before[i] counts the lost among the first i calls.
     lost_before = np.append(0, np.cumsum(~has_work))
-    return LostWork(expected=behind - first, lost=lost_before[behind] - lost_before[first])
+    return lost_before[behind] - lost_before[first], behind - first
 
 
 def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
@@ -155,9 +150,9 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
         begins_ns = timeline.start_ns[begins[timeline.stream[begins] == thread]]
         ends_ns = timeline.end_ns[ends[timeline.stream[ends] == thread]]
         # Pair each begin with the next end. A capture whose end the trace lacks is ignored.
-        place = np.searchsorted(ends_ns, begins_ns, side="right")
-        is_told = place < ends_ns.size
-        captures.append(np.stack((begins_ns[is_told], ends_ns[place[is_told]]), axis=1))
+        following = np.searchsorted(ends_ns, begins_ns, side="right")
+        has_end = following < ends_ns.size
+        captures.append(np.stack((begins_ns[has_end], ends_ns[following[has_end]]), axis=1))
     held = union_of(captures)
     # Inside a capture, the number of edges passed is odd; outside it is even.
     inside: NDArray[np.bool_] = np.searchsorted(held.ravel(), moments_ns, side="right") % 2 == 1
@@ -183,9 +178,9 @@ step, since each call of step() opens the next."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterval:
-    """One stretch of a rank's trace, in Unix time.
+    """The whole of a rank's trace, one of its steps, or time outside of steps, in Unix time.
 
-    part: the whole trace, a whole step, or time that is not a whole step. why: the reason for the last.
+    part: `partial` is time that is no complete step. why: the reason for that.
     name: of a step, as in `step_names`; of time outside of steps, where it lies.
     """
 
@@ -196,7 +191,7 @@ class StepInterval:
     why: str | None = None
 
 
-def stretches(timeline: Timeline) -> tuple[StepInterval, ...]:
+def step_intervals(timeline: Timeline) -> tuple[StepInterval, ...]:
     """Return the whole trace, from the first start to the last end of work, then its steps and the time outside.
 
     Empty if nothing is at work. Time outside of steps is listed only where something is at work.
@@ -208,7 +203,7 @@ def stretches(timeline: Timeline) -> tuple[StepInterval, ...]:
     trace = StepInterval(part="trace", name="trace", start_ns=int(busy[0, 0]), end_ns=int(busy[-1, 1]))
     marked = steps(timeline)
     parts = [*marked, *_outside(marked, busy)] if marked else []
-    return (trace, *sorted(parts, key=lambda stretch: stretch.start_ns))
+    return (trace, *sorted(parts, key=lambda interval: interval.start_ns))
 
 
 def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
@@ -220,12 +215,14 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
     has_launches = np.zeros(len(names), dtype=np.bool_)
     if timeline.is_device:
         launched = launches(timeline)
-        lost = _lost(timeline, launched, start_ns, end_ns)
-        reasons = [one or other for one, other in zip(lost, reasons, strict=True)]
+        lost, expected = lost_work(timeline, launched, start_ns, end_ns)
+        for number in np.flatnonzero(lost).tolist():
+            reasons[number] = f"the trace lacks the work of {lost[number]} of {expected[number]} launches"
         has_launches = _begins_within(timeline.start_ns[launched.calls], start_ns, end_ns)
         start_ns, end_ns = _when_done(timeline, launched, start_ns), _when_done(timeline, launched, end_ns)
     has_work = has_launches | _is_at_work_within(timeline, start_ns, end_ns)
-    reasons = [why if why or has_some else NOTHING for why, has_some in zip(reasons, has_work.tolist(), strict=True)]
+    for number in np.flatnonzero(~has_work).tolist():
+        reasons[number] = reasons[number] or NOTHING
     return tuple(
         StepInterval(
             part="step" if reasons[number] is None else "partial",
@@ -241,7 +238,7 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
 def step_names(timeline: Timeline) -> list[str]:
     """Return a distinct name for each marked step: its annotation, with its index from 0 if that has no number."""
     names = [timeline.names[number] for number in timeline.name[timeline.of_kind("step")].tolist()]
-    return [name if "#" in name else f"{name} {place}" for place, name in enumerate(names)]
+    return [name if "#" in name else f"{name} {number}" for number, name in enumerate(names)]
 
 
 def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Times:
@@ -256,15 +253,6 @@ def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Tim
     return np.maximum(moments_ns, np.where(before > 0, done_ns[before - 1], moments_ns))
 
 
-def _lost(timeline: Timeline, launched: Launches, start_ns: Times, end_ns: Times) -> list[str | None]:
-    """Return for each step what the trace lacks of it, by its launches of kernels; None if nothing."""
-    found = lost_work(timeline, launched, start_ns, end_ns)
-    return [
-        f"the trace lacks the work of {lost} of {expected} launches" if lost else None
-        for lost, expected in zip(found.lost.tolist(), found.expected.tolist(), strict=True)
-    ]
-
-
 def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
     """Return for each window whether one of the moments, which are sorted, lies in it."""
     found: NDArray[np.bool_] = np.searchsorted(moments_ns, end_ns) > np.searchsorted(moments_ns, start_ns)
@@ -274,6 +262,7 @@ def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray
 def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
     """Return for each window whether something is at work in it, even a span of no length."""
     chosen = is_at_work(timeline)
+    # Of the spans that begin before the window: when the last of them ends.
     begun = np.searchsorted(timeline.start_ns[chosen], start_ns)
     until_ns = np.append(LONG_AGO, np.maximum.accumulate(timeline.end_ns[chosen]))[begun]
     goes_on: NDArray[np.bool_] = (until_ns > start_ns) & (end_ns > start_ns)
@@ -282,10 +271,7 @@ def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> ND
 
 def _outside(marked: tuple[StepInterval, ...], busy: Times) -> list[StepInterval]:
     """Return the time outside of steps in which something is at work, split at each step, even one of no length."""
-    held = union(
-        np.array([step.start_ns for step in marked], dtype=np.int64),
-        np.array([step.end_ns for step in marked], dtype=np.int64),
-    )
+    held = union_of([np.array([[step.start_ns, step.end_ns] for step in marked], dtype=np.int64)])
     momentary_ns = sorted({step.start_ns for step in marked if step.start_ns == step.end_ns})
     free = [
         piece

@@ -13,7 +13,7 @@ from math import floor
 from typing import Literal
 
 from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, divided
-from collectors.traces.steps import StepInterval, stretches
+from collectors.traces.steps import StepInterval, step_intervals
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import Timeline
 
@@ -105,7 +105,7 @@ class MeanStep:
 
 
 def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanStep:
-    """Return the mean over the stretches of each timeline, which has at least one."""
+    """Return the mean over the step intervals of each timeline, which has at least one."""
     amounts: dict[Item, Amount] = {}
     for timeline, steps in ranks:
         share = Fraction(1, len(ranks) * len(steps))
@@ -264,8 +264,8 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Differe
 
 
 def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Ranks:
-    """Return the timelines in which something ran, with their stretches."""
-    found = [(timeline, stretches(timeline)) for timeline in timelines]
+    """Return the timelines in which something ran, with their step intervals."""
+    found = [(timeline, step_intervals(timeline)) for timeline in timelines]
     notes += [f"{side}: rank {timeline.rank} is left out: nothing ran" for timeline, parts in found if not parts]
     ranks = [(timeline, parts) for timeline, parts in found if parts]
     if not ranks:

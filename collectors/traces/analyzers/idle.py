@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, union_of, without
-from collectors.traces.steps import LONG_AGO, StepInterval, is_at_work, is_of_gloo, launches, stretches
+from collectors.traces.steps import LONG_AGO, StepInterval, is_at_work, is_of_gloo, launches, step_intervals
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Kind, Timeline
 
@@ -168,7 +168,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """The idle time of all ranks' stretches, and each rank's longest gaps. notes: what is not known, and why."""
+    """The idle time of all ranks' step intervals, and each rank's longest gaps. notes: what is not known, and why."""
 
     shares: tuple[IdleShare, ...]
     longest: tuple[Gap, ...]
@@ -229,7 +229,7 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
     longest: list[Gap] = []
     notes: list[str] = []
     for timeline in timelines:
-        parts = stretches(timeline)
+        parts = step_intervals(timeline)
         if not parts:
             notes.append(f"rank {timeline.rank}: nothing computes, communicates or copies in its trace")
             continue

@@ -16,7 +16,7 @@ from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
-from collectors.traces.steps import StepInterval, steps, stretches
+from collectors.traces.steps import StepInterval, step_intervals, steps
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
 
@@ -74,7 +74,7 @@ def breakdowns(timeline: Timeline) -> list[Breakdown]:
 
 
 def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:
-    """Return one for each of these stretches, numbered in order."""
+    """Return one for each of these step intervals, numbered in order."""
     compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
     collectives = _intervals_of_collectives(timeline)
     has_communication = communication.size > 0
@@ -154,7 +154,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The stretches of all ranks, sorted by rank and time. notes: what is not known, and why."""
+    """The step intervals of all ranks, sorted by rank and time. notes: what is not known, and why."""
 
     shares: tuple[Share, ...]
     notes: tuple[str, ...]
@@ -207,7 +207,7 @@ def summary(timelines: Sequence[Timeline]) -> Summary:
     shares: list[Share] = []
     notes: list[str] = []
     for timeline in timelines:
-        parts = stretches(timeline)
+        parts = step_intervals(timeline)
         works_ns = _works_ns(timeline, parts)
         shares += [
             Share(rank=timeline.rank, stretch=part, breakdown=breakdown, work_ns=work_ns)

@@ -13,8 +13,8 @@ def _lost(*spans: Span, start_us: int = 0, end_us: int = 100) -> tuple[int, int]
     """Of the time of one step: how many launches lack their work, and of how many."""
     timeline = device(0, *spans)
     start_ns, end_ns = (np.array([edge_us * MICROSECOND_NS]) for edge_us in (start_us, end_us))
-    found = lost_work(timeline, launches(timeline), start_ns, end_ns)
-    return int(found.lost[0]), int(found.expected[0])
+    lost, expected = lost_work(timeline, launches(timeline), start_ns, end_ns)
+    return int(lost[0]), int(expected[0])
 
 
 def _call(name: str, start_us: int, thread: int = MAIN) -> Span:

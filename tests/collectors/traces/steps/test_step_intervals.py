@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.event_names import STEP
-from collectors.traces.steps import CUT, NOTHING, StepInterval, step_names, steps, stretches
+from collectors.traces.steps import CUT, NOTHING, StepInterval, step_intervals, step_names, steps
 from collectors.traces.timeline import About, Timeline
 from tests.support.timelines import Span, timeline_of
 
@@ -78,7 +78,7 @@ def test_work_from_before_the_trace_delays_the_first_step_and_is_listed_before_i
     timeline = _device(
         _kernel(1, 0, 25), _step(1, 5, 15), *_launched(2, 6, 25, 40), _step(2, 15, 25), *_launched(3, 16, 40, 50)
     )
-    assert stretches(timeline)[1:] == (
+    assert step_intervals(timeline)[1:] == (
         StepInterval(part="partial", name="before ProfilerStep#1", start_ns=0, end_ns=25, why="no step holds it"),
         StepInterval(part="step", name="ProfilerStep#1", start_ns=25, end_ns=40),
         StepInterval(part="step", name="ProfilerStep#2", start_ns=40, end_ns=50),
@@ -99,7 +99,7 @@ def test_work_between_and_after_steps_is_listed() -> None:
         *_launched(3, 16, 17, 19),
         *_launched(4, 21, 22, 30),
     )
-    assert [(found.part, *_times((found,))[0]) for found in stretches(timeline)] == [
+    assert [(found.part, *_times((found,))[0]) for found in step_intervals(timeline)] == [
         ("trace", "trace", 3, 30),
         ("step", "ProfilerStep#1", 0, 10),
         ("partial", "after ProfilerStep#1 and before ProfilerStep#2", 10, 15),
@@ -110,7 +110,7 @@ def test_work_between_and_after_steps_is_listed() -> None:
 
 def test_time_between_steps_in_which_nothing_is_at_work_is_not_listed() -> None:
     timeline = _device(_step(1, 0, 10), *_launched(1, 2, 3, 9), _step(2, 15, 20), *_launched(2, 16, 17, 19))
-    assert [found.name for found in stretches(timeline)] == ["trace", "ProfilerStep#1", "ProfilerStep#2"]
+    assert [found.name for found in step_intervals(timeline)] == ["trace", "ProfilerStep#1", "ProfilerStep#2"]
 
 
 def test_a_step_is_partial_where_any_launch_in_it_has_no_work() -> None:
@@ -160,7 +160,7 @@ def test_steps_are_told_apart_by_the_number_of_their_annotation_and_else_by_thei
 def test_a_step_has_the_name_that_tells_it_from_the_others() -> None:
     ours = [Span(name=STEP, kind="step", start_ns=start_ns, end_ns=start_ns + 9, stream=1) for start_ns in (0, 10)]
     timeline = _device(*ours, *_launched(1, 2, 3, 6), *_launched(2, 12, 13, 16), *_launched(3, 20, 21, 22))
-    assert [found.name for found in stretches(timeline)] == ["trace", f"{STEP} 0", f"{STEP} 1", f"after {STEP} 1"]
+    assert [found.name for found in step_intervals(timeline)] == ["trace", f"{STEP} 0", f"{STEP} 1", f"after {STEP} 1"]
 
 
 def test_a_step_that_the_loop_did_not_come_to_is_partial_also_where_the_device_is_behind() -> None:
@@ -197,7 +197,7 @@ def test_a_step_is_whole_where_work_of_a_lost_launch_lies_in_it(start_ns: int, e
 
 def test_time_around_a_step_that_lasts_no_time_is_named_by_its_side_of_it() -> None:
     timeline = _device(_step(1, 5, 6), _kernel(1, 0, 8), *_launched(2, 9, 10, 20))
-    assert [_times((found,))[0] for found in stretches(timeline)[1:]] == [
+    assert [_times((found,))[0] for found in step_intervals(timeline)[1:]] == [
         ("before ProfilerStep#1", 0, 8),
         ("ProfilerStep#1", 8, 8),
         ("after ProfilerStep#1", 8, 20),
@@ -205,7 +205,7 @@ def test_time_around_a_step_that_lasts_no_time_is_named_by_its_side_of_it() -> N
 
 
 def test_a_trace_in_which_nothing_is_at_work_has_no_stretch() -> None:
-    assert stretches(_device(_step(1, 0, 10))) == ()
+    assert step_intervals(_device(_step(1, 0, 10))) == ()
 
 
 @given(
