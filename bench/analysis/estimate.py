@@ -94,7 +94,7 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
     low = high = None
     if _why_no_interval(trials) is None:
         logarithms = [math.log(value) for value in trials]
-        low, high = _widened(fmean(logarithms), _reach(logarithms), middle)
+        low, high = _hull(fmean(logarithms), _half_width(logarithms), middle)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
@@ -138,7 +138,8 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     if min(trials) > 0 and max(trials) < 1:
         # The interval's ends on the logits, turned back by the logistic function (1 + tanh(x / 2)) / 2.
         logits = [math.log(share / (1 - share)) for share in trials]
-        ends = [(1 + math.tanh((fmean(logits) + reach) / 2)) / 2 for reach in (-_reach(logits), _reach(logits))]
+        centre, half_width = fmean(logits), _half_width(logits)
+        ends = [(1 + math.tanh(end / 2)) / 2 for end in (centre - half_width, centre + half_width)]
     else:
         ends = [max(0.0, found.low), min(1.0, found.high)]
     ends += [middle, *_gamma_ends(trials)]
@@ -176,8 +177,8 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
     _require(metric, [middle], labels, math.isfinite, "finite")
     low = high = None
     if _why_no_interval(trials) is None:
-        reach = _reach(trials)
-        low, high = min(fmean(trials) - reach, middle), max(fmean(trials) + reach, middle)
+        half_width = _half_width(trials)
+        low, high = min(fmean(trials) - half_width, middle), max(fmean(trials) + half_width, middle)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
@@ -198,8 +199,8 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
         freedom = sum(squares) ** 2 / sum(
             square**2 / (len(side) - 1) for square, side in zip(squares, (above, below), strict=True)
         )
-        reach = _student(freedom) * math.sqrt(sum(squares))
-        low, high = _widened(fmean(above) - fmean(below), reach, value)
+        half_width = _t_quantile(freedom) * math.sqrt(sum(squares))
+        low, high = _hull(fmean(above) - fmean(below), half_width, value)
     return Ratio(
         value=value,
         low=low,
@@ -245,16 +246,17 @@ def _why_no_interval(trials: Sequence[float]) -> str | None:
     return _EQUAL_TRIALS if min(trials) == max(trials) else None
 
 
-def _widened(centre: float, reach: float, held: float) -> tuple[float, float]:
-    return min(math.exp(centre - reach), held), max(math.exp(centre + reach), held)
+def _hull(centre: float, half_width: float, held: float) -> tuple[float, float]:
+    """Return the interval of logarithms, turned back and widened to hold a value."""
+    return min(math.exp(centre - half_width), held), max(math.exp(centre + half_width), held)
 
 
-def _reach(values: Sequence[float]) -> float:
+def _half_width(values: Sequence[float]) -> float:
     """Return half the width of Student's t interval of the mean."""
-    return _student(len(values) - 1) * math.sqrt(variance(values) / len(values))
+    return _t_quantile(len(values) - 1) * math.sqrt(variance(values) / len(values))
 
 
-def _student(freedom: float) -> float:
+def _t_quantile(freedom: float) -> float:
     """Return the two-sided quantile of Student's t."""
     from scipy.special import stdtrit  # Imported here: commands that only read estimates need no scipy.
 

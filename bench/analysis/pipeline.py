@@ -240,20 +240,22 @@ def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence
 def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -> Iterator[tuple[str, float]]:
     works = [[work for work in step.works if work.rank == rank] for rank in ranks]
     order = [[work.action for work in own] for own in works]
-    taken_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for own in works for work in own}
+    durations_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for own in works for work in own}
     # Replays: with the measured times alone, then with messages' delays, then with waits for a core as well.
-    own_ratio = replay(order, taken_s, {}).bubble_ratio
-    yield UNEVEN, own_ratio - even_ratio
+    measured_ratio = replay(order, durations_s, {}).bubble_ratio
+    yield UNEVEN, measured_ratio - even_ratio
     if not (step.has_messages and step.is_one_clock):
         return
-    without, core = {}, {}
+    message_delays, delays_with_core = {}, {}
     for action, delay, waited in _delays_of_actions(works):
-        without[action] = Delay(message_s=delay.message_s - waited.message_s)
-        core[action] = Delay(host_s=waited.host_s, hand_over_s=waited.hand_over_s, message_s=delay.message_s)
-    message_ratio = replay(order, taken_s, without).bubble_ratio
-    yield MESSAGE, message_ratio - own_ratio
+        message_delays[action] = Delay(message_s=delay.message_s - waited.message_s)
+        delays_with_core[action] = Delay(
+            host_s=waited.host_s, hand_over_s=waited.hand_over_s, message_s=delay.message_s
+        )
+    message_ratio = replay(order, durations_s, message_delays).bubble_ratio
+    yield MESSAGE, message_ratio - measured_ratio
     if step.has_core_waits:
-        yield CORE, replay(order, taken_s, core).bubble_ratio - message_ratio
+        yield CORE, replay(order, durations_s, delays_with_core).bubble_ratio - message_ratio
 
 
 def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action, Delay, Delay]]:

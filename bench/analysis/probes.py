@@ -48,17 +48,17 @@ def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], li
     with_host = _sweeps(case, found, metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
     for collective, trials in _sweeps(case, found, metrics.RUN_COLLECTIVE_SECONDS).items():
         try:
-            whole = fit(trials)
+            fitted = fit(trials)
         except NoFit as error:
             reasons.append(f"the link by {collective} is absent: {error}")
             continue
-        if whole.largest_error_ratio > POOR_FIT_RATIO:
+        if fitted.largest_error_ratio > POOR_FIT_RATIO:
             reasons.append(
-                f"the link by {collective} misses a size by {100 * whole.largest_error_ratio:.0f} %: no one latency and"
-                " bandwidth holds at all sizes (another protocol, a cache), or times scatter"
+                f"the link by {collective} misses a size by {100 * fitted.largest_error_ratio:.0f} %: no one latency"
+                " and bandwidth holds at all sizes (another protocol, a cache), or times scatter"
             )
-        estimates.append(_fitted(metrics.RUN_LINK_LATENCY_SECONDS, collective, whole.latency_s))
-        estimates.append(_fitted(metrics.RUN_LINK_BANDWIDTH, collective, whole.bandwidth_bytes_per_second))
+        estimates.append(_fitted(metrics.RUN_LINK_LATENCY_SECONDS, collective, fitted.latency_s))
+        estimates.append(_fitted(metrics.RUN_LINK_BANDWIDTH, collective, fitted.bandwidth_bytes_per_second))
         if collective in with_host:
             # The latency as a loop in Python sees it, fitted to times that include the host.
             try:
@@ -75,14 +75,14 @@ def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], li
     return estimates, reasons
 
 
-def _fitted(metric: Metric, collective: str, whole: Interval) -> Estimate:
+def _fitted(metric: Metric, collective: str, interval: Interval) -> Estimate:
     return Estimate(
         metric=metric.name,
         labels={"collective": collective},
-        median=whole.value,
-        low=whole.low,
-        high=whole.high,
-        trials=whole.trials,
+        median=interval.value,
+        low=interval.low,
+        high=interval.high,
+        trials=interval.trials,
     )
 
 

@@ -115,7 +115,8 @@ def join_by_labels(
 ) -> dict[tuple[str, ...], float]:
     """Return one value for each set of labels: the last value of each rank that has it, joined over the ranks.
 
-    The keys are label values in the order of the metric's labels.
+    The keys are label values in the order of the metric's labels. Joined by max, ranks that end with {("a",): 1.0} and
+    with {("a",): 3.0, ("b",): 2.0} give {("a",): 3.0, ("b",): 2.0}.
     """
     values: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for part in parts:

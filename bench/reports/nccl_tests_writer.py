@@ -204,4 +204,5 @@ def _device(summary: Summary, machine: Machine | None, rank: int) -> dict[str, A
 
 
 def _clock(time_ns: int) -> str:
+    """Return a Unix time as nccl-tests writes it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns // 1_000_000_000))

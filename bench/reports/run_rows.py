@@ -12,7 +12,6 @@ from rich.console import Console
 
 from bench.analysis.estimate import Estimate, of_metric
 from bench.analysis.mfu import Absent
-from bench.analysis.scaling import ScalingEfficiency
 from bench.reports.format import (
     figure,
     open_console,
@@ -196,14 +195,13 @@ def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
     rows = []
     for scaling in dict.fromkeys(found.scaling for summary in summaries for found in summary.scaling):
         by_run = ([found for found in summary.scaling if found.scaling == scaling] for summary in summaries)
-        cells = tuple(_efficiency(found[0]) if found else "-" for found in by_run)
+        # A baseline that was measured at another time is labelled.
+        cells = tuple(
+            percent(found[0].ratio) + ("" if found[0].is_beside else ", baseline not beside it") if found else "-"
+            for found in by_run
+        )
         rows.append(Row(f"{scaling} scaling efficiency", cells))
     return rows
-
-
-def _efficiency(found: ScalingEfficiency) -> str:
-    """Return the efficiency with its interval, and a label where its baseline was measured at another time."""
-    return percent(found.ratio) + ("" if found.is_beside else ", baseline not beside it")
 
 
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "other", "unexplained", "total")
