@@ -43,7 +43,15 @@ def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -
         Misuse: a name is unknown, holds no trace, or may not be read.
         InfrastructureFailed: a run could not be looked up in the history.
     """
-    found = [_found(name, runs_folder, store_url) for name in names]
+    found = []
+    for name in names:
+        with _refusing(name):
+            of_name = _on_disk(name, runs_folder)
+        if of_name is None:
+            folder = _folder_in_history(name, runs_folder, store_url)
+            with _refusing(str(folder)):
+                of_name = _of_run(folder)
+        found.append(of_name)
     if len(found) == 1:
         return found[0]
     return TraceFiles(
@@ -51,16 +59,6 @@ def find_files(names: Sequence[str], runs_folder: Path, store_url: str | None) -
         unsure=frozenset(path for files in found for path in files.unsure) - {Path(name) for name in names},
         notices=tuple(dict.fromkeys(line for files in found for line in files.notices)),
     )
-
-
-def _found(name: str, runs_folder: Path, store_url: str | None) -> TraceFiles:
-    with _refusing(name):
-        files = _on_disk(name, runs_folder)
-    if files is None:
-        folder = _folder_in_history(name, runs_folder, store_url)
-        with _refusing(str(folder)):
-            files = _of_run(folder)
-    return files
 
 
 @contextmanager
@@ -196,13 +194,13 @@ def read_sides(
     read = iter(read_traces([path for found in files.values() for path in found.paths], rank=rank))
     sides: list[TraceSet] = []
     for name, found in files.items():
-        traces, skipped = _told_apart(found, [next(read) for _ in found.paths])
+        traces, skipped = _separate(found, [next(read) for _ in found.paths])
         side = side_of(name, list(traces), list(traces.values()), ranks=found.ranks if rank is None else None)
         sides.append(replace(side, folder=found.folder, notices=(*found.notices, *skipped, *side.notices)))
     return tuple(sides)
 
 
-def _told_apart(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[Path, Timeline], list[str]]:
+def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[Path, Timeline], list[str]]:
     """Separate the traces from files that are none; return a line for each such file of a named folder.
 
     Raises:
@@ -248,8 +246,8 @@ def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, 
 
 
 def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
-    told = {trace.timeline.about.world_size for trace in traces} - {None} | ({ranks} if ranks else set())
-    sizes = sorted(size for size in told if size is not None)
+    claimed = [ranks or None, *(trace.timeline.about.world_size for trace in traces)]
+    sizes = sorted({size for size in claimed if size is not None})
     if len(sizes) > 1:
         return [f"the traces are of worlds of {' and '.join(map(str, sizes))} ranks; are they of one run?"]
     if not sizes:
@@ -263,6 +261,5 @@ def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
     first = islice((rank for rank in range(size) if rank not in here), RANKS_NAMED)
     named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
     return [
-        f"no trace is here of {missing} of {size} ranks ({named}): what ranks do to each other is told of the others"
-        " alone"
+        f"no trace is here of {missing} of {size} ranks ({named}): waiting between ranks is known for the others only"
     ]

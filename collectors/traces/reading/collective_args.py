@@ -247,11 +247,11 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
             by_group[one.call.group, one.call.ranks].append(one)
     found = _only_way(by_group, events)
     if found is None:
-        groups = "process group" if len(by_group) == 1 else f"{len(by_group)} process groups"
+        groups = "the process group" if len(by_group) == 1 else f"which of {len(by_group)} process groups"
         return timeline, (
             *notes,
-            f"process groups and numbers of {len(events)} collectives are absent: which threads of gloo serve which of"
-            f" {groups} is not told by their events",
+            f"process groups and numbers of {len(events)} collectives are absent: their events do not tell which of"
+            f" gloo's threads serve {groups}",
         )
     return replace_calls(timeline, {row: one for pairs in found for row, one in pairs}), notes
 

@@ -139,7 +139,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
         found = devices(raw).tolist()
         if len(found) > 1:
             gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
-            lines.append(f"none of its {len(found)} GPUs ({gpus}), though they are counted as one rank")
+            lines.append(f"which of its {len(found)} GPUs ({gpus}) a figure is of: they are counted as one rank")
         for number, count in _overlapping(raw.start_ns, raw.start_ns + raw.duration_ns, kind, stream):
             early = (
                 "1 event on it begins before another ends"
@@ -148,7 +148,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
             )
             lines.append(f"nothing of stream {stream_name(number)}, though {early}")
     if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
-        lines.append("the base of its times: they count from a moment that it does not tell, and not Unix's")
+        lines.append("the base of its times: the trace does not tell it, so that they are not Unix times")
     return tuple(lines)
 
 

@@ -190,7 +190,7 @@ def read_trace(
         rank = int(named[1])
     if rank is None:
         rank = 0
-        left_out.append("its rank, which neither it nor its file's name tells: it is taken for rank 0")
+        left_out.append("its rank: neither the trace nor its file's name tells it, so that it counts as rank 0")
     about = replace(metadata.about, left_out=tuple(left_out), is_cut=events.is_cut)
     return build_timeline(events.chunks.joined(), rank=rank, about=about, base_ns=metadata.base_ns or 0)
 

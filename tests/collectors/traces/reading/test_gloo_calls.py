@@ -70,8 +70,8 @@ def test_events_that_may_be_either_groups_are_told_to_be_neither() -> None:
     told, notes = _told([_ran(5, 7), _ran(6, 9)], [_issued(1, "a", 1), _issued(2, "b", 1)])
     assert told == [(None, ABSENT)] * 2
     assert notes == (
-        "process groups and numbers of 2 collectives are absent: which threads of gloo serve which of 2 process groups"
-        " is not told by their events",
+        "process groups and numbers of 2 collectives are absent: their events do not tell which of gloo's threads serve"
+        " which of 2 process groups",
     )
 
 
