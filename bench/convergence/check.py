@@ -183,9 +183,9 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
     together = replace(case, trials=1, warm_up=0, trace_steps=0)
     alone = baseline_case(together, "strong")
     return (
-        _with(alone, check),
-        _with(alone, replace(check, is_reversed=True)),
-        _with(together, replace(check, mistakes=tuple(dict.fromkeys(mistakes)))),
+        _with_check(alone, check),
+        _with_check(alone, replace(check, is_reversed=True)),
+        _with_check(together, replace(check, mistakes=tuple(dict.fromkeys(mistakes)))),
     )
 
 
@@ -239,7 +239,7 @@ def gather_evidence(
     )
 
 
-def _with(case: Case, check: Check) -> Case:
+def _with_check(case: Case, check: Check) -> Case:
     clip = min(float(case.options["clip"]), LARGEST_CLIP)
     return replace(case, options={**case.options, **check.options(), "clip": clip})
 

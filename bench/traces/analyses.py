@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from bench.errors import Misuse
 
 if TYPE_CHECKING:
+    from collectors.traces.analyzers.merge import Merged
     from collectors.traces.perfetto import TraceSpan
     from collectors.traces.table import Table
     from collectors.traces.timeline import Timeline
@@ -43,16 +44,6 @@ class Analysis:
     sides: tuple[str, ...] = ("trace",)
 
 
-class Drawn(Protocol):
-    """A finished drawing: the file's content, and notes on it."""
-
-    @property
-    def content(self) -> bytes: ...
-
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """One way to draw the traces of a run's ranks.
@@ -62,7 +53,7 @@ class Drawing:
 
     name: str
     summary: str
-    run: Callable[[Side, Sequence[TraceSpan]], Drawn]
+    run: Callable[[Side, Sequence[TraceSpan]], Merged]
 
 
 def _summary(side: Side) -> Tabled:
@@ -116,7 +107,7 @@ def _difference(before: Side, after: Side) -> Tabled:
         raise Misuse(str(error)) from None
 
 
-def _merge(side: Side, beside: Sequence[TraceSpan]) -> Drawn:
+def _merge(side: Side, beside: Sequence[TraceSpan]) -> Merged:
     from collectors.traces.analyzers.merge import merge
 
     return merge(side, beside=beside)

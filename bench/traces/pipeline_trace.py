@@ -52,7 +52,11 @@ def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
 
 def typical(steps: Sequence[TimedStep]) -> TimedStep:
     """Return the step of median length; of an even number, the shorter of the middle two."""
-    return sorted(steps, key=_length_ns)[(len(steps) - 1) // 2]
+
+    def length_ns(step: TimedStep) -> int:
+        return max(work.end_ns for work in step.works) - min(work.start_ns for work in step.works)
+
+    return sorted(steps, key=length_ns)[(len(steps) - 1) // 2]
 
 
 def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
@@ -72,14 +76,11 @@ def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
     return path
 
 
-def _length_ns(step: TimedStep) -> int:
-    return max(work.end_ns for work in step.works) - min(work.start_ns for work in step.works)
-
-
-def _span(step: TimedStep, work: Work) -> TraceSpan:
+def _span(step: TimedStep, work: Work, row: str = "stage {}") -> TraceSpan:
+    """Return the action as a span. row: the name of its row, with a place for the stage."""
     action = work.action
     return TraceSpan(
-        track=Track(group=f"rank {work.rank}", name=f"stage {action.stage}"),
+        track=Track(group=f"rank {work.rank}", name=row.format(action.stage)),
         name=f"{action.kind.replace('_', ' ')} {action.microbatch}",
         category=action.kind,
         start_ns=step.begun_ns + work.start_ns,
@@ -121,15 +122,4 @@ def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[Trace
     except Misuse as error:  # E.g. the run ended early; its traces are drawn all the same.
         on_notice(f"stage actions are absent: {error}")
         return []
-    return [
-        TraceSpan(
-            track=Track(group=f"rank {work.rank}", name=ROW.format(work.action.stage)),
-            name=f"{work.action.kind.replace('_', ' ')} {work.action.microbatch}",
-            category=work.action.kind,
-            start_ns=step.begun_ns + work.start_ns,
-            end_ns=step.begun_ns + work.end_ns,
-            arguments={"microbatch": work.action.microbatch, "stage": work.action.stage, "step": step.step},
-        )
-        for step in steps
-        for work in step.works
-    ]
+    return [_span(step, work, ROW) for step in steps for work in step.works]
