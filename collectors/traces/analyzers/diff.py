@@ -12,14 +12,14 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, divided
+from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, amounts_of
 from collectors.traces.steps import StepInterval, step_intervals
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import Timeline
 
 # The change of one item of a step, and its effects: count, duration and hiding.
 
-Seen = Literal["both", "new", "gone"]
+Presence = Literal["both", "new", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Change:
     after: Amount | None
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Presence:
         """Where it occurred: on both sides, only after ("new") or only before ("gone")."""
         if self.before is None:
             return "new"
@@ -109,14 +109,14 @@ def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanS
     amounts: dict[Item, Amount] = {}
     for timeline, steps in ranks:
         share = Fraction(1, len(ranks) * len(steps))
-        for item, amount in divided(timeline, steps).items():
+        for item, amount in amounts_of(timeline, steps).items():
             amounts[item] = amounts.get(item, NOTHING) + amount * share
-    whole = _in_whole_ns(amounts)
+    rounded = _in_whole_ns(amounts)
     return MeanStep(
         ranks=tuple(timeline.rank for timeline, _ in ranks),
         steps=sum(len(steps) for _, steps in ranks),
-        step_ns=sum(int(amount.exposed_ns) for amount in whole.values()),
-        amounts=whole,
+        step_ns=sum(int(amount.exposed_ns) for amount in rounded.values()),
+        amounts=rounded,
     )
 
 
@@ -126,14 +126,14 @@ def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
     They add up to the rounded total, since the running sum over the sorted items is what is rounded: 0.4, 0.4 and 0.4
     have the running sums 0.4, 0.8 and 1.2, rounded 0, 1 and 1, and become 0, 1 and 0.
     """
-    whole = {}
+    rounded = {}
     exact_ns, given_ns = Fraction(0), 0
     for item in sorted(amounts):
         exact_ns += amounts[item].exposed_ns
         own_ns = floor(exact_ns + Fraction(1, 2)) - given_ns
         given_ns += own_ns
-        whole[item] = replace(amounts[item], exposed_ns=own_ns)
-    return whole
+        rounded[item] = replace(amounts[item], exposed_ns=own_ns)
+    return rounded
 
 
 Ranks = list[tuple[Timeline, tuple[StepInterval, ...]]]

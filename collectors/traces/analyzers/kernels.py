@@ -273,10 +273,10 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
 
 
 def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> Queue:
-    moments_ns, place = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
+    moments_ns, index = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
     # A launch adds one to the queue, a start takes one off; the lengths are the running sum.
     change = np.zeros(moments_ns.size, dtype=np.int64)
-    np.add.at(change, place.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
+    np.add.at(change, index.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
     return Queue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
 
 

@@ -196,8 +196,8 @@ def _waits(timeline: Timeline, times: Iterable[CollectiveTime]) -> Iterator[Trac
     """Yield the rank's waits in collectives, by start."""
     track = Track(group=group_of(timeline), name="waits in collectives")
     for time in sorted(times, key=lambda time: time.arrival_ns[time.matched.ranks.index(timeline.rank)]):
-        place = time.matched.ranks.index(timeline.rank)
-        if not time.wait_ns[place]:
+        index = time.matched.ranks.index(timeline.rank)
+        if not time.wait_ns[index]:
             continue
         arguments: dict[str, str | int | float] = {"collective": time.matched.collective}
         if time.matched.group is not None:
@@ -206,18 +206,18 @@ def _waits(timeline: Timeline, times: Iterable[CollectiveTime]) -> Iterator[Trac
             track=track,
             name=f"wait for rank {time.last_rank}",
             category="wait",
-            start_ns=time.arrival_ns[place],
-            end_ns=time.arrival_ns[place] + time.wait_ns[place],
+            start_ns=time.arrival_ns[index],
+            end_ns=time.arrival_ns[index] + time.wait_ns[index],
             arguments=arguments,
         )
 
 
 def _arrows(time: CollectiveTime, boxes: Mapping[tuple[int, int], TraceSpan]) -> Iterator[Flow]:
     """Yield arrows from the last rank's box to the box of each rank that waited for it, at the last arrival."""
-    places = list(zip(time.matched.ranks, time.matched.rows, strict=True))
+    spans = list(zip(time.matched.ranks, time.matched.rows, strict=True))
     last_ns = max(time.arrival_ns)
-    source = boxes[places[time.arrival_ns.index(last_ns)]]
-    for place, transfer_ns, wait_ns in zip(places, time.transfer_ns, time.wait_ns, strict=True):
+    source = boxes[spans[time.arrival_ns.index(last_ns)]]
+    for span, transfer_ns, wait_ns in zip(spans, time.transfer_ns, time.wait_ns, strict=True):
         if wait_ns and transfer_ns:
             name = f"last to {time.matched.collective}"
-            yield Flow(name=name, source=source, target=boxes[place], left_ns=last_ns, arrived_ns=last_ns)
+            yield Flow(name=name, source=source, target=boxes[span], left_ns=last_ns, arrived_ns=last_ns)

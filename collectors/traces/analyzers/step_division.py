@@ -84,7 +84,7 @@ class Amount:
 NOTHING = Amount(exposed_ns=0, work_ns=0, count=0)
 
 
-def divided(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amount]:
+def amounts_of(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amount]:
     """Return by item the amounts of all these stretches together."""
     window = union(
         np.array([part.start_ns for part in parts], dtype=np.int64),
@@ -190,9 +190,9 @@ def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:
         return found
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.end_ns > timeline.start_ns))
     # What ran next: the work that starts as the gap ends. A gap cut by its stretch's end has none.
-    place = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
-    is_followed = np.append(timeline.start_ns[rows], np.iinfo(np.int64).max)[place] == free[:, 1]
-    next_name = np.append(timeline.name[rows], ABSENT)[np.where(is_followed, place, rows.size)]
+    following = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
+    is_followed = np.append(timeline.start_ns[rows], np.iinfo(np.int64).max)[following] == free[:, 1]
+    next_name = np.append(timeline.name[rows], ABSENT)[np.where(is_followed, following, rows.size)]
     # Causes belong to whole gaps, which a stretch may cut.
     causes = idle_causes(
         timeline,

@@ -111,9 +111,9 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     if not delays_ns.any():
         return NoStraggler(why="in every collective the last ranks come together, as far as the clocks can tell")
     by_rank_ns = delays_ns.sum(axis=0)
-    place, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
-    of_rank = [trial.ranks[place] for trial in trials]
-    rank, delay_ns = of_rank[0].rank, int(by_rank_ns[place])
+    column, ranks = int(by_rank_ns.argmax()), int(by_rank_ns.size)
+    of_rank = [trial.ranks[column] for trial in trials]
+    rank, delay_ns = of_rank[0].rank, int(by_rank_ns[column])
     cost_ratio = _share(delay_ns, sum(trial.traced_ns for trial in trials))
     if cost_ratio < LEAST_COST:
         return NoStraggler(
@@ -131,7 +131,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
         return _may_be_luck(
-            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, place, p_value, by=by if marked else None
+            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, column, p_value, by=by if marked else None
         )
     cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
     return Straggler(
@@ -147,7 +147,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
 
 
 def _may_be_luck(
-    has: str, delays_ns: NDArray[np.int64], place: int, p_value: float, *, by: Literal["trial", "step"] | None
+    has: str, delays_ns: NDArray[np.int64], column: int, p_value: float, *, by: Literal["trial", "step"] | None
 ) -> NoStraggler:
     """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
     luck = f"may be luck (chance up to {p_value:.0%})"
@@ -156,7 +156,7 @@ def _may_be_luck(
         return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
     if rows < needed:
         return NoStraggler(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
-    late = int((delays_ns[:, place] > 0).sum())
+    late = int((delays_ns[:, column] > 0).sum())
     return NoStraggler(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
 
 

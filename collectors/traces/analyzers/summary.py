@@ -69,8 +69,7 @@ class Breakdown:
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
     """Return one for each whole step, over its time on the device; numbered among all marked steps."""
     marked = steps(timeline)
-    divided = divide(timeline, marked)
-    return [breakdown for breakdown, step in zip(divided, marked, strict=True) if step.part == "step"]
+    return [found for found, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
 
 
 def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:
@@ -114,8 +113,7 @@ def why_no_communication(timeline: Timeline) -> str | None:
     chosen = timeline.kind == KINDS.index("compute")
     numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
     often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
-    seen = ", ".join(often) if often else "none"
-    return f"no communication kernels found; names seen: {seen}"
+    return f"no communication kernels found; names seen: {', '.join(often) if often else 'none'}"
 
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:

@@ -98,7 +98,7 @@ def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
     while left:
         ends = next(ends for ends in left if any(clock in guess_ns for clock in ends.clocks))
         left.remove(ends)
-        known = next(place for place, clock in enumerate(ends.clocks) if clock in guess_ns)
+        known = next(column for column, clock in enumerate(ends.clocks) if clock in guess_ns)
         apart_ns = guess_ns[ends.clocks[known]] + ends.end_ns[0, known] - ends.end_ns[0]
         found = dict(zip(ends.clocks, apart_ns.tolist(), strict=True))
         guess_ns = found | guess_ns

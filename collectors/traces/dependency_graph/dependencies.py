@@ -191,9 +191,9 @@ class ThreadTime:
         lasting_ns = np.where(is_chosen, self.end_ns - self.start_ns, 0)
         before_ns = np.cumsum(lasting_ns) - lasting_ns
         # Whole stretches before the moment, and the part of the stretch that it lies in.
-        place = np.maximum(np.searchsorted(self.start_ns, moments_ns, side="right") - 1, 0)
-        inside_ns = np.clip(moments_ns - self.start_ns[place], 0, lasting_ns[place])
-        spent: Times = before_ns[place] + inside_ns
+        stretch = np.maximum(np.searchsorted(self.start_ns, moments_ns, side="right") - 1, 0)
+        inside_ns = np.clip(moments_ns - self.start_ns[stretch], 0, lasting_ns[stretch])
+        spent: Times = before_ns[stretch] + inside_ns
         return spent
 
 
@@ -280,13 +280,13 @@ def wakings(
     found = []
     for thread, (starts_ns, stops_ns) in idle.items():
         latest = np.searchsorted(times_ns, stops_ns, side="right") - 1
-        for start, stop, place in zip(starts_ns.tolist(), stops_ns.tolist(), latest.tolist(), strict=True):
+        for start, stop, index in zip(starts_ns.tolist(), stops_ns.tolist(), latest.tolist(), strict=True):
             # The last end of work by another thread within the idle stretch.
-            while place >= 0 and moments[place][1] == thread and moments[place][0] > start:
-                place -= 1
-            if place < 0 or moments[place][1] == thread or stop == ends_ns:
+            while index >= 0 and moments[index][1] == thread and moments[index][0] > start:
+                index -= 1
+            if index < 0 or moments[index][1] == thread or stop == ends_ns:
                 continue
-            ended, by = moments[place]
+            ended, by = moments[index]
             if ended - start >= stop - ended:
                 found.append(Waking(thread=thread, begun_ns=start, woken_ns=stop, by_thread=by, ended_ns=ended))
     return found
@@ -327,10 +327,10 @@ def _last_before(timeline: Timeline, calls: Rows, queue: DeviceQueue, members: R
         return np.full(calls.size, ABSENT, dtype=np.int64)
     members = members[np.argsort(queue.end_ns[members], kind="stable")]
     called_ns = queue.called_ns[members]
-    place = np.searchsorted(queue.end_ns[members], timeline.end_ns[calls], side="right") - 1
-    while (later := (place >= 0) & (called_ns[place] >= timeline.start_ns[calls])).any():
-        place[later] -= 1
-    return np.where(place >= 0, members[place], ABSENT)
+    index = np.searchsorted(queue.end_ns[members], timeline.end_ns[calls], side="right") - 1
+    while (later := (index >= 0) & (called_ns[index] >= timeline.start_ns[calls])).any():
+        index[later] -= 1
+    return np.where(index >= 0, members[index], ABSENT)
 
 
 # Cross-stream dependencies that the trace does not record, such as those inside of a CUDA graph.
@@ -361,13 +361,13 @@ def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Row
     It must have been launched no later, have ended while the span was ready, and the span have started soon after.
     """
     by_end = np.argsort(queue.end_ns, kind="stable")
-    place = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
+    index = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
     while True:
-        found = by_end[np.maximum(place, 0)]
-        is_after = (place >= 0) & (queue.end_ns[found] > ready_ns)
+        found = by_end[np.maximum(index, 0)]
+        is_after = (index >= 0) & (queue.end_ns[found] > ready_ns)
         is_wrong = (queue.stream[found] == queue.stream[waiting]) | (queue.called_ns[found] > queue.called_ns[waiting])
         if not (is_after & is_wrong).any():
             is_soon = queue.start_ns[waiting] - queue.end_ns[found] <= queue.end_ns[found] - ready_ns
             return found, is_after & is_soon
         # Those that found a span of their own stream, or one launched later, look at the one that ended before it.
-        place[is_after & is_wrong] -= 1
+        index[is_after & is_wrong] -= 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amount, Item, Part, divided
+from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amount, Item, Part, amounts_of
 from collectors.traces.analyzers.summary import divide
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.steps import StepInterval
@@ -49,7 +49,7 @@ def division(timeline: Timeline, parts: list[StepInterval]) -> dict[Item, tuple[
     """Own time, work and count."""
     return {
         item: (int(amount.exposed_ns), int(amount.work_ns), int(amount.count))
-        for item, amount in divided(timeline, parts).items()
+        for item, amount in amounts_of(timeline, parts).items()
     }
 
 
@@ -152,7 +152,7 @@ def test_the_parts_are_those_of_the_breakdown_and_add_up(
     possible = [span for span in spans if is_device or span.kind != "copy"]
     timeline = timeline_of(possible, rank=0, is_device=is_device)
     (expected,) = divide(timeline, [window])
-    found = by_part(divided(timeline, [window]))
+    found = by_part(amounts_of(timeline, [window]))
     assert found == {
         "compute": expected.compute_ns,
         "exposed_communication": expected.exposed_communication_ns or 0,
@@ -164,7 +164,7 @@ def test_the_parts_are_those_of_the_breakdown_and_add_up(
 
 @given(spans_of_work, windows)
 def test_nothing_has_more_time_of_its_own_than_it_worked(spans: list[Span], window: StepInterval) -> None:
-    for amount in divided(timeline_of(spans, rank=0, is_device=True), [window]).values():
+    for amount in amounts_of(timeline_of(spans, rank=0, is_device=True), [window]).values():
         assert 0 <= amount.exposed_ns <= amount.work_ns
 
 
@@ -176,7 +176,7 @@ def test_every_part_has_a_place() -> None:
 def test_a_real_trace_is_divided_to_the_nanosecond() -> None:
     timeline = read_trace(TRACES / "nccl_a100_rank0_of_2.json.gz")
     end_ns = 2**62
-    found = by_part(divided(timeline, [stretch(0, end_ns)]))
+    found = by_part(amounts_of(timeline, [stretch(0, end_ns)]))
     assert found["compute"] == 115_655_847
     assert found["exposed_communication"] == 46_876_493 - 7_317_025
     assert sum(found.values()) == end_ns
