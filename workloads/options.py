@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from workloads.cost_models.memory import Checkpoint, Microbatch
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
-from workloads.cost_models.terms import NotCovered, bucket_count
+from workloads.cost_models.terms import NotCovered, Transfer, bucket_count
 from workloads.spec import Option, OptionValue, Setup
 
 # Attention: the option that pins the kernel on a GPU.
@@ -235,6 +235,17 @@ def buckets(setup: Setup) -> int:
     return bucket_count(4 * setup.shape.parameters(), bucket_bytes)
 
 
+def bucketed_average(setup: Setup, axis: str) -> Transfer:
+    """Return the all_reduce that averages all gradients over an axis, bucket by bucket during backward."""
+    return Transfer(
+        collective="all_reduce",
+        axis=axis,
+        payload_bytes=4 * setup.shape.parameters(),
+        calls=buckets(setup),
+        behind="backward",
+    )
+
+
 # Learning rate: the rules that scale it with the number of data ranks.
 
 Rule = Literal["base", "linear", "sqrt"]
@@ -311,7 +322,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
 
 
 def microbatch_option(setup: Setup) -> Option:
-    """Return the option that says how many parts a data rank's batch is split into."""
+    """Return the option that sets the number of microbatches of a data rank."""
     return MICROBATCHES if MICROBATCHES.name in setup.options else ACCUMULATE
 
 
@@ -321,7 +332,7 @@ def microbatch_count(setup: Setup) -> int:
 
 
 def local_batch(setup: Setup, data_ranks: int) -> int:
-    """Return the sequences of one microbatch: the effective batch divided by data ranks and parts."""
+    """Return the sequences of one microbatch: the effective batch divided by data ranks and microbatches."""
     return setup.shape.batch // (data_ranks * microbatch_count(setup))
 
 
@@ -354,15 +365,16 @@ def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Return why data ranks and parts cannot share the batch equally, with batches that they could share."""
-    split = microbatch_count(setup)
-    shares_of_all = data_ranks * split
-    batch = setup.shape.batch
-    if batch % shares_of_all == 0:
+    """Return why data ranks and microbatches cannot share the batch equally, with batches that they could share."""
+    batch, microbatches = setup.shape.batch, microbatch_count(setup)
+    share_count = data_ranks * microbatches
+    if batch % share_count == 0:
         return []
-    shares = f"{data_ranks} data ranks" + (f" x {microbatch_option(setup).name} {split}" if split > 1 else "")
-    lower = batch - batch % shares_of_all
-    upper = lower + shares_of_all
+    shares = f"{data_ranks} data ranks"
+    if microbatches > 1:
+        shares += f" x {microbatch_option(setup).name} {microbatches}"
+    lower = batch - batch % share_count
+    upper = lower + share_count
     fitting = f"{lower} or {upper}" if lower else str(upper)
     return [f"batch {batch} cannot be shared equally by {shares}; --batch {fitting} would fit"]
 

@@ -34,13 +34,14 @@ def share_in_mesh(axes: Mapping[str, int], rank: int) -> DataShare:
     axes: name and size of each axis, outermost first.
     Example: rank 5 of {"data": 4, "tensor": 2} is at data 2, tensor 1, and trains on share 2 of 4.
     """
-    place, stride = DataShare(rank=0, ranks=1), 1
+    share, stride = DataShare(rank=0, ranks=1), 1
     for name, size in reversed(list(axes.items())):
         if name in DATA_AXES:
+            # The inner data axes seen so far have share.ranks positions: each step along this one skips them all.
             position = rank // stride % size
-            place = DataShare(rank=place.rank + position * place.ranks, ranks=place.ranks * size)
+            share = DataShare(rank=share.rank + position * share.ranks, ranks=share.ranks * size)
         stride *= size
-    return place
+    return share
 
 
 Device = Literal["cpu", "cuda"]
@@ -253,8 +254,8 @@ class StrategySpec(ABC):
 
     def data_ranks(self, setup: Setup) -> int:
         """Return the number of shares that a batch is divided into."""
-        places = (self.data_share(setup, rank) for rank in range(setup.ranks))
-        return next(place.ranks for place in places if place is not None)
+        shares = (self.data_share(setup, rank) for rank in range(setup.ranks))
+        return next(share.ranks for share in shares if share is not None)
 
     def training_ranks(self, setup: Setup) -> int:
         """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""

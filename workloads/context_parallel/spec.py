@@ -17,7 +17,7 @@ from workloads.options import (
     TRAINING_OPTIONS,
     WIDEST_HEAD,
     bucket_refusals,
-    buckets,
+    bucketed_average,
     graph_refusals,
     local_batch,
     microbatch,
@@ -58,17 +58,7 @@ class SequenceSpec(StrategySpec):
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
-        if setup.ranks == 1:
-            return ()
-        return (
-            Transfer(
-                collective="all_reduce",
-                axis="sequence",
-                payload_bytes=4 * setup.shape.parameters(),
-                calls=buckets(setup),
-                behind="backward",
-            ),
-        )
+        return () if setup.ranks == 1 else (bucketed_average(setup, "sequence"),)
 
     def paper_activations(self, setup: Setup) -> int:
         """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""

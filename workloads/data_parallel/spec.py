@@ -23,6 +23,7 @@ from workloads.options import (
     BUCKET_MB,
     TRAINING_OPTIONS,
     bucket_refusals,
+    bucketed_average,
     buckets,
     microbatch,
     peak_not_covered,
@@ -268,21 +269,9 @@ class Zero1Spec(StrategySpec):
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         if setup.ranks == 1:
             return ()
-        return (
-            Transfer(
-                collective="all_reduce",
-                axis="data",
-                payload_bytes=4 * setup.shape.parameters(),
-                calls=buckets(setup),
-                behind="backward",
-            ),
-            Transfer(
-                collective="broadcast",
-                axis="data",
-                payload_bytes=sent_bytes(setup.shape, setup.ranks),
-                calls=setup.ranks,
-            ),
-        )
+        weights_bytes = sent_bytes(setup.shape, setup.ranks)
+        update = Transfer(collective="broadcast", axis="data", payload_bytes=weights_bytes, calls=setup.ranks)
+        return (bucketed_average(setup, "data"), update)
 
     def states(self, setup: Setup, rank: int) -> States:
         return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
