@@ -93,23 +93,23 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """State of the units at one moment. Units are in the order of backward: finished, divided, gathered, others.
+class _UnitState:
+    """State of the units at one moment. Units are in the order of backward: finished, resharded, gathered, others.
 
-    through: number of units whose backward is finished.
-    divided: number of units after these whose weights are divided again already.
-    gathered: number of units after these that are gathered, where units are divided again after forward.
-    arriving: the unit that is being gathered, if any.
+    finished: number of units whose backward is finished.
+    resharded: number of units after these whose weights are resharded already.
+    gathered: number of units after these that are gathered, where units are resharded after forward.
+    incoming: the unit that is being gathered, if any.
     ready_bytes: whole gradients that exist, of the outer unit and of the unit that backward is at.
-    travelling_bytes: the buffers of the current reduction.
+    in_flight_bytes: the buffers of the current reduction.
     """
 
-    through: int = 0
-    divided: int = 0
+    finished: int = 0
+    resharded: int = 0
     gathered: int = 0
-    arriving: int | None = None
+    incoming: int | None = None
     ready_bytes: int = 0
-    travelling_bytes: int = 0
+    in_flight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,32 +126,34 @@ class _Model:
     def moments(self) -> Iterator[_Live]:
         """Yield the moments that can be the peak."""
         layers, count = self.sharding.shape.layers, self.sharding.microbatches
-        for each in {_Pass(is_first=place == 0, is_last=place == count - 1) for place in range(count)}:
-            yield from self._forward(each)
-            yield self._live(each, self.step.head(), _Place(arriving=0))
-            yield self._live(each, self.step.last_norm(), _Place(arriving=0, ready_bytes=self._head_bytes))
+        for one_pass in {_Pass(is_first=index == 0, is_last=index == count - 1) for index in range(count)}:
+            yield from self._forward(one_pass)
+            yield self._live(one_pass, self.step.head(), _UnitState(incoming=0))
+            yield self._live(one_pass, self.step.last_norm(), _UnitState(incoming=0, ready_bytes=self._head_bytes))
             # Inner blocks are alike, and so is the change from each to the one below; the outermost lack a buffer each.
             # So two blocks at either end are enough.
             for below in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
-                yield from self._block(each, below)
+                yield from self._block(one_pass, below)
         yield from self._end()
 
-    def _forward(self, each: _Pass) -> Iterator[_Live]:
+    def _forward(self, one_pass: _Pass) -> Iterator[_Live]:
         """Yield the moments of forward: the last unit is gathered, its buffer kept until the head has computed."""
-        if each.is_first or self.sharding.is_resharded:
-            yield self._gathered_in_forward(each)
+        if one_pass.is_first or self.sharding.is_resharded:
+            yield self._gathered_in_forward(one_pass)
             buffer_bytes = self.units[0].gathered_bytes
-            yield self._live(each, _beside(self.blocks.last_mlp_ends(), buffer_bytes), _Place(gathered=1))
-            yield self._live(each, _beside(self.blocks.head_ends(), buffer_bytes), _Place())
-        yield self._live(each, self.step.end_of_forward(), _Place())
-        yield self._live(each, self.step.loss(), _Place())
+            yield self._live(one_pass, _beside(self.blocks.last_mlp_ends(), buffer_bytes), _UnitState(gathered=1))
+            yield self._live(one_pass, _beside(self.blocks.head_ends(), buffer_bytes), _UnitState())
+        yield self._live(one_pass, self.step.end_of_forward(), _UnitState())
+        yield self._live(one_pass, self.step.loss(), _UnitState())
 
-    def _gathered_in_forward(self, each: _Pass) -> _Live:
+    def _gathered_in_forward(self, one_pass: _Pass) -> _Live:
         """Return the moment at which the last unit, its buffer and that of the unit before it live together."""
         last, before = self.units[0], (*self.units, self.outer)[1]
         moment = self.blocks.last_block_begins() if self._units_each == 1 else self.blocks.last_mlp_begins()
-        live = self._live(each, _beside(moment, last.gathered_bytes + before.gathered_bytes), _Place(gathered=1))
-        if not each.is_first:
+        live = self._live(
+            one_pass, _beside(moment, last.gathered_bytes + before.gathered_bytes), _UnitState(gathered=1)
+        )
+        if not one_pass.is_first:
             return live
         # In the first pass no module has used the last unit and the head yet: they still count as activations.
         unused_bytes = last.gathered_bytes + self._head_bytes
@@ -161,7 +163,7 @@ class _Model:
             activations_bytes=live.activations_bytes + unused_bytes,
         )
 
-    def _block(self, each: _Pass, below: int) -> Iterator[_Live]:
+    def _block(self, one_pass: _Pass, below: int) -> Iterator[_Live]:
         """Yield the moments of a block's backward: its units are gathered, used and reduced one after the other.
 
         The MLP is in the first unit, the query in the last. below: number of blocks beneath this one.
@@ -169,46 +171,50 @@ class _Model:
         size, shape = self.step.microbatch, self.sharding.shape
         above = shape.layers - 1 - below
         first, last = above * self._units_each, (above + 1) * self._units_each - 1
-        begins = _Place(through=first, gathered=1, arriving=first, ready_bytes=self._head_bytes)
-        yield self._live(each, self.blocks.backward_begins(below), begins)
+        begins = _UnitState(finished=first, gathered=1, incoming=first, ready_bytes=self._head_bytes)
+        yield self._live(one_pass, self.blocks.backward_begins(below), begins)
         # A recomputed forward has gathered all units of the block.
         is_again = size.checkpoint != "none" and last > first
-        at_mlp = replace(begins, gathered=2, arriving=None) if is_again else replace(begins, arriving=first + 1)
+        at_mlp = replace(begins, gathered=2, incoming=None) if is_again else replace(begins, incoming=first + 1)
         for moment in self.step.mlp(below):
-            # `moment.ready` is a share of the whole model's weights; the blocks above are counted by `through` here.
+            # `moment.ready` is a share of the whole model's weights; the blocks above are counted by `finished` here.
             ready = int(moment.ready * shape.parameters()) - above * shape.block_parameters()
-            yield self._live(each, moment, replace(at_mlp, ready_bytes=FULL_BYTES * ready))
+            yield self._live(one_pass, moment, replace(at_mlp, ready_bytes=FULL_BYTES * ready))
         if size.is_autocast:
             product_bytes = FULL_BYTES * shape.width * shape.mlp_width
             for moment, ready in ((self.blocks.up(below), 1), (self.blocks.gate(below), 2)):
-                yield self._live(each, moment, replace(at_mlp, ready_bytes=self._head_bytes + ready * product_bytes))
+                yield self._live(
+                    one_pass, moment, replace(at_mlp, ready_bytes=self._head_bytes + ready * product_bytes)
+                )
         if last > first:
-            yield from self._reduction(each, self.blocks.mlp_ends(below), at_mlp)
+            yield from self._reduction(one_pass, self.blocks.mlp_ends(below), at_mlp)
         query_bytes = FULL_BYTES * shape.width**2
-        at_query = _Place(
-            through=last,
+        at_query = _UnitState(
+            finished=last,
             gathered=1,
-            arriving=last + 1,
+            incoming=last + 1,
             ready_bytes=self._head_bytes + self.units[last].gradients_bytes - query_bytes,
         )
-        yield self._live(each, self.blocks.query(below), at_query)
-        yield from self._reduction(each, self.blocks.backward_ends(below), at_query)
+        yield self._live(one_pass, self.blocks.query(below), at_query)
+        yield from self._reduction(one_pass, self.blocks.backward_ends(below), at_query)
 
-    def _reduction(self, each: _Pass, moment: Moment, place: _Place) -> Iterator[_Live]:
+    def _reduction(self, one_pass: _Pass, moment: Moment, state: _UnitState) -> Iterator[_Live]:
         """Yield the two moments of a reduction.
 
         First the unit's weights are divided again and its gradients are laid end to end; then gloo reduces a copy.
         """
-        if not each.is_last:
+        if not one_pass.is_last:
             return
-        unit = self.units[place.through]
-        divided = replace(place, divided=1, gathered=place.gathered - 1)
-        for own_bytes, travelling_bytes in (
+        unit = self.units[state.finished]
+        resharded = replace(state, resharded=1, gathered=state.gathered - 1)
+        for own_bytes, in_flight_bytes in (
             (unit.gradients_bytes, unit.reduced_bytes),
             (unit.last_bytes, self._copied_bytes(unit)),
         ):
             ready_bytes = self._head_bytes + own_bytes
-            yield self._live(each, moment, replace(divided, ready_bytes=ready_bytes, travelling_bytes=travelling_bytes))
+            yield self._live(
+                one_pass, moment, replace(resharded, ready_bytes=ready_bytes, in_flight_bytes=in_flight_bytes)
+            )
 
     def _end(self) -> Iterator[_Live]:
         """Yield the end of backward: the embedding gets its gradient, then the outer unit is reduced."""
@@ -226,36 +232,36 @@ class _Model:
             temporary_bytes=self._copied_bytes(outer),
         )
 
-    def _live(self, each: _Pass, moment: Moment, place: _Place) -> _Live:
+    def _live(self, one_pass: _Pass, moment: Moment, state: _UnitState) -> _Live:
         """Add gathered weights, travelling buffers and gradients to a moment of computation."""
         # here: gathered units; coming_bytes: buffer of the arriving unit; parts_bytes: parts kept by `kept_ranks`.
-        units, divided = self.units, place.through + place.divided
-        here, coming_bytes, parts_bytes = units[divided:] if each.is_last else units, 0, 0
+        units, resharded = self.units, state.finished + state.resharded
+        here, coming_bytes, parts_bytes = units[resharded:] if one_pass.is_last else units, 0, 0
         if self.sharding.is_resharded:
-            here = units[divided : divided + place.gathered]
-            if place.arriving is not None:
-                coming_bytes = _gathered_bytes(units[place.arriving : place.arriving + 1])
+            here = units[resharded : resharded + state.gathered]
+            if state.incoming is not None:
+                coming_bytes = _gathered_bytes(units[state.incoming : state.incoming + 1])
             if self.kept_ranks is not None:
-                parts_bytes = _gathered_bytes(units[divided + place.gathered :]) // self.kept_ranks
-        travelling_bytes = place.travelling_bytes
-        if each.is_last and place.through and not place.divided:
-            travelling_bytes = units[place.through - 1].reduced_bytes  # It is kept until the next reduction.
+                parts_bytes = _gathered_bytes(units[resharded + state.gathered :]) // self.kept_ranks
+        in_flight_bytes = state.in_flight_bytes
+        if one_pass.is_last and state.finished and not state.resharded:
+            in_flight_bytes = units[state.finished - 1].reduced_bytes  # It is kept until the next reduction.
         return _Live(
             gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(here),
-            gradients_bytes=self._gradients_bytes(each, place),
+            gradients_bytes=self._gradients_bytes(one_pass, state),
             activations_bytes=moment.activations_bytes + parts_bytes,
-            temporary_bytes=moment.temporary_bytes + coming_bytes + travelling_bytes,
+            temporary_bytes=moment.temporary_bytes + coming_bytes + in_flight_bytes,
         )
 
-    def _gradients_bytes(self, each: _Pass, place: _Place) -> int:
-        through, after = self.units[: place.through], self.units[place.through :]
-        through_bytes = sum(unit.part_bytes if each.is_last else unit.gradients_bytes for unit in through)
-        if each.is_first:
-            return through_bytes + place.ready_bytes
+    def _gradients_bytes(self, one_pass: _Pass, state: _UnitState) -> int:
+        finished, after = self.units[: state.finished], self.units[state.finished :]
+        finished_bytes = sum(unit.part_bytes if one_pass.is_last else unit.gradients_bytes for unit in finished)
+        if one_pass.is_first:
+            return finished_bytes + state.ready_bytes
         # From the second microbatch on, gradients that are not reduced yet are whole already.
-        whole_bytes = through_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
-        if place.divided:
-            return whole_bytes - self._head_bytes - after[0].gradients_bytes + place.ready_bytes
+        whole_bytes = finished_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
+        if state.resharded:
+            return whole_bytes - self._head_bytes - after[0].gradients_bytes + state.ready_bytes
         return whole_bytes
 
     def _copied_bytes(self, unit: _Unit) -> int:
