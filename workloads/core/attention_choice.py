@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -42,44 +41,32 @@ class Example:
     is_causal: bool
 
 
-class Attention(Protocol):
-    """Answers which of torch's kernels can attend on a GPU.
+class TorchAttention:
+    """Asks torch which kernels can attend on the current GPU, by the functions that torch itself uses.
 
     device: on which an example's tensors lie.
     """
 
-    device: torch.device
-
-    def choice(self, example: Example) -> KernelName:
-        """Return the kernel that scaled_dot_product_attention would run."""
-
-    def can_use(self, kernel: KernelName, example: Example) -> bool:
-        """Whether scaled_dot_product_attention could run this kernel."""
-
-
-class TorchAttention:
-    """Asks torch about the current GPU, by the functions that torch itself uses."""
-
     device = torch.device("cuda")
 
     def choice(self, example: Example) -> KernelName:
-        """See `Attention.choice`."""
+        """Return the kernel that scaled_dot_product_attention would run."""
         number = torch._fused_sdp_choice(
             example.q_bhqe, example.k_bkte, example.v_bkte, is_causal=example.is_causal, enable_gqa=True
         )
         return next(name for name, backend in BACKENDS.items() if backend.value == number)
 
     def can_use(self, kernel: KernelName, example: Example) -> bool:
-        """See `Attention.can_use`."""
+        """Whether scaled_dot_product_attention could run this kernel."""
         cuda, has_gqa = torch.backends.cuda, True
-        asked = cuda.SDPAParams(example.q_bhqe, example.k_bkte, example.v_bkte, None, 0.0, example.is_causal, has_gqa)
+        params = cuda.SDPAParams(example.q_bhqe, example.k_bkte, example.v_bkte, None, 0.0, example.is_causal, has_gqa)
         match kernel:
             case "cudnn":
-                return cuda.can_use_cudnn_attention(asked)
+                return cuda.can_use_cudnn_attention(params)
             case "flash":
-                return cuda.can_use_flash_attention(asked)
+                return cuda.can_use_flash_attention(params)
             case "efficient":
-                return cuda.can_use_efficient_attention(asked)
+                return cuda.can_use_efficient_attention(params)
             case "math":
                 return True
 
@@ -101,7 +88,7 @@ class Pinned:
             return F.scaled_dot_product_attention(q_bhse, k_bkse, v_bkse, is_causal=True, enable_gqa=True)
 
 
-def attend_of(setup: Setup, attention: Attention = TORCH) -> Attend:
+def attend_of(setup: Setup, attention: TorchAttention = TORCH) -> Attend:
     """Return the attention over a whole sequence: by the kernel that the setup names, or by torch's choice.
 
     Raises:
@@ -110,20 +97,20 @@ def attend_of(setup: Setup, attention: Attention = TORCH) -> Attend:
     kernel = pinned_kernel(setup)
     if kernel is None:
         return attend
-    _check(setup, kernel, _whole_sequence(setup, kernel, attention.device), attention)
+    _check(setup, kernel, _example(setup, kernel, attention.device), attention)
     return Pinned(kernel=kernel)
 
 
-def attention_notes(setup: Setup, attention: Attention = TORCH) -> tuple[str, ...]:
+def attention_notes(setup: Setup, attention: TorchAttention = TORCH) -> tuple[str, ...]:
     """Say which kernel attends to whole sequences; empty on the CPU, which has only one."""
     if setup.device == "cpu":
         return ()
     kernel = pinned_kernel(setup)
     if kernel is not None:
-        return (_told(kernel, "as the option attention says"),)
-    kernel = attention.choice(_whole_sequence(setup, None, attention.device))
+        return (_note(kernel, "as the option attention says"),)
+    kernel = attention.choice(_example(setup, None, attention.device))
     beside = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
-    return (_told(kernel, f"torch's choice on this GPU{beside}"),)
+    return (_note(kernel, f"torch's choice on this GPU{beside}"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +121,7 @@ class RingKernel:
     notes: tuple[str, ...] = ()
 
 
-def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: Attention = TORCH) -> RingKernel:
+def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: TorchAttention = TORCH) -> RingKernel:
     """Choose the kernel that a rank of the ring attends with.
 
     positions: queries of a rank. chunk: the fewest keys that it attends to at a time.
@@ -144,28 +131,28 @@ def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: Attentio
     """
     if setup.device == "cpu":
         return RingKernel(kernel=CpuFlash())
-    example = partial(_example, setup, queries=positions, keys=chunk, is_causal=False, device=attention.device)
+    example = partial(_example, setup, device=attention.device, positions=(positions, chunk))
     pinned = pinned_kernel(setup)
     if pinned is not None:
         _check(setup, pinned, example(pinned), attention)
-        return RingKernel(kernel=KERNELS[pinned], notes=(_told(pinned, "as the option attention says"),))
+        return RingKernel(kernel=KERNELS[pinned], notes=(_note(pinned, "as the option attention says"),))
     choice = attention.choice(example(None))
     if choice in KERNELS:
-        return RingKernel(kernel=KERNELS[choice], notes=(_told(choice, "torch's choice on this GPU"),))
+        return RingKernel(kernel=KERNELS[choice], notes=(_note(choice, "torch's choice on this GPU"),))
     if not attention.can_use("efficient", example("efficient")):
         raise RuntimeError(
             f"torch has no kernel on this GPU that gives a log-sum-exp in {setup.precision} for heads of"
             f" {setup.shape.head_width} elements, and the ring needs one; take another --precision"
         )
     why = f"other strategies by {choice}, which gives no log-sum-exp: an efficiency against them compares kernels too"
-    return RingKernel(kernel=KERNELS["efficient"], notes=(_told("efficient", why),))
+    return RingKernel(kernel=KERNELS["efficient"], notes=(_note("efficient", why),))
 
 
-def _told(kernel: KernelName, why: str) -> str:
+def _note(kernel: KernelName, why: str) -> str:
     return f"attention runs by torch's kernel {kernel}; {why}"
 
 
-def _check(setup: Setup, kernel: KernelName, example: Example, attention: Attention) -> None:
+def _check(setup: Setup, kernel: KernelName, example: Example, attention: TorchAttention) -> None:
     if not attention.can_use(kernel, example):
         raise RuntimeError(
             f"option attention is {kernel}, which torch cannot run on this GPU in {setup.precision} with heads of"
@@ -173,20 +160,19 @@ def _check(setup: Setup, kernel: KernelName, example: Example, attention: Attent
         )
 
 
-def _whole_sequence(setup: Setup, kernel: KernelName | None, device: torch.device) -> Example:
-    sequence = setup.shape.sequence
-    return _example(setup, kernel, queries=sequence, keys=sequence, is_causal=True, device=device)
-
-
 def _example(
-    setup: Setup, kernel: KernelName | None, *, queries: int, keys: int, is_causal: bool, device: torch.device
+    setup: Setup, kernel: KernelName | None, device: torch.device, *, positions: tuple[int, int] | None = None
 ) -> Example:
-    """Make tensors of these sizes, all expanded from one head's elements. kernel: None where torch chooses it."""
+    """Make tensors for a kernel, all expanded from one head's elements.
+
+    kernel: None where torch chooses it. positions: numbers of queries and of keys; None: a whole sequence, causal.
+    """
     shape = setup.shape
+    queries, keys = positions or (shape.sequence, shape.sequence)
     # `attend` in fp32 and the efficient kernel get keys and values repeated for each query head.
     is_grouped = kernel != "efficient" and not (kernel is None and setup.precision == "fp32")
     one = torch.zeros(shape.head_width, dtype=DTYPES[setup.precision], device=device)
     kv_bkte = one.expand(1, shape.kv_heads if is_grouped else shape.heads, keys, -1)
     # With a gradient, because some kernels have no backward on some GPUs.
     q_bhqe = one.expand(1, shape.heads, queries, -1).requires_grad_()
-    return Example(q_bhqe=q_bhqe, k_bkte=kv_bkte, v_bkte=kv_bkte, is_causal=is_causal)
+    return Example(q_bhqe=q_bhqe, k_bkte=kv_bkte, v_bkte=kv_bkte, is_causal=positions is None)

@@ -56,7 +56,6 @@ class CpuFlash:
     """The CPU's flash kernel, for every precision, float64 included."""
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """See `Kernel.forward`."""
         out_bhqe, lse_bhq = aten._scaled_dot_product_flash_attention_for_cpu(q_bhqe, k_bkte, v_bkte, 0.0, is_causal)
         return out_bhqe, lse_bhq
 
@@ -71,7 +70,6 @@ class CpuFlash:
         *,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernel.backward`."""
         gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             out_gradient_bhqe, q_bhqe, k_bkte, v_bkte, out_bhqe, lse_bhq, 0.0, is_causal
         )
@@ -82,7 +80,6 @@ class CudaFlash:
     """The flash kernel of a GPU, for half precision. Heads have a multiple of 8 elements, at most 256."""
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """See `Kernel.forward`."""
         out_bhqe, lse_bhq, *_ = aten._scaled_dot_product_flash_attention(q_bhqe, k_bkte, v_bkte, 0.0, is_causal, False)
         return out_bhqe, lse_bhq
 
@@ -97,7 +94,6 @@ class CudaFlash:
         *,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernel.backward`."""
         # All sequences have one length, so no table of their starts is needed; without dropout no seed is read.
         no_table, no_seed = None, torch.empty(2, dtype=torch.uint64, device=q_bhqe.device)
         gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_backward(
@@ -130,7 +126,6 @@ class CudaCudnn:
     """
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """See `Kernel.forward`."""
         no_bias, has_lse = None, True
         out_bhqe, lse_bhq1, *_ = aten._scaled_dot_product_cudnn_attention(
             q_bhqe.contiguous(), k_bkte.contiguous(), v_bkte.contiguous(), no_bias, has_lse, 0.0, is_causal
@@ -148,7 +143,6 @@ class CudaCudnn:
         *,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernel.backward`."""
         no_bias, no_table = None, None
         no_seed = torch.empty((), dtype=torch.int64, device=q_bhqe.device)
         gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_cudnn_attention_backward(
@@ -179,7 +173,6 @@ class CudaEfficient:
     """
 
     def forward(self, q_bhqe: Tensor, k_bkte: Tensor, v_bkte: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-        """See `Kernel.forward`."""
         out_bhqe, padded_bhq, *_ = aten._scaled_dot_product_efficient_attention(
             q_bhqe, repeated(k_bkte, q_bhqe), repeated(v_bkte, q_bhqe), None, True, 0.0, is_causal
         )
@@ -196,7 +189,6 @@ class CudaEfficient:
         *,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernel.backward`."""
         no_bias, no_seed = None, torch.zeros((), dtype=torch.int64)
         q_gradient_bhqe, k_gradient_bhte, v_gradient_bhte, _ = aten._scaled_dot_product_efficient_attention_backward(
             out_gradient_bhqe,

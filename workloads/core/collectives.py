@@ -71,17 +71,12 @@ def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup
         case "all_to_all":
             return partial(dist.all_to_all_single, take, give, group=group)
         case "send":
-            return partial(_run, _messages_around(give, take, group))
-
-
-def _messages_around(give: Tensor, take: Tensor, group: dist.ProcessGroup) -> list[dist.P2POp]:
-    """Make a receive from the rank before, and a send to the next."""
-    rank, ranks = group.rank(), group.size()
-    # Receive first: otherwise gloo lets two ranks that send to each other take turns, at half the link's speed.
-    return [
-        dist.P2POp(dist.irecv, take, group=group, group_peer=(rank - 1) % ranks),
-        dist.P2POp(dist.isend, give, group=group, group_peer=(rank + 1) % ranks),
-    ]
+            # A ring. Receive first: otherwise gloo lets two ranks that send to each other take turns, at half the
+            # link's speed.
+            before, after = (group.rank() - 1) % ranks, (group.rank() + 1) % ranks
+            receive = dist.P2POp(dist.irecv, take, group=group, group_peer=before)
+            send = dist.P2POp(dist.isend, give, group=group, group_peer=after)
+            return partial(_run, [receive, send])
 
 
 def _run(messages: list[dist.P2POp]) -> None:

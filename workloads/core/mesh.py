@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,46 +49,6 @@ def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGr
     return made
 
 
-class InitMesh(Protocol):
-    """Signature of torch's `init_device_mesh`, versions 2.11 to 2.13."""
-
-    def __call__(
-        self,
-        device_type: str,
-        mesh_shape: tuple[int, ...],
-        *,
-        mesh_dim_names: tuple[str, ...] | None = None,
-        backend_override: dict[int | str, Any] | None = None,
-    ) -> DeviceMesh:
-        """backend_override: how an axis's groups are made, by the axis's number or name."""
-
-
-def make_mesh(
-    axes: Mapping[str, int],
-    device: Device,
-    *,
-    high_priority: Sequence[str] = (),
-    init: InitMesh = init_device_mesh,
-    make_options: Callable[[timedelta], object] | None = None,
-) -> DeviceMesh:
-    """Make a mesh over all ranks, whose groups have the timeout of the world.
-
-    axes: name and size of each axis, outermost first, as in `StrategySpec.mesh`.
-    high_priority: axes whose groups have a communicator of their own, on a stream of high priority; NCCL only.
-    make_options: makes the options of such groups from their timeout.
-    """
-    here, make = torch.device(device), make_options or high_priority_options
-    override: dict[int | str, Any] | None = None
-    if high_priority:
-        world = dist.group.WORLD
-        assert world is not None, "ranks have met"
-        # A group that is given options takes its timeout from them, and their default is half an hour.
-        override = {axis: make(timeout_of(world, here)) for axis in high_priority}
-    mesh = init(device, tuple(axes.values()), mesh_dim_names=tuple(axes), backend_override=override)
-    share_world_timeout(here)
-    return mesh
-
-
 def high_priority_options(timeout: timedelta) -> object:
     """Return NCCL's options for a group whose kernels go before others that wait for the GPU.
 
@@ -97,3 +57,29 @@ def high_priority_options(timeout: timedelta) -> object:
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout
     return options
+
+
+def make_mesh(
+    axes: Mapping[str, int],
+    device: Device,
+    *,
+    high_priority: Sequence[str] = (),
+    init: Callable[..., DeviceMesh] = init_device_mesh,
+    make_options: Callable[[timedelta], object] = high_priority_options,
+) -> DeviceMesh:
+    """Make a mesh over all ranks, whose groups have the timeout of the world.
+
+    axes: name and size of each axis, outermost first, as in `StrategySpec.mesh`.
+    high_priority: axes whose groups have a communicator of their own, on a stream of high priority; NCCL only.
+    make_options: makes the options of such groups from their timeout.
+    """
+    here = torch.device(device)
+    override: dict[int | str, Any] | None = None
+    if high_priority:
+        world = dist.group.WORLD
+        assert world is not None, "ranks have met"
+        # A group that is given options takes its timeout from them, and their default is half an hour.
+        override = {axis: make_options(timeout_of(world, here)) for axis in high_priority}
+    mesh = init(device, tuple(axes.values()), mesh_dim_names=tuple(axes), backend_override=override)
+    share_world_timeout(here)
+    return mesh

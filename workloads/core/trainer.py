@@ -50,6 +50,13 @@ WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
 AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+
+def autocast(setup: Setup) -> AbstractContextManager[object]:
+    """Return the context of a forward in the setup's precision."""
+    dtype = AUTOCAST_TYPES.get(setup.precision)
+    return nullcontext() if dtype is None else torch.autocast(setup.device, dtype=dtype)
+
+
 Clip = Callable[[Iterable[nn.Parameter], float], Tensor | None]
 """Scales the weights' gradients down to a largest norm; returns their norm before, None if it computes none."""
 
@@ -88,9 +95,8 @@ class Trainer:
         self._phase = phase
         self._no_sync = no_sync
         self._after_backward = after_backward
-        self._device = setup.device
-        self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
-        self._parts = microbatch_count(setup)
+        self._setup = setup
+        self._microbatches = microbatch_count(setup)
         self._clip = clip
         self._largest_norm = float(setup.options["clip"])
         self._gradient_norm: Tensor | None = None
@@ -99,7 +105,6 @@ class Trainer:
         self._scaler = scaler or torch.amp.GradScaler(setup.device, enabled=setup.precision == "fp16")
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
-        """See `Workload.step`."""
         with self._phase("optimizer"):
             self.optimizer.zero_grad()
         loss = self._compute_gradients(tokens_bs)
@@ -108,20 +113,17 @@ class Trainer:
         return loss
 
     def notes(self) -> Sequence[str]:
-        """See `KnowsNotes`."""
         return self._notes
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """See `Workload.full_gradients`."""
         return whole_gradients(self.model)
 
     def gradient_norm(self) -> float | None:
-        """See `KnowsNorm`."""
         return None if self._gradient_norm is None else self._gradient_norm.item()
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
         """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""
-        microbatches = tokens_bs.chunk(self._parts)
+        microbatches = tokens_bs.chunk(self._microbatches)
         losses = []
         for microbatch_bs in microbatches[:-1]:
             with self._no_sync():
@@ -131,9 +133,9 @@ class Trainer:
 
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
         """Add the microbatch's gradients to those already there, and return its part of the loss, detached."""
-        with self._phase("forward"), self._autocast():
+        with self._phase("forward"), autocast(self._setup):
             logits_bsv = self.model(self._inputs(tokens_bs))
-            loss = next_token_loss(logits_bsv, self._targets(tokens_bs)) / self._parts
+            loss = next_token_loss(logits_bsv, self._targets(tokens_bs)) / self._microbatches
         with self._phase("backward"):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             then()
@@ -146,11 +148,6 @@ class Trainer:
     def _targets(self, tokens_bs: Tensor) -> Tensor:
         """Return the tokens that follow the inputs."""
         return tokens_bs[:, 1:]
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._autocast_type is None:
-            return nullcontext()
-        return torch.autocast(self._device, dtype=self._autocast_type)
 
     def _update(self) -> None:
         self._learning_rate.begin_step(self.optimizer)
@@ -165,8 +162,9 @@ class Trainer:
 def make_model(setup: Setup) -> Transformer:
     """Make the reference model on the rank's device, with equal weights on all ranks, whatever was drawn before."""
     torch.manual_seed(setup.seed)
+    checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     with torch.device(setup.device):
-        model = Transformer(setup.shape, checkpoint=_checkpoint(setup), batch_norm=make_batch_norm(setup))
+        model = Transformer(setup.shape, checkpoint=checkpoint, batch_norm=make_batch_norm(setup))
     attend = attend_of(setup)
     for block in model.blocks:
         assert isinstance(block, Block)
@@ -182,12 +180,8 @@ def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:
 
 def adamw_settings(setup: Setup) -> dict[str, Any]:
     """Return AdamW's arguments besides the weights; its update is one fused kernel."""
-    return {
-        "lr": float(setup.options["learning_rate"]),
-        "betas": BETAS,
-        "weight_decay": WEIGHT_DECAY,
-        "fused": True,
-    }
+    rate = float(setup.options["learning_rate"])
+    return {"lr": rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
 
 
 def compile_blocks(model: Transformer, mode: str) -> None:
@@ -228,8 +222,3 @@ def whole_of(tensor: Tensor) -> Tensor:
     part = tensor.to(tensor.device_mesh.device_type)
     whole: Tensor = part.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
     return whole
-
-
-def _checkpoint(setup: Setup) -> Checkpoint:
-    choice: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
-    return choice

@@ -38,12 +38,12 @@ def stage_weights(shape: Shape, counts: Sequence[int], stage: int) -> tuple[Dime
 
 def stage_states(weights: Iterable[Dimensions]) -> States:
     """Return weights, gradients and AdamW's two moments of these tensors, all in fp32."""
-    held = tuple(weights)
-    weights_bytes = ELEMENT_BYTES * elements(held)
+    tensors = tuple(weights)
+    weights_bytes = ELEMENT_BYTES * elements(tensors)
     return States(
         parameters_bytes=weights_bytes,
         gradients_bytes=weights_bytes,
-        optimizer_bytes=2 * weights_bytes + STEP_BYTES * len(held),
+        optimizer_bytes=2 * weights_bytes + STEP_BYTES * len(tensors),
     )
 
 
@@ -84,16 +84,12 @@ def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Seq
         ValueError: the schedule cannot run this pipeline.
     """
     live = live_microbatches_of_stages(actions(pipeline))
-    return tuple(
-        live[stage] * (stored_bytes(microbatch, counts, stage) - _handed_bytes(pipeline, microbatch, stage))
-        for stage in range(pipeline.stages)
-    )
-
-
-def _handed_bytes(pipeline: Pipeline, microbatch: Microbatch, stage: int) -> int:
-    """Return the size of a stage's input if the previous stage is on the same rank, else 0."""
-    is_handed = stage > 0 and pipeline.rank_of(stage - 1) == pipeline.rank_of(stage)
-    return microbatch.stream_bytes if is_handed else 0
+    stages_bytes = []
+    for stage in range(pipeline.stages):
+        is_handed = stage > 0 and pipeline.rank_of(stage - 1) == pipeline.rank_of(stage)
+        own_bytes = stored_bytes(microbatch, counts, stage) - (microbatch.stream_bytes if is_handed else 0)
+        stages_bytes.append(live[stage] * own_bytes)
+    return tuple(stages_bytes)
 
 
 def _messages(pipeline: Pipeline, rank: int) -> int:
@@ -128,10 +124,8 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
         ValueError: the schedule splits backward, or cannot run this pipeline.
     """
     if pipeline.schedule in HALVED_BACKWARD:
-        raise ValueError(f"{pipeline.schedule} parts backward; the law follows whole ones")
-    peak = max(
-        _moments(_Rank(pipeline=pipeline, microbatch=microbatch, counts=counts), rank), key=lambda one: one.bytes
-    )
+        raise ValueError(f"{pipeline.schedule} splits backward, and the peak is predicted for whole backwards only")
+    peak = max(_moments(pipeline, microbatch, counts, rank), key=lambda moment: moment.bytes)
     shape, stages = microbatch.shape, pipeline.stages_of(rank)
     states = stage_states(weight for stage in stages for weight in stage_weights(shape, counts, stage))
     return Prediction(
@@ -158,11 +152,11 @@ class _Rank:
     def waiting_bytes(self) -> int:
         """Activations of microbatches between forward and backward, and of finished ones what messages still hold."""
         waiting_bytes = self.pipeline.microbatches * self.microbatch.tokens_bytes
-        for stage, taken in self.forwards.items():
-            waiting_bytes += (taken - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
+        for stage, begun in self.forwards.items():
+            waiting_bytes += (begun - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
         streams = sum(
-            (stage > 0) * through + (not self.is_last(stage)) * self._kept(through)
-            for stage, through in self.backwards.items()
+            (stage > 0) * done + (not self.is_last(stage)) * self._unfreed(done)
+            for stage, done in self.backwards.items()
         )
         return waiting_bytes + streams * self.microbatch.stream_bytes
 
@@ -170,17 +164,17 @@ class _Rank:
     def messages_bytes(self) -> int:
         """Gradients that were received, and sent ones that torch still holds."""
         streams = sum(
-            self.has_seen_gradients(stage) * through + (stage > 0) * self._kept(through)
-            for stage, through in self.backwards.items()
+            self.sees_received_gradients(stage) * done + (stage > 0) * self._unfreed(done)
+            for stage, done in self.backwards.items()
         )
         return streams * self.microbatch.stream_bytes
 
     @property
     def gradients_bytes(self) -> int:
         """Weight gradients of the stages that have run a backward."""
-        return sum(self.weights_bytes(stage) for stage, through in self.backwards.items() if through)
+        return sum(self.weights_bytes(stage) for stage, done in self.backwards.items() if done)
 
-    def has_seen_gradients(self, stage: int) -> bool:
+    def sees_received_gradients(self, stage: int) -> bool:
         """Whether MemTracker sees the gradients that a stage receives."""
         return not self.is_last(stage) and not self.microbatch.is_autocast
 
@@ -192,116 +186,89 @@ class _Rank:
         """Return the bytes of all weights of a stage, or of their gradients."""
         return FULL_BYTES * elements(stage_weights(self.microbatch.shape, self.counts, stage))
 
-    def alone(self, stage: int) -> Microbatch:
+    def microbatch_of(self, stage: int) -> Microbatch:
         """Return the microbatch of a model that has only the stage's blocks."""
         return replace(self.microbatch, shape=replace(self.microbatch.shape, layers=self.counts[stage]))
 
-    def _kept(self, sent: int) -> int:
+    def end_of_forward(self, stage: int) -> _Live:
+        """Return the end of a stage's forward; in the last stage the loss has just read the logits."""
+        size = self.microbatch_of(stage)
+        activations_bytes = self.waiting_bytes + stored_bytes(self.microbatch, self.counts, stage)
+        if size.checkpoint != "none":
+            activations_bytes += size.shape.layers * size.block_casts_bytes
+        if self.is_last(stage):
+            activations_bytes += size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
+        return _Live(
+            activations_bytes=activations_bytes,
+            temporary_bytes=self.messages_bytes,
+            gradients_bytes=self.gradients_bytes,
+        )
+
+    def backward(self, stage: int) -> Iterator[_Live]:
+        """Yield the moments of a stage's backward, from the loss or the received gradient to the stage's input.
+
+        They are moments of a model that has only the stage's blocks, together with what the rank holds besides.
+        """
+        size, is_last = self.microbatch_of(stage), self.is_last(stage)
+        shape, table = size.shape, size.shape.vocabulary * size.shape.width
+        head = table if is_last else 0
+        # Activations of waiting microbatches, and this stage's own output.
+        held_bytes = self.waiting_bytes - stored_bytes(self.microbatch, self.counts, stage)
+        if not is_last:
+            held_bytes += size.stream_bytes
+
+        def live(moment: Moment, *, ready: int, is_top: bool = False) -> _Live:
+            """ready: number of the stage's weights that have their gradient, if this is its first backward.
+
+            is_top: the moment starts from the received gradient itself, which its own bytes include.
+            """
+            temporary_bytes = moment.temporary_bytes + self.messages_bytes
+            if not is_last:
+                # The received gradient, unless the moment counts it already.
+                temporary_bytes += size.stream_bytes * (self.sees_received_gradients(stage) - is_top)
+            return _Live(
+                activations_bytes=moment.activations_bytes,
+                temporary_bytes=temporary_bytes,
+                gradients_bytes=self.gradients_bytes + (0 if self.backwards[stage] else FULL_BYTES * ready),
+            )
+
+        step = Step(microbatch=size, held_bytes=held_bytes)
+        if is_last:
+            yield live(step.loss(), ready=0)
+            yield live(step.head(), ready=0)
+            yield live(step.last_norm(), ready=head)
+        top = shape.layers - 1
+        for below in {0, max(0, top - 1), top}:
+            for moment in step.mlp(below):
+                # `Step` counts the head as ready, which only the last stage has.
+                ready = int(moment.ready * shape.parameters()) - table
+                yield live(moment, ready=head + ready, is_top=below == top)
+        # The stage's first block, the last one in backward.
+        blocks = BlockMoments(microbatch=size, held_bytes=held_bytes - size.logits_bytes)
+        before = head + (shape.layers - 1) * (shape.block_parameters() + 2 * shape.width)
+        if size.is_autocast:
+            product = shape.width * shape.mlp_width
+            yield live(blocks.up(0), ready=before + product, is_top=shape.layers == 1)
+            yield live(blocks.gate(0), ready=before + 2 * product, is_top=shape.layers == 1)
+        yield live(blocks.query(0), ready=before + shape.block_parameters() + shape.width - shape.width**2)
+        if stage == 0:
+            # The embedding's gradient, which is added to that of earlier microbatches.
+            made_bytes = size.stream_bytes + FULL_BYTES * table
+            embedding = Moment(activations_bytes=held_bytes, temporary_bytes=made_bytes)
+            yield live(embedding, ready=self.weights_bytes(stage) // FULL_BYTES - table)
+
+    def _unfreed(self, sent: int) -> int:
         """Return how many of the messages sent in one direction torch still holds."""
         return min(sent, 1) if self.pipeline.schedule == "one_f_one_b" else sent
 
 
-def _moments(rank: _Rank, place: int) -> Iterator[_Live]:
+def _moments(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Iterator[_Live]:
     """Yield the moments that can be the peak, action by action."""
-    for action in actions(rank.pipeline)[place]:
+    state = _Rank(pipeline=pipeline, microbatch=microbatch, counts=counts)
+    for action in actions(pipeline)[rank]:
         if action.kind == "forward":
-            yield _end_of_forward(rank, action.stage)
-            rank.forwards[action.stage] += 1
+            yield state.end_of_forward(action.stage)
+            state.forwards[action.stage] += 1
         else:
-            yield from _Backward(rank=rank, stage=action.stage).moments()
-            rank.backwards[action.stage] += 1
-
-
-def _end_of_forward(rank: _Rank, stage: int) -> _Live:
-    """Return the end of a stage's forward; in the last stage the loss has just read the logits."""
-    size = rank.alone(stage)
-    activations_bytes = rank.waiting_bytes + stored_bytes(rank.microbatch, rank.counts, stage)
-    if size.checkpoint != "none":
-        activations_bytes += size.shape.layers * size.block_casts_bytes
-    if rank.is_last(stage):
-        activations_bytes += size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
-    return _Live(
-        activations_bytes=activations_bytes,
-        temporary_bytes=rank.messages_bytes,
-        gradients_bytes=rank.gradients_bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Backward:
-    """A stage's backward of one microbatch, as moments of a model that has only the stage's blocks."""
-
-    rank: _Rank
-    stage: int
-
-    def moments(self) -> Iterator[_Live]:
-        """Yield moments from the loss, or the received gradient, to the stage's input."""
-        size, step = self._size, Step(microbatch=self._size, held_bytes=self._held_bytes)
-        if self.rank.is_last(self.stage):
-            yield self._live(step.loss(), ready=0)
-            yield self._live(step.head(), ready=0)
-            yield self._live(step.last_norm(), ready=self._head)
-        top = size.shape.layers - 1
-        for below in {0, max(0, top - 1), top}:
-            for moment in step.mlp(below):
-                ready = int(moment.ready * size.shape.parameters()) - self._head
-                yield self._live(moment, ready=self._after_head(ready), is_top=below == top)
-        yield from self._last_block()
-        if self.stage == 0:
-            yield self._embedding()
-
-    def _last_block(self) -> Iterator[_Live]:
-        """Yield the moments of the stage's first block, the last one in backward."""
-        size, shape = self._size, self._size.shape
-        blocks = BlockMoments(microbatch=size, held_bytes=self._held_bytes - size.logits_bytes)
-        is_top = shape.layers == 1
-        before = (shape.layers - 1) * (shape.block_parameters() + 2 * shape.width)
-        if size.is_autocast:
-            product = shape.width * shape.mlp_width
-            yield self._live(blocks.up(0), ready=self._after_head(before + product), is_top=is_top)
-            yield self._live(blocks.gate(0), ready=self._after_head(before + 2 * product), is_top=is_top)
-        ready = before + shape.block_parameters() + shape.width - shape.width**2
-        yield self._live(blocks.query(0), ready=self._after_head(ready))
-
-    def _embedding(self) -> _Live:
-        """Return the moment of the embedding's gradient, which is added to that of earlier microbatches."""
-        table = self._size.shape.vocabulary * self._size.shape.width
-        made_bytes = self._size.stream_bytes + FULL_BYTES * table
-        moment = Moment(activations_bytes=self._held_bytes, temporary_bytes=made_bytes)
-        return self._live(moment, ready=self.rank.weights_bytes(self.stage) // FULL_BYTES - table)
-
-    def _live(self, moment: Moment, *, ready: int, is_top: bool = False) -> _Live:
-        """Return a moment together with what the rank holds besides.
-
-        ready: number of the stage's weights that have their gradient, if this is its first backward. is_top: whether
-        the moment starts from the received gradient itself, which its own bytes include.
-        """
-        temporary_bytes = moment.temporary_bytes + self.rank.messages_bytes
-        if not self.rank.is_last(self.stage):
-            # The received gradient, unless the moment counts it already.
-            temporary_bytes += self._size.stream_bytes * (self.rank.has_seen_gradients(self.stage) - is_top)
-        gradients_bytes = self.rank.gradients_bytes
-        if not self.rank.backwards[self.stage]:
-            gradients_bytes += FULL_BYTES * ready
-        return _Live(
-            activations_bytes=moment.activations_bytes,
-            temporary_bytes=temporary_bytes,
-            gradients_bytes=gradients_bytes,
-        )
-
-    def _after_head(self, ready: int) -> int:
-        return ready + self._head if self.rank.is_last(self.stage) else ready
-
-    @property
-    def _held_bytes(self) -> int:
-        """Activations of waiting microbatches, and this stage's own output."""
-        waiting_bytes = self.rank.waiting_bytes - stored_bytes(self.rank.microbatch, self.rank.counts, self.stage)
-        return waiting_bytes if self.rank.is_last(self.stage) else waiting_bytes + self._size.stream_bytes
-
-    @property
-    def _size(self) -> Microbatch:
-        return self.rank.alone(self.stage)
-
-    @property
-    def _head(self) -> int:
-        return self._size.shape.vocabulary * self._size.shape.width
+            yield from state.backward(action.stage)
+            state.backwards[action.stage] += 1

@@ -8,7 +8,7 @@ Not covered: a model that does not fit on one device; it is created whole on eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.pipelining import (
 from torch.optim import AdamW
 
 from workloads.core.attention_choice import attention_notes
-from workloads.core.trainer import AUTOCAST_TYPES, Clip, Trainer, adamw_settings, whole_gradients
+from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, whole_gradients
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
 from workloads.options import DEFER_RECEIVES
@@ -132,12 +132,12 @@ class Stage(PipelineStage):
         self.sent_bytes = 0
         self._model = model
         self._phase = phase
-        self._autocast_type = AUTOCAST_TYPES.get(setup.precision)
+        self._setup = setup
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """See `PipelineStage`; torch gives no types."""
         self._model.targets_bs = self.targets[fwd_chunk_id] if self.targets else None
-        with self._marked("forward", fwd_chunk_id), self._autocast():
+        with self._marked("forward", fwd_chunk_id), autocast(self._setup):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,12 +152,10 @@ class Stage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        """See `PipelineStage`."""
         with self._marked("backward" if full_backward else "input_backward", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        """See `PipelineStage`."""
         with self._marked("weight_backward", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
@@ -170,22 +168,20 @@ class Stage(PipelineStage):
         return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; the returned messages are sent."""
-        return self._counted(self._told("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
+        return self._counted(self._announced("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; the returned messages are sent."""
-        return self._counted(self._told("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
+        return self._counted(self._announced("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; the returned messages are asked for."""
-        return self._told("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+        return self._announced("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """See `PipelineStage`; the returned messages are asked for."""
-        return self._told("asked", "backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+        return self._announced("asked", "backward", bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
-    def _told(self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]) -> list[dist.P2POp]:
+    def _announced(
+        self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]
+    ) -> list[dist.P2POp]:
         if messages and self.tell_message is not None:
             self.tell_message(end, Action(kind=kind, stage=self.stage_index, microbatch=microbatch))
         return messages
@@ -200,11 +196,6 @@ class Stage(PipelineStage):
         if self.mark is not None:
             stack.enter_context(self.mark(Action(kind=kind, stage=self.stage_index, microbatch=microbatch)))
         return stack
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._autocast_type is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast_type)
 
 
 class PipelineTrainer(Trainer):
@@ -253,16 +244,13 @@ class PipelineTrainer(Trainer):
         self._schedule = self._make_schedule(pipeline, is_deferring=bool(DEFER_RECEIVES.of(setup)))
 
     def mark_actions(self, mark: MarkAction | None, tell_message: TellMessage | None = None) -> None:
-        """See `RunsStages`."""
         for stage in self._stages:
             stage.mark, stage.tell_message = mark, tell_message
 
     def payload_bytes(self) -> Mapping[str, int]:
-        """See `CountsPayload`."""
         return {"send": sum(stage.sent_bytes for stage in self._stages)}
 
     def receive_buffers(self) -> Sequence[Tensor]:
-        """See `ReceivesMessages`."""
         infos = [
             info
             for stage in self._stages
@@ -285,7 +273,7 @@ class PipelineTrainer(Trainer):
         self._losses.clear()
         for stage in self._stages:
             stage.sent_bytes = 0
-            stage.targets = tokens_bs[:, 1:].chunk(self._parts) if stage.is_last else ()
+            stage.targets = tokens_bs[:, 1:].chunk(self._microbatches) if stage.is_last else ()
         self._schedule.step(
             # Contiguous, as declared to the stage: torch 2.11 compares strides, and a slice has those of the batch.
             *((tokens_bs[:, :-1].contiguous(),) if self._has_first else ()),
@@ -309,5 +297,5 @@ class PipelineTrainer(Trainer):
     def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:
         """Return the loss that backward starts from: the microbatch's share of the batch's mean, scaled."""
         self._losses.append(loss.detach())
-        scaled: Tensor = self._scaler.scale(loss / self._parts)
+        scaled: Tensor = self._scaler.scale(loss / self._microbatches)
         return scaled

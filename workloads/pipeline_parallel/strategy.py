@@ -7,8 +7,9 @@ differ in schedule and options.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.core.trainer import AUTOCAST_TYPES, Clip, make_model
+from workloads.core.trainer import Clip, autocast, make_model
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Pipeline, balance
 from workloads.options import local_batch
@@ -60,11 +61,10 @@ def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes
     def of_head() -> Tensor:
         return next_token_loss(model.head(model.norm(stream_bsd)), tokens_bs)
 
-    passes = [
-        of_embedding,
-        *(lambda each=block: each(stream_bsd, model.cos_sr, model.sin_sr) for block in model.blocks),
+    of_blocks: list[Callable[[], Tensor]] = [
+        partial(block, stream_bsd, model.cos_sr, model.sin_sr) for block in model.blocks
     ]
-    own_s = [_median_s(setup, passing) for passing in (*passes, of_head)]
+    own_s = [_median_s(setup, run) for run in (of_embedding, *of_blocks, of_head)]
     model.zero_grad()
     all_s = torch.tensor(own_s, device=device, dtype=torch.float64)
     dist.all_reduce(all_s)
@@ -72,23 +72,21 @@ def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes
     return PartTimes(embedding_s=embedding_s, blocks_s=tuple(blocks_s), head_s=head_s)
 
 
-def _median_s(setup: Setup, passing: Callable[[], Tensor]) -> float:
-    return median(list(_passes_s(setup, passing))[WARM_UP_PASSES:])
-
-
-def _passes_s(setup: Setup, passing: Callable[[], Tensor]) -> Iterator[float]:
-    autocast_type = AUTOCAST_TYPES.get(setup.precision)
+def _median_s(setup: Setup, run: Callable[[], Tensor]) -> float:
+    """Return the median time of forward and backward over the timed passes."""
+    times_s = []
     for _ in range(WARM_UP_PASSES + TIMED_PASSES):
-        _settle(setup)
-        begun_s = time.perf_counter()
-        with torch.autocast(setup.device, dtype=autocast_type, enabled=autocast_type is not None):
-            out = passing()
+        _synchronise(setup)
+        start_s = time.perf_counter()
+        with autocast(setup):
+            out = run()
         out.backward(torch.ones_like(out))  # type: ignore[no-untyped-call]
-        _settle(setup)
-        yield time.perf_counter() - begun_s
+        _synchronise(setup)
+        times_s.append(time.perf_counter() - start_s)
+    return median(times_s[WARM_UP_PASSES:])
 
 
-def _settle(setup: Setup) -> None:
+def _synchronise(setup: Setup) -> None:
     if setup.device == "cuda":
         torch.cuda.synchronize()
 
@@ -123,6 +121,9 @@ def make_trainer(
     stages = list(models.values())
     for stage in stages:
         prepare(stage)
+    choice = setup.options[BALANCE.name]
+    *most, last = map(str, blocks_of)
+    note = f"balance={choice} gave the stages, in the order of the model, {', '.join(most)} and {last} blocks"
     return PipelineTrainer(
         setup,
         models,
@@ -133,7 +134,7 @@ def make_trainer(
         after_backward=lambda: after_backward(stages),
         clip=clip,
         scaler=scaler,
-        notes=list(_notes(setup, blocks_of)),
+        notes=[] if choice == "layers" else [note],
     )
 
 
@@ -143,17 +144,6 @@ def divide(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int)
         return counts(setup, pipeline.stages)
     times = measure_parts(setup, model, sequences)
     return balance(times.blocks_s, pipeline.stages, before=times.embedding_s, after=times.head_s)
-
-
-def _notes(setup: Setup, blocks_of: tuple[int, ...]) -> Iterator[str]:
-    choice = setup.options[BALANCE.name]
-    if choice != "layers":
-        yield f"balance={choice} gave the stages, in the order of the model, {_listed(blocks_of)} blocks"
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}"
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:

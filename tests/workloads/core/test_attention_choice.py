@@ -26,7 +26,7 @@ META = torch.device("meta")
 
 
 @dataclass
-class FakeAttention:
+class FakeAttention(TorchAttention):
     """A GPU on which torch chooses this kernel, and can use these."""
 
     chosen: KernelName
@@ -35,12 +35,10 @@ class FakeAttention:
     device: torch.device = META
 
     def choice(self, example: Example) -> KernelName:
-        """See `Attention.choice`."""
         self.seen.append(example)
         return self.chosen
 
     def can_use(self, kernel: KernelName, example: Example) -> bool:
-        """See `Attention.can_use`."""
         self.seen.append(example)
         return kernel in self.usable
 

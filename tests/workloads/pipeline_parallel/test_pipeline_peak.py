@@ -109,5 +109,5 @@ def test_an_accelerator_is_not_covered() -> None:
 
 
 def test_a_parted_backward_is_refused() -> None:
-    with pytest.raises(ValueError, match="zbv parts backward"):
+    with pytest.raises(ValueError, match="zbv splits backward"):
         predict(staged("zero_bubble", variant="zbv"), 0)
