@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from bench.case import Case
 from bench.rank.distributed import TrialLog, joined
 from bench.rank.evidence import EvidenceFile, Sketch, StepEvidence
+from bench.rank.faulty_training import BatchNorm, add_batch_norm, check_batches, trained_case
 from bench.rank.messages import RankOrder
-from bench.rank.train import built
+from bench.rank.train import build_workload
 from collectors.metrics.rank import LOSS
-from workloads.core.batch_norm import BatchNorm
 from workloads.core.data import Batches, NoBatches, to_device
 from workloads.core.trainer import plain_name, whole_of
 from workloads.options import check_of
@@ -42,16 +42,18 @@ def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
         LogUnwritable: the log cannot be written.
         Exception: whatever the workload raises.
     """
-    with (
-        joined(order, log) as device,
-        built(order, log, lambda name: nullcontext()) as (_, workload, batches),
-        closing(EvidenceFile(Path(order.folder), order.rank)) as file,
-    ):
-        for evidence in steps_with_evidence(order.case, workload, batches, device):
-            file.write(evidence)
-            # Marked as warm-up, so that nothing of it is read as speed.
-            log.reading("warm_up", [] if evidence.loss is None else [LOSS.at(evidence.loss)])
-            log.step += 1
+    case, check = order.case, check_of(order.case)
+    assert check is not None, "only checks are trained with evidence"
+    with joined(order, log) as device:
+        _, workload = build_workload(trained_case(case, check.mistakes), log, lambda name: nullcontext())
+        add_batch_norm(workload.model, check)
+        batches = check_batches(case, case.spec().data_share(case, order.rank), check)
+        with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
+            for evidence in steps_with_evidence(case, workload, batches, device):
+                file.write(evidence)
+                # Marked as warm-up, so that nothing of it is read as speed.
+                log.reading("warm_up", [] if evidence.loss is None else [LOSS.at(evidence.loss)])
+                log.step += 1
 
 
 def steps_with_evidence(

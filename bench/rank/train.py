@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
@@ -56,22 +55,21 @@ def measure(order: RankOrder, log: TrialLog) -> None:
     starts_profiler = order.case.trace_steps and not profiler.may_start_before_fork()
     with joined(order, log, before_meeting=profiler.warm if starts_profiler else None) as device:
         marks = PhaseMarks(make_clock(device), make_memory(device))
-        with built(order, log, marks.phase) as (mesh, workload, batches):
+        mesh, workload = build_workload(order.case, log, marks.phase)
+        with closing(make_batches(order.case, order.case.spec().data_share(order.case, order.rank))) as batches:
             TrainingLoop(
                 order=order, log=log, device=device, mesh=mesh, marks=marks, workload=workload, batches=batches
             ).run()
 
 
-@contextmanager
-def built(order: RankOrder, log: TrialLog, phase: Phase) -> Iterator[tuple[DeviceMesh, Workload, Batches | NoBatches]]:
-    """Build the workload of the order's case, and the rank's batches, which are closed at the end of the `with`."""
-    case, spec = order.case, order.case.spec()
+def build_workload(case: Case, log: TrialLog, phase: Phase) -> tuple[DeviceMesh, Workload]:
+    """Build the mesh and the workload of a case, and log the workload's notes."""
+    spec = case.spec()
     mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
     workload: Workload = resolve_name(spec.entry)(case, mesh, phase)
-    with closing(make_batches(case, spec.data_share(case, order.rank))) as batches:
-        for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
-            log.note(text)
-        yield mesh, workload, batches
+    for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
+        log.note(text)
+    return mesh, workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

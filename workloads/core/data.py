@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -17,12 +18,14 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from workloads.cost_models.shape import Shape
-from workloads.options import check_of, is_made, local_batch, microbatch_count
+from workloads.options import local_batch, microbatch_count
 from workloads.spec import DataShare, Setup
 
 EPOCH_STEPS = 1000
 NOISE_RATIO = 0.1
 LARGEST_STRIDE = 4
+
+Sampler = DistributedSampler[NDArray[np.int64]]
 
 
 class Progressions(Dataset[NDArray[np.int64]]):
@@ -67,14 +70,13 @@ class Batches:
         data_rank: int,
         data_ranks: int,
         epoch_steps: int = EPOCH_STEPS,
-        is_reordered: bool = True,
+        sampler_type: type[Sampler] = DistributedSampler,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """is_reordered: each epoch has an order of its own; otherwise all have that of the first."""
         self.sequences = microbatch_count(setup) * local_batch(setup, data_ranks)
         """Sequences of this rank in one optimizer step."""
         dataset = Progressions(setup.shape, seed=setup.seed, sequences=epoch_steps * setup.shape.batch)
-        sampler: DistributedSampler[NDArray[np.int64]] = DistributedSampler(
+        sampler = sampler_type(
             dataset, num_replicas=data_ranks, rank=data_rank, shuffle=True, seed=setup.seed, drop_last=True
         )
         workers = int(setup.options["workers"])
@@ -88,10 +90,10 @@ class Batches:
             multiprocessing_context="fork" if workers else None,
             persistent_workers=workers > 0,
             pin_memory=setup.device == "cuda",
-            collate_fn=_Collate(delay_s=float(setup.options["loader_delay_ms"]) / 1e3, sleep=sleep),
+            collate_fn=partial(_collate, delay_s=float(setup.options["loader_delay_ms"]) / 1e3, sleep=sleep),
         )
         # Only the generator holds the loader, so that closing it ends the loader's processes.
-        self._tokens = _endless(loader, sampler, is_reordered)
+        self._tokens = _endless(loader, sampler)
 
     def __iter__(self) -> Iterator[Tensor]:
         return self
@@ -124,17 +126,18 @@ class NoBatches:
         """Do nothing: there are no processes to end."""
 
 
-def make_batches(setup: Setup, place: DataShare | None) -> Batches | NoBatches:
+def make_batches(
+    setup: Setup,
+    place: DataShare | None,
+    *,
+    epoch_steps: int = EPOCH_STEPS,
+    sampler_type: type[Sampler] = DistributedSampler,
+) -> Batches | NoBatches:
     """Make the batches of a rank with this place; None: the rank trains on none."""
     if place is None:
         return NoBatches(setup)
-    check = check_of(setup)
     return Batches(
-        setup,
-        data_rank=place.rank,
-        data_ranks=place.ranks,
-        epoch_steps=EPOCH_STEPS if check is None else check.epoch_steps,
-        is_reordered=not is_made("sampler_epoch", setup),
+        setup, data_rank=place.rank, data_ranks=place.ranks, epoch_steps=epoch_steps, sampler_type=sampler_type
     )
 
 
@@ -143,22 +146,14 @@ def to_device(tokens_bs: Tensor, device: torch.device) -> Tensor:
     return tokens_bs.to(device, non_blocking=True)
 
 
-def _endless(
-    loader: DataLoader[NDArray[np.int64]], sampler: DistributedSampler[NDArray[np.int64]], is_reordered: bool
-) -> Generator[Tensor]:
+def _endless(loader: DataLoader[NDArray[np.int64]], sampler: Sampler) -> Generator[Tensor]:
     for epoch in count():
-        sampler.set_epoch(epoch if is_reordered else 0)
+        sampler.set_epoch(epoch)  # Each epoch has an order of its own.
         yield from loader
 
 
-class _Collate:
-    """Stacks sequences to a batch, and sleeps first where the loader is slowed on purpose."""
-
-    def __init__(self, *, delay_s: float, sleep: Callable[[float], None]) -> None:
-        self._delay_s = delay_s
-        self._sleep = sleep
-
-    def __call__(self, sequences: Sequence[NDArray[np.int64]]) -> Tensor:
-        if self._delay_s:
-            self._sleep(self._delay_s)
-        return torch.from_numpy(np.stack(sequences))
+def _collate(sequences: Sequence[NDArray[np.int64]], *, delay_s: float, sleep: Callable[[float], None]) -> Tensor:
+    """Stack sequences to a batch, and sleep first where the loader is slowed on purpose."""
+    if delay_s:
+        sleep(delay_s)
+    return torch.from_numpy(np.stack(sequences))

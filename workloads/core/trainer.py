@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention_choice import attend_of, attention_notes
-from workloads.core.batch_norm import make_batch_norm
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
-from workloads.options import check_of, is_made, microbatch_count, rate_factor
+from workloads.options import check_of, microbatch_count, rate_factor
 from workloads.protocols import Phase
 from workloads.registry import spec_of
 from workloads.spec import Precision, Setup
@@ -31,7 +30,6 @@ class LearningRate:
         check = check_of(setup)
         self._setup = setup
         self._data_ranks = spec_of(setup.strategy).data_ranks(setup) if check is None else check.data_ranks
-        self._is_scaled = not is_made("learning_rate", setup)
         self._step = 0
 
     def begin_step(self, optimizer: Optimizer) -> None:
@@ -39,7 +37,7 @@ class LearningRate:
 
         An optimizer that updates nothing itself has no rate, and gets none.
         """
-        factor = rate_factor(self._setup, data_ranks=self._data_ranks, step=self._step) if self._is_scaled else 1.0
+        factor = rate_factor(self._setup, data_ranks=self._data_ranks, step=self._step)
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
@@ -164,7 +162,7 @@ def make_model(setup: Setup) -> Transformer:
     torch.manual_seed(setup.seed)
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     with torch.device(setup.device):
-        model = Transformer(setup.shape, checkpoint=checkpoint, batch_norm=make_batch_norm(setup))
+        model = Transformer(setup.shape, checkpoint=checkpoint)
     attend = attend_of(setup)
     for block in model.blocks:
         assert isinstance(block, Block)

@@ -48,11 +48,9 @@ class Transformer(nn.Module):
     cos_sr: Tensor
     sin_sr: Tensor
 
-    def __init__(self, shape: Shape, *, checkpoint: Checkpoint = "none", batch_norm: nn.Module | None = None) -> None:
-        """batch_norm: a layer without weights after the embedding, for a convergence check."""
+    def __init__(self, shape: Shape, *, checkpoint: Checkpoint = "none") -> None:
         super().__init__()
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
-        self.batch_norm = batch_norm
         self.blocks = nn.ModuleList(Block(shape, checkpoint=checkpoint) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
@@ -78,8 +76,6 @@ class Transformer(nn.Module):
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """Return the logits of each token's successor, (b, s, v), in the precision of autocast."""
         x_bsd = self.embedding(tokens_bs)
-        if self.batch_norm is not None:
-            x_bsd = self.batch_norm(x_bsd)
         length = tokens_bs.shape[1]
         cos_sr, sin_sr = self.cos_sr[:length], self.sin_sr[:length]
         for block in self.blocks:

@@ -18,10 +18,12 @@ from bench.case import Case, check, find_spec, parse_options
 from bench.convergence.check import Verdict, check_cases, evaluate, gather_evidence
 from bench.rank.convergence import steps_with_evidence
 from bench.rank.evidence import StepEvidence
+from bench.rank.faulty_training import add_batch_norm, check_batches
 from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
 from tests.workloads.training.training_runs import make_ready
 from workloads.fsdp import strategy as fsdp
+from workloads.options import check_of
 from workloads.protocols import Workload
 
 pytestmark = pytest.mark.timeout(300)
@@ -99,10 +101,12 @@ class FaultyWorkload:
 def train(case: Case, fault: Fault) -> list[StepEvidence]:
     """What one rank saw of its check."""
     setup: Any = case  # It is a `Setup`, too.
-    ready = make_ready(setup)
+    ready, checked = make_ready(setup), check_of(case)
+    assert checked is not None
+    add_batch_norm(ready.workload.model, checked)
     workload: Any = FaultyWorkload(ready.workload, fault(ready.workload))
-    with closing(ready.batches):
-        return list(steps_with_evidence(case, workload, ready.batches, torch.device("cpu")))
+    with closing(check_batches(case, case.spec().data_share(case, dist.get_rank()), checked)) as batches:
+        return list(steps_with_evidence(case, workload, batches, torch.device("cpu")))
 
 
 Check = Callable[[str, Fault], Verdict]

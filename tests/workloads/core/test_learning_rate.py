@@ -69,8 +69,3 @@ def test_an_optimizer_with_a_rate_of_its_own_keeps_it_where_nothing_is_scaled() 
 def test_one_rank_of_a_check_trains_at_the_rates_of_many() -> None:
     check = Check(epoch_steps=2, data_ranks=3, has_batch_norm=False)
     assert set_rates({**check.options(), **WARM}, 4) == [0.5, 1.0, 1.5, 1.5]
-
-
-def test_the_mistake_leaves_the_rule_out() -> None:
-    check = Check(epoch_steps=2, data_ranks=3, has_batch_norm=False, mistakes=("learning_rate",))
-    assert set_rates({**check.options(), **WARM}, 4) == [0.5] * 4
