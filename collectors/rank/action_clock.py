@@ -106,7 +106,7 @@ def host_clock_name(boot: Path = BOOT) -> str | None:
 
 
 class HostActionClock:
-    """Times actions with the host's clock, for devices that are done when the call returns."""
+    """The `ActionClock` of devices that are done when the call returns: times actions with the host's clock."""
 
     def __init__(
         self,
@@ -124,7 +124,6 @@ class HostActionClock:
         self._core_waits_ns: list[tuple[int, int]] = []
 
     def begin_step(self) -> int:
-        """See `ActionClock.begin_step`."""
         self._actions, self._messages, self._core_waits_ns = [], [], []
         self._core_wait = self._core_wait or self._new_core_wait()
         self._waited_ns = self._core_wait.waited_ns()
@@ -133,7 +132,6 @@ class HostActionClock:
 
     @contextmanager
     def mark(self, action: Action) -> Iterator[None]:
-        """See `ActionClock.mark`."""
         waited_ns = self._waited_since_ns()
         start_ns = self._now_ns() - self._begun_ns
         yield
@@ -141,20 +139,16 @@ class HostActionClock:
         self._core_waits_ns.append((waited_ns, self._waited_since_ns()))
 
     def tell_message(self, end: MessageEnd, action: Action) -> None:
-        """See `ActionClock.tell_message`."""
         time_ns = self._now_ns() - self._begun_ns
         self._messages.append(TimedMessage(end, action.kind, action.stage, action.microbatch, time_ns))
 
     def end_step(self) -> list[TimedAction]:
-        """See `ActionClock.end_step`."""
         return self._actions
 
     def messages(self) -> list[TimedMessage] | None:
-        """See `ActionClock.messages`."""
         return self._messages
 
     def core_waits_ns(self) -> list[tuple[int, int]] | None:
-        """See `ActionClock.core_waits_ns`."""
         return None if self._waited_ns is None else self._core_waits_ns
 
     def _waited_since_ns(self) -> int:
@@ -163,9 +157,10 @@ class HostActionClock:
 
 
 class DeviceActionClock:
-    """Times actions with device events, each recorded in the stream that is current where the action is marked.
+    """The `ActionClock` of a GPU: times actions with device events.
 
-    A stream that waits for a message passes no event meanwhile, so such waits are not part of an action.
+    Each event is recorded in the stream that is current where the action is marked. A stream that waits for a message
+    passes no event meanwhile, so such waits are not part of an action.
     """
 
     def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -175,20 +170,17 @@ class DeviceActionClock:
         self._marked: list[tuple[Action, Event, Event]] = []
 
     def begin_step(self) -> int:
-        """See `ActionClock.begin_step`."""
         self._marked = []
         self._begun = self._record()
         return self._now_ns()
 
     @contextmanager
     def mark(self, action: Action) -> Iterator[None]:
-        """See `ActionClock.mark`."""
         start = self._record()
         yield
         self._marked.append((action, start, self._record()))
 
     def end_step(self) -> list[TimedAction]:
-        """See `ActionClock.end_step`."""
         begun = self._begun
         assert begun is not None, "begin_step() comes before the first action"
         self._record().synchronize()
@@ -203,11 +195,9 @@ class DeviceActionClock:
         """Ignore the message: the host is done with it long before the device is. See `ActionClock.tell_message`."""
 
     def messages(self) -> list[TimedMessage] | None:
-        """See `ActionClock.messages`."""
         return None
 
     def core_waits_ns(self) -> list[tuple[int, int]] | None:
-        """See `ActionClock.core_waits_ns`."""
         return None
 
     def _record(self) -> Event:

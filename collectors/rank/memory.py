@@ -79,7 +79,7 @@ def make_memory(device: torch.device) -> StepMemory:
 
 
 class AllocatorMemory:
-    """Step memory from an allocator's statistics, whose peak counts since it was last reset.
+    """`StepMemory` from an allocator's statistics, whose peak counts since it was last reset.
 
     The peak is read and reset where a phase ends, and not where one begins. So each moment of a step lies in the peak
     of one phase, and the step's own peak is the largest of the phases' peaks and of the peak after the last phase.
@@ -108,7 +108,6 @@ class AllocatorMemory:
         self._expected_ns = 0  # Estimate for the next step that is read in full.
 
     def start(self) -> None:
-        """See `StepMemory.start`."""
         self._peaks_bytes = {}
         self._reset_peak()
         self._is_read_in_full = True
@@ -169,7 +168,7 @@ class AllocatorMemory:
 
 
 class ProcessMemory:
-    """Step memory on a CPU, whose allocator keeps no statistics: resident memory at each step's end, and no peaks.
+    """`StepMemory` on a CPU, whose allocator keeps no statistics: resident memory at each step's end, and no peaks.
 
     statm: the system's memory account of the process.
     """

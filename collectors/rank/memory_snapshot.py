@@ -130,11 +130,9 @@ class CudaRecorder:
         torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
 
     def save(self, path: Path) -> None:
-        """See `Recorder.save`."""
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """See `Recorder.stop`."""
         torch.cuda.memory._record_memory_history(enabled=None)
 
 

@@ -64,7 +64,7 @@ def make_clock(device: torch.device) -> StepClock:
 
 
 class HostClock:
-    """Times steps with the host's clock, for devices that are done when the call returns."""
+    """The `StepClock` of devices that are done when the call returns: times steps with the host's clock."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
@@ -73,19 +73,16 @@ class HostClock:
         self._finished: list[StepTimes] = []
 
     def start(self) -> None:
-        """See `StepClock.start`."""
         self._phases_ns = {}
         self._begun_ns = self._now_ns()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """See `StepClock.phase`."""
         begun_ns = self._now_ns()
         yield
         self._phases_ns[name] = self._phases_ns.get(name, 0) + self._now_ns() - begun_ns
 
     def end_step(self, loss: Tensor | None = None) -> None:
-        """See `StepClock.end_step`."""
         assert self._begun_ns is not None, "start() comes before the first step"
         ended_ns = self._now_ns()
         self._finished.append(
@@ -99,12 +96,10 @@ class HostClock:
         self._begun_ns, self._phases_ns = ended_ns, {}
 
     def finished(self) -> list[StepTimes]:
-        """See `StepClock.finished`."""
         finished, self._finished = self._finished, []
         return finished
 
     def drain(self) -> list[StepTimes]:
-        """See `StepClock.drain`."""
         return self.finished()
 
 
@@ -139,10 +134,11 @@ class _Queued:
 
 
 class DeviceClock:
-    """Times steps with events in the device's queue. The host may be many steps ahead; only `drain` waits.
+    """The `StepClock` of a GPU: times steps with events in the device's queue.
 
-    The phase `DATA` is device time too: how long the device waited for the batch, about 0 while work is queued. The
-    host's wait is kept apart in `data_wait_s`, because the device computes meanwhile.
+    The host may be many steps ahead; only `drain` waits. The phase `DATA` is device time too: how long the device
+    waited for the batch, about 0 while work is queued. The host's wait is kept apart in `data_wait_s`, because the
+    device computes meanwhile.
     """
 
     def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -154,12 +150,10 @@ class DeviceClock:
         self._queued: deque[_Queued] = deque()
 
     def start(self) -> None:
-        """See `StepClock.start`."""
         self._begin_at(self._mark())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """See `StepClock.phase`."""
         begun_ns, begun = self._now_ns(), self._mark()
         yield
         self._phases.append((name, begun, self._mark()))
@@ -167,7 +161,6 @@ class DeviceClock:
             self._data_wait_ns += self._now_ns() - begun_ns
 
     def end_step(self, loss: Tensor | None = None) -> None:
-        """See `StepClock.end_step`."""
         assert self._begun is not None, "start() comes before the first step"
         # A non-blocking copy from a GPU goes to pinned memory and is complete once the step's end event is passed.
         loss_on_host = None if loss is None else loss.detach().to("cpu", non_blocking=True)
@@ -184,14 +177,12 @@ class DeviceClock:
         self._begin_at(ended)
 
     def finished(self) -> list[StepTimes]:
-        """See `StepClock.finished`."""
         finished = []
         while self._queued and self._queued[0].ended.query():
             finished.append(_resolve(self._queued.popleft()))
         return finished
 
     def drain(self) -> list[StepTimes]:
-        """See `StepClock.drain`."""
         if self._queued:
             self._queued[-1].ended.synchronize()
         return self.finished()

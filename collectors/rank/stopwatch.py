@@ -90,21 +90,18 @@ class Queue(Protocol):
 
 
 class CudaQueue:
-    """The current stream of a GPU."""
+    """The `Queue` of a GPU: its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def new_event(self) -> Event:
-        """See `Queue.new_event`."""
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def spin(self, cycles: int) -> None:
-        """See `Queue.spin`."""
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's own tests spin by it.
 
     def synchronize(self) -> None:
-        """See `Queue.synchronize`."""
         torch.cuda.synchronize(self._device)
 
 
