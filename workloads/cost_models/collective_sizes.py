@@ -16,13 +16,13 @@ IN_PLACE: frozenset[Collective] = frozenset({"all_reduce", "broadcast", "reduce"
 """Collectives whose result overwrites the input, as in torch.distributed."""
 
 UNDIVIDED: frozenset[Collective] = IN_PLACE | {"send"}
-"""Collectives that move the whole buffer; in the others each rank has a part of it."""
+"""Collectives that move the full buffer; in the others each rank has a shard of it."""
 
 ROOT = 0
 """Rank that gather and reduce collect on, and that scatter and broadcast start from."""
 
-PART_BYTES = 16
-"""A rank's part of a divided buffer is a multiple of this size; the remainder is not moved."""
+SHARD_BYTES = 16
+"""A rank's shard of a buffer is a multiple of this size; the remainder is not moved."""
 
 CHECKED_AT_ONCE = 2**16
 """Elements of a result that are compared at a time."""
@@ -51,32 +51,32 @@ class Counts:
 
 def counts(collective: Collective, size_bytes: int, ranks: int, element_bytes: int) -> Counts:
     """Return what a call of the requested size moves: never more, and less where the ranks do not divide it."""
-    whole = size_bytes // element_bytes
-    line = PART_BYTES // element_bytes
-    part = whole // ranks // line * line
+    full = size_bytes // element_bytes
+    multiple = SHARD_BYTES // element_bytes
+    shard = full // ranks // multiple * multiple
     match collective:
         case "all_reduce" | "broadcast" | "reduce":
-            return Counts(give=whole, take=whole, held=whole)
+            return Counts(give=full, take=full, held=full)
         case "send":
-            return Counts(give=whole, take=whole, held=2 * whole)
+            return Counts(give=full, take=full, held=2 * full)
         case "all_gather" | "gather":
-            return Counts(give=part, take=ranks * part, held=(ranks + 1) * part)
+            return Counts(give=shard, take=ranks * shard, held=(ranks + 1) * shard)
         case "reduce_scatter" | "scatter":
-            return Counts(give=ranks * part, take=part, held=(ranks + 1) * part)
+            return Counts(give=ranks * shard, take=shard, held=(ranks + 1) * shard)
         case "all_to_all":
-            return Counts(give=ranks * part, take=ranks * part, held=2 * ranks * part)
+            return Counts(give=ranks * shard, take=ranks * shard, held=2 * ranks * shard)
 
 
 def held_elements(collective: Collective, counts: Counts, rank: int) -> int:
-    """Return the elements that a rank holds; for gather and scatter only the root holds a part and the whole."""
+    """Return the elements that a rank holds; for gather and scatter only the root holds a shard and the full buffer."""
     if rank != ROOT and collective in ("gather", "scatter"):
         return min(counts.give, counts.take)
     return counts.held
 
 
 def least_bytes(collective: Collective, ranks: int, element_bytes: int) -> int:
-    """Return the smallest size that moves anything: one element, or the smallest part of each rank."""
-    return element_bytes if collective in UNDIVIDED else ranks * PART_BYTES
+    """Return the smallest size that moves anything: one element, or the smallest shard of each rank."""
+    return element_bytes if collective in UNDIVIDED else ranks * SHARD_BYTES
 
 
 def sweep(min_bytes: int, max_bytes: int, factor: int) -> tuple[int, ...]:

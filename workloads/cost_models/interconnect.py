@@ -7,7 +7,7 @@ the first level with a unit that holds both.
 All groups of an axis communicate at once, as ranks of one program do. They share a link that several of them use, and
 the link that takes longest for its bytes decides: 8 groups of stride 8, one through each GPU of a node, leave the node
 over its one link, each with an eighth of the bandwidth. A group that is alone on a link may use all of it, however many
-specs the link has, as NCCL does with one ring per spec.
+network cards the link has, as NCCL does with one ring per card.
 Not covered: collectives of two axes at the same time; a switch that is slower than its links together; and hierarchical
 algorithms, which send 2 (N - 1) / N of the data over the links of N nodes, where the flat ring of n ranks here sends 2
 (n - 1) / n: half as much on 2 nodes, and little less from 8 on.
@@ -143,8 +143,8 @@ def mesh_axes(axes: Mapping[str, int]) -> dict[str, MeshAxis]:
     """
     sizes = list(axes.values())
     return {
-        name: MeshAxis(size=size, stride=math.prod(sizes[place + 1 :]), repeats=math.prod(sizes[:place]))
-        for place, (name, size) in enumerate(axes.items())
+        name: MeshAxis(size=size, stride=math.prod(sizes[number + 1 :]), repeats=math.prod(sizes[:number]))
+        for number, (name, size) in enumerate(axes.items())
     }
 
 
@@ -172,11 +172,11 @@ def axis_time_s(
         )
     if axis.size == 1:
         return 0.0
-    whole_s = 0.0
+    total_s = 0.0
     for phase in _phases(collective, axis.size, backend):
         share_s = max(_nths_per_bandwidth(phase, axis, interconnect)) / axis.size
-        whole_s += calls * _latency_s(phase, axis, interconnect) + payload_bytes * share_s
-    return whole_s
+        total_s += calls * _latency_s(phase, axis, interconnect) + payload_bytes * share_s
+    return total_s
 
 
 def traffic_times_s(

@@ -15,7 +15,7 @@ from workloads.cost_models.communication import Link
 
 CONFIDENCE = 0.95
 LEAST_SIZES = 3
-RESOLVED_REACHES = 2.0
+RESOLVED_HALF_WIDTHS = 2.0
 """A slope counts as resolved if it is more than this many half-widths of its interval above 0.
 
 The interval is the one that independent points would give. With 1 instead of 2, every 40th sweep of pure latency would
@@ -98,13 +98,13 @@ class Fit:
 class _Line:
     """T = per_message_s x messages + per_byte_s x bytes.
 
-    per_message_reach_s, per_byte_reach_s: half-widths of the intervals, if the points were independent.
+    per_message_half_width_s, per_byte_half_width_s: half-widths of the intervals, if the points were independent.
     """
 
     per_message_s: float
     per_byte_s: float
-    per_message_reach_s: float
-    per_byte_reach_s: float
+    per_message_half_width_s: float
+    per_byte_half_width_s: float
 
     def time_s(self, point: Point) -> float:
         return self.per_message_s * point.messages + self.per_byte_s * point.wire_bytes
@@ -131,38 +131,41 @@ def fit(trials: Sequence[Sequence[Point]]) -> Fit:
     fewest = min((len({point.message_bytes for point in trial}) for trial in trials), default=0)
     if fewest < LEAST_SIZES:
         raise NoFit(f"{len(points)} points have {fewest} sizes of messages; measure {LEAST_SIZES} sizes or more")
-    line = _weigh_and_draw(points, sizes)
-    each = [_draw(trial, [line.time_s(point) for point in trial], sizes) for trial in trials]
-    if not line.per_byte_s > RESOLVED_REACHES * line.per_byte_reach_s or min(one.per_byte_s for one in each) <= 0:
+    line = _fit_reweighted(points, sizes)
+    of_trials = [_fit_line(trial, [line.time_s(point) for point in trial], sizes) for trial in trials]
+    if (
+        not line.per_byte_s > RESOLVED_HALF_WIDTHS * line.per_byte_half_width_s
+        or min(one.per_byte_s for one in of_trials) <= 0
+    ):
         raise NoFit(_unresolved(line, points, sizes))
-    if line.per_message_s < -RESOLVED_REACHES * line.per_message_reach_s:
+    if line.per_message_s < -RESOLVED_HALF_WIDTHS * line.per_message_half_width_s:
         raise NoFit(_below_0(line, sizes))
-    return _fit_of(line, each, points)
+    return _fit_with_intervals(line, of_trials, points)
 
 
-def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
+def _fit_with_intervals(line: _Line, of_trials: Sequence[_Line], points: Sequence[Point]) -> Fit:
     """Return the fit of a line within its limits, with intervals from the lines of its trials."""
     per_message_s, per_byte_s = line.per_message_s, line.per_byte_s
     if per_message_s < 0:
         per_message_s, per_byte_s = 0.0, fmean(point.elapsed_s / point.wire_bytes for point in points)
-    latency_s = _over_trials(
-        [one.per_message_s for one in each],
+    latency_s = _interval_over_trials(
+        [one.per_message_s for one in of_trials],
         per_message_s,
-        skewed=per_message_s > RESOLVED_REACHES * line.per_message_reach_s,
+        skewed=per_message_s > RESOLVED_HALF_WIDTHS * line.per_message_half_width_s,
     )
-    slope = _over_trials([one.per_byte_s for one in each], per_byte_s, skewed=True)
+    slope = _interval_over_trials([one.per_byte_s for one in of_trials], per_byte_s, skewed=True)
     return Fit(
         latency_s=Interval(
             value=per_message_s,
             low=latency_s and max(0.0, latency_s[0]),
             high=latency_s and latency_s[1],
-            trials=tuple(max(0.0, one.per_message_s) for one in each),
+            trials=tuple(max(0.0, one.per_message_s) for one in of_trials),
         ),
         bandwidth_bytes_per_second=Interval(
             value=1 / per_byte_s,
             low=slope and 1 / slope[1],
             high=slope and 1 / slope[0],
-            trials=tuple(1 / one.per_byte_s for one in each),
+            trials=tuple(1 / one.per_byte_s for one in of_trials),
         ),
         points=len(points),
         largest_error_ratio=max(
@@ -172,8 +175,8 @@ def _fit_of(line: _Line, each: Sequence[_Line], points: Sequence[Point]) -> Fit:
     )
 
 
-def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple[float, float] | None:
-    """Return Student's t interval over the trials' values, widened to contain `held`; None where the trials are equal.
+def _interval_over_trials(values: Sequence[float], value: float, *, skewed: bool) -> tuple[float, float] | None:
+    """Return Student's t interval over the trials' values, widened to contain `value`; None where they are equal.
 
     skewed: take it on logarithms, if all values are positive.
     """
@@ -182,18 +185,19 @@ def _over_trials(values: Sequence[float], held: float, *, skewed: bool) -> tuple
     if min(values) == max(values):
         return None
     skewed = skewed and min(values) > 0
-    seen = [math.log(value) for value in values] if skewed else values
-    reach = float(stdtrit(len(seen) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance(seen) / len(seen))
-    ends = (fmean(seen) - reach, fmean(seen) + reach)
-    low, high = (math.exp(ends[0]), math.exp(ends[1])) if skewed else ends
-    return min(low, held), max(high, held)
+    scaled = [math.log(one) for one in values] if skewed else values
+    half_width = float(stdtrit(len(scaled) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance(scaled) / len(scaled))
+    low, high = fmean(scaled) - half_width, fmean(scaled) + half_width
+    if skewed:
+        low, high = math.exp(low), math.exp(high)
+    return min(low, value), max(high, value)
 
 
-def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
+def _fit_reweighted(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
     """Fit the line by iterative reweighting: the fitted times of each round are the weights of the next."""
     times_s = [point.elapsed_s for point in points]
     for _ in range(ROUNDS):
-        line = _draw(points, times_s, sizes)
+        line = _fit_line(points, times_s, sizes)
         fitted_s = [line.time_s(point) for point in points]
         if min(fitted_s) <= 0:
             raise NoFit(_unresolved(line, points, sizes) if line.per_byte_s < 0 else _below_0(line, sizes))
@@ -204,7 +208,7 @@ def _weigh_and_draw(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
     return line
 
 
-def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
+def _fit_line(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
     """Fit least squares with each point divided by its time, by the normal equations of two unknowns."""
     from scipy.special import stdtrit  # Imported here: predicting alone needs no scipy.
 
@@ -221,19 +225,19 @@ def _draw(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[flo
         raise NoFit(
             f"messages of {_span(sizes)} are nearly of one size; measure sizes that span a factor of 16 or more"
         )
-    messages_aim = sum(messages * aim for messages, _, aim in rows)
-    bytes_aim = sum(size * aim for _, size, aim in rows)
-    per_message_s = (bytes_square * messages_aim - product * bytes_aim) / determinant
-    per_byte_s = (messages_square * bytes_aim - product * messages_aim) / determinant
+    messages_target = sum(messages * target for messages, _, target in rows)
+    bytes_target = sum(size * target for _, size, target in rows)
+    per_message_s = (bytes_square * messages_target - product * bytes_target) / determinant
+    per_byte_s = (messages_square * bytes_target - product * messages_target) / determinant
     # Half-widths: t quantile x sqrt(residual variance x diagonal of the inverse matrix).
-    left = [aim - per_message_s * messages - per_byte_s * size for messages, size, aim in rows]
-    variance = sum(each**2 for each in left) / (len(rows) - 2)
+    residuals = [target - per_message_s * messages - per_byte_s * size for messages, size, target in rows]
+    residual_variance = sum(residual**2 for residual in residuals) / (len(rows) - 2)
     quantile = float(stdtrit(len(rows) - 2, (1 + CONFIDENCE) / 2))
     return _Line(
         per_message_s=per_message_s,
         per_byte_s=per_byte_s,
-        per_message_reach_s=quantile * math.sqrt(variance * bytes_square / determinant),
-        per_byte_reach_s=quantile * math.sqrt(variance * messages_square / determinant),
+        per_message_half_width_s=quantile * math.sqrt(residual_variance * bytes_square / determinant),
+        per_byte_half_width_s=quantile * math.sqrt(residual_variance * messages_square / determinant),
     )
 
 

@@ -1,7 +1,7 @@
 """Peak of live tensors in one step of a rank that holds the whole model, searched moment by moment.
 
-Backward frees activations while gradients grow: the peak is not the sum of all parts, and not always at one place. A
-moment is a point of the step that can be the peak.
+Backward frees activations while gradients grow: the peak is not the sum of all parts, and not always at one
+moment. A moment is a point of the step that can be the peak.
 """
 
 from __future__ import annotations
@@ -191,12 +191,7 @@ class Step:
         down_gradient_bytes = FULL_BYTES * down_weights
         read_bytes = size.inner_bytes + size.down_cast_bytes  # Inputs of the last product, unused afterwards.
         kept_bytes = self.held_bytes + below * size.stored_block_bytes + size.block_bytes - read_bytes
-        made_bytes = size.stream_bytes
-        if size.checkpoint != "none":  # Backward recomputes the stream between the halves: temporary.
-            kept_bytes -= size.stream_bytes
-            made_bytes += size.stream_bytes
-        if size.checkpoint == "selective":
-            kept_bytes += size.width_bytes  # The last product's output is stored, but never used.
+        kept_bytes, made_bytes = _recomputed(size, kept_bytes, size.stream_bytes)
         before = self._ready(self._head_weights + (shape.layers - 1 - below) * shape.block_parameters())
         product_bytes = made_bytes + size.inner_bytes
         if size.is_autocast:
@@ -224,6 +219,16 @@ class Step:
 
     def _ready(self, weights: int) -> Fraction:
         return Fraction(weights, self.microbatch.shape.parameters())
+
+
+def _recomputed(size: Microbatch, kept_bytes: int, made_bytes: int) -> tuple[int, int]:
+    """Return what backward keeps and makes in a block once it has recomputed what checkpointing left out."""
+    if size.checkpoint != "none":  # The stream between attention and MLP is recomputed: temporary.
+        kept_bytes -= size.stream_bytes
+        made_bytes += size.stream_bytes
+    if size.checkpoint == "selective":  # The last product's output is stored, but never used.
+        kept_bytes += size.width_bytes
+    return kept_bytes, made_bytes
 
 
 # Further moments of a block, besides those of `Step`: in forward of the last block, and in backward product by product.
@@ -300,12 +305,7 @@ class BlockMoments:
         """Backward is done with the MLP, but not with its norm."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + self._attention_bytes + self._attention_casts_bytes
-        made_bytes = 2 * size.stream_bytes
-        if size.checkpoint != "none":  # Backward recomputes the stream between the halves: temporary.
-            kept_bytes -= size.stream_bytes
-            made_bytes += size.stream_bytes
-        if size.checkpoint == "selective":
-            kept_bytes += size.width_bytes  # The last product's output is stored, but never used.
+        kept_bytes, made_bytes = _recomputed(size, kept_bytes, 2 * size.stream_bytes)
         return Moment(activations_bytes=kept_bytes, temporary_bytes=made_bytes)
 
     def query(self, below: int) -> Moment:
