@@ -24,7 +24,7 @@ from bench.rank.messages import RankOrder
 from bench.rank.train import build_workload
 from collectors.metrics.rank import LOSS
 from workloads.core.data import Batches, NoBatches, to_device
-from workloads.core.trainer import plain_name, whole_of
+from workloads.core.trainer import full_tensor_of, plain_name
 from workloads.options import check_of
 from workloads.protocols import KnowsNorm, Workload
 
@@ -80,12 +80,12 @@ def steps_with_evidence(
             sequences=fingerprints_of_sequences(tokens_bs),
             statistics=_statistics(workload.model),
             weights=fingerprint,
-            initial={} if step else _sketches((name, whole_of(weight)) for name, weight in before.items()),
+            initial={} if step else _sketches((name, full_tensor_of(weight)) for name, weight in before.items()),
             gradients=_sketches(workload.full_gradients().items()),
             gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
             # A generator, one whole weight at a time: no rank need hold the whole of a sharded model.
             updates=_sketches(
-                (name, whole_of(weight.detach() - before[name]))
+                (name, full_tensor_of(weight.detach() - before[name]))
                 for name, weight in weights.items()
                 if weight.shape == before[name].shape
             ),

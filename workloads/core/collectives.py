@@ -63,11 +63,11 @@ def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup
         case "reduce":
             return partial(dist.reduce, give, group=group, group_dst=ROOT)
         case "gather":
-            parts = list(take.chunk(ranks)) if group.rank() == ROOT else None
-            return partial(dist.gather, give, parts, group=group, group_dst=ROOT)
+            shards = list(take.chunk(ranks)) if group.rank() == ROOT else None
+            return partial(dist.gather, give, shards, group=group, group_dst=ROOT)
         case "scatter":
-            parts = list(give.chunk(ranks)) if group.rank() == ROOT else None
-            return partial(dist.scatter, take, parts, group=group, group_src=ROOT)
+            shards = list(give.chunk(ranks)) if group.rank() == ROOT else None
+            return partial(dist.scatter, take, shards, group=group, group_src=ROOT)
         case "all_to_all":
             return partial(dist.all_to_all_single, take, give, group=group)
         case "send":

@@ -58,7 +58,7 @@ class Progressions(Dataset[NDArray[np.int64]]):
 class Batches:
     """Endless iterator over a rank's batches, one for each optimizer step.
 
-    A batch is (parts x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
+    A batch is (microbatches x local batch, sequence + 1) int64 on the CPU, pinned where the device is a GPU.
     In step s all data ranks together read the same sequences, however many ranks share them.
     The worker processes start with the first batch and end at `close`.
     """

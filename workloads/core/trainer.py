@@ -83,7 +83,7 @@ class Trainer:
         model: what is called, wrappers included.
         no_sync: entered around forward and backward of every microbatch but the last.
         after_backward: called after the last microbatch's backward; its time counts as backward's.
-        clip: limits the norm of the whole gradient, of which a rank may hold only a part.
+        clip: limits the norm of the full gradient, of which a rank may hold only a shard.
         scaler: needed where other ranks must learn of an overflow that this rank sees.
         notes: see `KnowsNotes`; by default, which kernel attends.
         """
@@ -114,7 +114,7 @@ class Trainer:
         return self._notes
 
     def full_gradients(self) -> dict[str, Tensor]:
-        return whole_gradients(self.model)
+        return gather_gradients(self.model)
 
     def gradient_norm(self) -> float | None:
         return None if self._gradient_norm is None else self._gradient_norm.item()
@@ -163,11 +163,13 @@ def make_model(setup: Setup) -> Transformer:
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     with torch.device(setup.device):
         model = Transformer(setup.shape, checkpoint=checkpoint)
-    attend = attend_of(setup)
+    attend, compile_mode = attend_of(setup), str(setup.options["compile"])
     for block in model.blocks:
         assert isinstance(block, Block)
         block.attention.attend = attend
-    compile_blocks(model, str(setup.options["compile"]))
+        if compile_mode != "none":
+            # Each block in place, so that no name changes; all blocks share one graph.
+            block.compile(mode=compile_mode, fullgraph=True)
     return model
 
 
@@ -182,18 +184,10 @@ def adamw_settings(setup: Setup) -> dict[str, Any]:
     return {"lr": rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
 
 
-def compile_blocks(model: Transformer, mode: str) -> None:
-    """Compile each block in place, so that no name changes; all blocks share one graph. mode "none": do nothing."""
-    if mode == "none":
-        return
-    for block in model.blocks:
-        block.compile(mode=mode, fullgraph=True)
-
-
-def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
+def gather_gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return the gradient of each weight, by the weight's name without wrapper prefixes.
 
-    Gradients that ranks hold in parts are gathered, so that all ranks must call this.
+    Sharded gradients are gathered, so that all ranks must call this.
 
     Raises:
         RuntimeError: a weight has no gradient.
@@ -202,7 +196,7 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
     for name, weight in model.named_parameters():
         if weight.grad is None:
             raise RuntimeError(f"weight {plain_name(name)} has no gradient; the last backward did not reach it")
-        gradients[plain_name(name)] = whole_of(weight.grad)
+        gradients[plain_name(name)] = full_tensor_of(weight.grad)
     return gradients
 
 
@@ -212,11 +206,11 @@ def plain_name(name: str) -> str:
     return rest if rest and (first == "module" or first.isdecimal()) else name
 
 
-def whole_of(tensor: Tensor) -> Tensor:
-    """Return the whole tensor; where ranks hold it in parts, all of them must call this."""
+def full_tensor_of(tensor: Tensor) -> Tensor:
+    """Return the full tensor; where it is sharded over ranks, all of them must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
-    # An offloaded part has to be moved to the device that the mesh gathers on.
-    part = tensor.to(tensor.device_mesh.device_type)
-    whole: Tensor = part.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
-    return whole
+    # An offloaded shard has to be moved to the device that the mesh gathers on.
+    shard = tensor.to(tensor.device_mesh.device_type)
+    full: Tensor = shard.full_tensor()  # type: ignore[attr-defined]  # A DTensor stays one on any device.
+    return full

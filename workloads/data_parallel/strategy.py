@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from workloads.core.mesh import make_group
-from workloads.core.trainer import Trainer, adamw_settings, make_model, whole_gradients
+from workloads.core.trainer import Trainer, adamw_settings, gather_gradients, make_model
 from workloads.data_parallel.compression import (
     Bucket,
     CompressionThread,
@@ -95,7 +95,7 @@ def make_scheme(setup: Setup, group: dist.ProcessGroup) -> Scheme:
 
 def average_gradients(model: nn.Module, scheme: Scheme) -> None:
     """Replace each gradient by its mean over the ranks; the scheme averages all of them as one bucket."""
-    gradients = list(whole_gradients(model).values())
+    gradients = list(gather_gradients(model).values())
     weights = tuple(model.parameters())
     bucket = Bucket(index=0, flat=torch.cat([gradient.flatten() for gradient in gradients]), weights=weights)
     scheme.average(bucket)

@@ -135,10 +135,10 @@ def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iter
     else:
         yield replace(action, kind="forward")
         if action.stage < last_stage:
-            # The gradient comes from the next stage's whole backward, or from its input_backward where backward is
+            # The gradient comes from the next stage's backward, or from its input_backward where backward is
             # split.
-            whole = replace(action, kind="backward", stage=action.stage + 1)
-            yield whole if whole in planned else replace(whole, kind="input_backward")
+            unsplit = replace(action, kind="backward", stage=action.stage + 1)
+            yield unsplit if unsplit in planned else replace(unsplit, kind="input_backward")
 
 
 def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterator[tuple[int, Action]]:

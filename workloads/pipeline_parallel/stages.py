@@ -26,7 +26,7 @@ from torch.distributed.pipelining import (
 from torch.optim import AdamW
 
 from workloads.core.attention_choice import attention_notes
-from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, whole_gradients
+from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, gather_gradients
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
 from workloads.options import DEFER_RECEIVES
@@ -68,7 +68,7 @@ class StageModel(nn.Module):
             x_bsd = block(x_bsd, self.cos_sr, self.sin_sr)
         if self.norm is None or self.head is None:
             return x_bsd
-        assert self.targets_bs is not None, "the last stage is told its targets first"
+        assert self.targets_bs is not None, "the last stage gets its targets first"
         return next_token_loss(self.head(self.norm(x_bsd)), self.targets_bs)
 
 
@@ -262,11 +262,11 @@ class PipelineTrainer(Trainer):
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks call it."""
-        held: dict[str, Tensor] = {}
+        own: dict[str, Tensor] = {}
         for stage in self._stages:
-            held |= whole_gradients(stage.submod)
+            own |= gather_gradients(stage.submod)
         of_ranks: list[dict[str, Tensor]] = [{} for _ in range(self._group.size())]
-        dist.all_gather_object(of_ranks, held, group=self._group)
+        dist.all_gather_object(of_ranks, own, group=self._group)
         return {name: gradient for gradients in of_ranks for name, gradient in gradients.items()}
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:

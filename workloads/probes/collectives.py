@@ -131,9 +131,9 @@ def _measure(
 ) -> None:
     """Measure one collective; its buffers are freed before those of the next are created."""
     sizes = counted_sizes(setup, collective)
-    whole = allocate(collective, sizes[-1], group.rank(), dtype=DTYPES[setup.precision], device=setup.device)
+    largest = allocate(collective, sizes[-1], group.rank(), dtype=DTYPES[setup.precision], device=setup.device)
     for counts in sizes:
-        buffers = whole.first(counts)
+        buffers = largest.first(counts)
         call = make_call(collective, buffers, group)
         buffers.give.zero_()  # Zeros stay zeros, however often they are summed.
         elapsed = stopwatch.back_to_back(call, warm_up=setup.warm_up, calls=setup.steps)

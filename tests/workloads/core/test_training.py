@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import no_phase
 from workloads.core.data import Batches
-from workloads.core.trainer import Trainer, make_model, whole_gradients
+from workloads.core.trainer import Trainer, gather_gradients, make_model
 from workloads.spec import LIMITS, OptionValue, Precision
 
 
@@ -127,7 +127,7 @@ def test_a_weight_without_gradient_is_named() -> None:
     model = nn.Linear(2, 2)
     model.weight.grad = torch.zeros(2, 2)
     with pytest.raises(RuntimeError, match="weight bias has no gradient"):
-        whole_gradients(model)
+        gather_gradients(model)
 
 
 @pytest.mark.slow
