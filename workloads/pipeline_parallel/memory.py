@@ -19,7 +19,6 @@ from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, 
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, Transfer, block_weights, elements, outer_weights
 
-ELEMENT_BYTES = 4
 LOSS_BYTES = 4
 """Bytes of the last stage's output, a loss in fp32."""
 STEP_BYTES = 4
@@ -39,7 +38,7 @@ def stage_weights(shape: Shape, counts: Sequence[int], stage: int) -> tuple[Dime
 def stage_states(weights: Iterable[Dimensions]) -> States:
     """Return weights, gradients and AdamW's two moments of these tensors, all in fp32."""
     tensors = tuple(weights)
-    weights_bytes = ELEMENT_BYTES * elements(tensors)
+    weights_bytes = FULL_BYTES * elements(tensors)
     return States(
         parameters_bytes=weights_bytes,
         gradients_bytes=weights_bytes,
@@ -49,7 +48,7 @@ def stage_states(weights: Iterable[Dimensions]) -> States:
 
 def boundary_bytes(shape: Shape, sequences: int) -> int:
     """Return the bytes of one microbatch's residual stream, which stages hand on in fp32 in every precision."""
-    return ELEMENT_BYTES * sequences * shape.sequence * shape.width
+    return FULL_BYTES * sequences * shape.sequence * shape.width
 
 
 def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:
@@ -61,7 +60,7 @@ def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, .
         return ()
     messages = max(_messages(pipeline, rank) for rank in range(pipeline.ranks))
     sent = Transfer(collective="send", axis="stage", payload_bytes=messages * pipeline.boundary_bytes, calls=messages)
-    agreed = Transfer(collective="all_reduce", axis="stage", payload_bytes=ELEMENT_BYTES * numbers, calls=numbers or 1)
+    agreed = Transfer(collective="all_reduce", axis="stage", payload_bytes=FULL_BYTES * numbers, calls=numbers or 1)
     return (sent, agreed) if numbers else (sent,)
 
 

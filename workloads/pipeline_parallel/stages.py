@@ -168,10 +168,10 @@ class Stage(PipelineStage):
         return [greeting for greeting in super()._get_init_p2p_neighbors_ops() if greeting.peer != dist.get_rank()]
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(self._announced("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id)))
+        return self._announced("sent", "forward", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(self._announced("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id)))
+        return self._announced("sent", "backward", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._announced("asked", "forward", fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
@@ -182,12 +182,11 @@ class Stage(PipelineStage):
     def _announced(
         self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]
     ) -> list[dist.P2POp]:
+        """Count what is sent, and tell of the messages where there are any."""
+        if end == "sent":
+            self.sent_bytes += sum(message.tensor.nbytes for message in messages)
         if messages and self.tell_message is not None:
             self.tell_message(end, Action(kind=kind, stage=self.stage_index, microbatch=microbatch))
-        return messages
-
-    def _counted(self, messages: list[dist.P2POp]) -> list[dist.P2POp]:
-        self.sent_bytes += sum(message.tensor.nbytes for message in messages)
         return messages
 
     def _marked(self, kind: ActionKind, microbatch: int) -> AbstractContextManager[object]:
