@@ -353,7 +353,7 @@ def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
 def peak_not_covered(setup: Setup) -> NotCovered | None:
     """Return why the cost model of activations cannot predict this setup's peak under any strategy; None if it may."""
     if setup.device != "cpu":
-        return NotCovered(reason="the law of activations is that of the CPU's kernels")
+        return NotCovered(reason="the cost model of activations is that of the CPU's kernels")
     if setup.options["compile"] != "none":
         return NotCovered(reason="compiled blocks keep what the compiler chooses")
     return None

@@ -313,7 +313,7 @@ class StrategySpec(ABC):
 
     def peak(self, setup: Setup) -> Prediction | NotCovered:
         """Predict the live tensors of the rank that holds most, at the peak of a step."""
-        return NotCovered(reason=f"no law says which tensors of {setup.strategy} live at the peak of a step")
+        return NotCovered(reason=f"no cost model says which tensors of {setup.strategy} live at the peak of a step")
 
     def paper_activations(self, setup: Setup) -> int | NotCovered | None:
         """Return the activations of the rank that holds most, in bytes, as the papers count them.

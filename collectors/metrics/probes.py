@@ -78,7 +78,7 @@ RUN_COLLECTIVE_BUS_BANDWIDTH = RUN.gauge(
 )
 RUN_COLLECTIVE_EXPECTED_SECONDS = RUN.gauge(
     "observatory_run_collective_expected_seconds{collective, algorithm, size}",
-    "Time that one call should take by its law: latency times rounds plus the busiest node's bytes over the"
+    "Time that one call should take by its cost model: latency times rounds plus the busiest node's bytes over the"
     " bandwidth, both fitted from the library's own all_reduce of the same run.",
 )
 RUN_COLLECTIVE_CHOICE = RUN.gauge(
@@ -87,7 +87,7 @@ RUN_COLLECTIVE_CHOICE = RUN.gauge(
 )
 RUN_COLLECTIVE_ROUNDS = RUN.gauge(
     "observatory_run_collective_rounds{collective, algorithm, size, account}",
-    "Rounds of messages in one call of an algorithm: expected (by its law) or counted (the most of any rank).",
+    "Rounds of messages in one call of an algorithm: expected (by its cost model) or counted (the most of any rank).",
 )
 RUN_COLLECTIVE_TOTAL_BYTES = RUN.gauge(
     "observatory_run_collective_total_bytes{collective, algorithm, size, account}",

@@ -99,12 +99,12 @@ RUN_ATTENTION_PAIRS = RUN.gauge(
 RUN_PAYLOAD_BYTES = RUN.gauge(
     "observatory_run_payload_bytes{collective, axis, account}",
     "Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
-    " collective's own factor: expected (by the strategy's law) or counted (in traced steps, the largest rank).",
+    " collective's own factor: expected (by the strategy's cost model) or counted (in traced steps, the largest rank).",
 )
 RUN_COMMUNICATION_SECONDS = RUN.gauge(
     "observatory_run_communication_seconds{account}",
-    "Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's law on the link"
-    " that a collectives run measured on the same hardware.",
+    "Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's cost model on the"
+    " link that a collectives run measured on the same hardware.",
 )
 
 
@@ -183,7 +183,7 @@ RUN_LIVE_MICROBATCHES = RUN.gauge(
 RUN_STAGE_ACTIVATION_BYTES = RUN.gauge(
     "observatory_run_stage_activation_bytes{stage, account}",
     "Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most of"
-    " any pipeline, in one unmeasured step), or expected by the schedule and the law of activations.",
+    " any pipeline, in one unmeasured step), or expected by the schedule and the cost model of activations.",
 )
 
 METRICS = metrics_in(globals())

@@ -166,7 +166,7 @@ class DeepSpeedSpec(StrategySpec):
     def peak(self, setup: Setup) -> NotCovered:
         return NotCovered(
             reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks"
-            " of its own, which no law follows"
+            " of its own, which no cost model follows"
         )
 
     def notes(self, setup: Setup) -> list[str]:

@@ -150,11 +150,11 @@ class ShardedSpec(StrategySpec):
         if sharding.is_overlapped or setup.options["prefetch"]:
             return NotCovered(reason="how many gathered units live at once is the backend's and prefetch's to choose")
         if setup.options["offload"]:
-            return NotCovered(reason="offloading copies weights and gradients, which the law does not follow")
+            return NotCovered(reason="offloading copies weights and gradients, which the cost model does not follow")
         if setup.options["reduce_dtype"] == "bf16":
             return NotCovered(reason="gradients rounded before they are reduced live in two precisions at once")
         if sharding.ranks == 1:
-            return NotCovered(reason="one rank alone gathers and reduces by other ways than the law's")
+            return NotCovered(reason="one rank alone gathers and reduces by other ways than the cost model's")
         states = max(
             (sharded_states(sharding, rank) for rank in range(sharding.ranks)), key=lambda held: held.optimizer_bytes
         )

@@ -222,7 +222,7 @@ class ThreeDSpec(PipelineSpec):
 
     def peak(self, setup: Setup) -> NotCovered:
         return NotCovered(
-            reason="the law of live tensors knows neither stages that take turns nor products that are divided"
+            reason="the cost model of live tensors knows neither stages that take turns nor products that are divided"
         )
 
     def notes(self, setup: Setup) -> list[str]:

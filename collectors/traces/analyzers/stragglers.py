@@ -130,7 +130,7 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
-        return _may_be_luck(
+        return _not_significant(
             f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, column, p_value, by=by if marked else None
         )
     cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
@@ -146,18 +146,19 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     )
 
 
-def _may_be_luck(
+def _not_significant(
     has: str, delays_ns: NDArray[np.int64], column: int, p_value: float, *, by: Literal["trial", "step"] | None
 ) -> NoStraggler:
     """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
-    luck = f"may be luck (chance up to {p_value:.0%})"
-    rows, needed = delays_ns.shape[0], observations_needed(delays_ns.shape[1], MOST_P_VALUE)
     if by is None:
-        return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell whether that {luck}")
-    if rows < needed:
-        return NoStraggler(why=f"{has}, but in so few {by}s that it {luck}", more=needed - rows)
+        return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell that from luck")
+    rows, needed = delays_ns.shape[0], observations_needed(delays_ns.shape[1], MOST_P_VALUE)
     late = int((delays_ns[:, column] > 0).sum())
-    return NoStraggler(why=f"{has}, but is late in {late} of {rows} {by}s and unevenly, which {luck}")
+    return NoStraggler(
+        why=f"{has} and is late in {late} of {rows} {by}{'s' if rows > 1 else ''}: p <= {p_value:.2g} (needs"
+        f" {MOST_P_VALUE:g})",
+        more=needed - rows if rows < needed else None,
+    )
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:

@@ -28,8 +28,8 @@ def test_too_few_trials_name_the_option_with_more_than_there_were() -> None:
     straggler, said = find_straggler([_lateness(9, 9)] * 3)
     assert straggler is None
     assert said == (
-        "no straggler: rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to"
-        " 6%); --trials 4 or more tells"
+        "no straggler: rank 2 has 100% of the lateness and is late in 3 of 3 trials: p <= 0.062 (needs 0.02);"
+        " --trials 4 or more tells"
     )
 
 

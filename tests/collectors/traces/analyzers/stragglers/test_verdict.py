@@ -52,7 +52,7 @@ def test_of_one_trial_its_steps_may_be_asked() -> None:
     trials = [_trial([[0, 0, 40], [0, 0, 60]] * 3)]
     assert isinstance(verdict(trials, by="step"), Straggler)
     assert verdict(trials) == NoStraggler(
-        why="rank 2 has 100% of the lateness, but in so few trials that it may be luck (chance up to 100%)", more=4
+        why="rank 2 has 100% of the lateness and is late in 1 of 1 trial: p <= 1 (needs 0.02)", more=4
     )
 
 
@@ -99,17 +99,14 @@ def test_the_cause_is_the_largest_over_all_trials() -> None:
 
 def test_steps_without_a_late_rank_count_as_traced() -> None:
     found = verdict([_trial([[0, 90], *[[0, 0]] * 30])], by="step")
-    assert found == NoStraggler(
-        why="rank 1 has 100% of the lateness, but is late in 1 of 31 steps and unevenly, which may be luck (chance"
-        " up to 100%)"
-    )
+    assert found == NoStraggler(why="rank 1 has 100% of the lateness and is late in 1 of 31 steps: p <= 1 (needs 0.02)")
 
 
 def test_too_few_steps_say_how_many_more_would_tell() -> None:
     # Of four ranks one must be late alone in four steps: 4 x 4^-4 is 1.6 %.
     found = verdict([_trial([[0, 0, 0, 90]])], by="step")
     assert isinstance(found, NoStraggler)
-    assert found.why.endswith("but in so few steps that it may be luck (chance up to 100%)")
+    assert found.why.endswith("is late in 1 of 1 step: p <= 1 (needs 0.02)")
     assert found.more == 3
     assert isinstance(verdict([_trial([[0, 0, 0, 90]] * 4)], by="step"), Straggler)
 
