@@ -114,7 +114,7 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
     for fields, row in zip(rows, imported.rows, strict=True):
         cells = [str(row.size_bytes), *([_kind(row)] if has_kinds else [])]
         for name in ("out_of_place", "in_place"):
-            cells += [_scaled(fields[f"{name}_s"], 1e-6), *_bandwidths(fields, name)]
+            cells += [_scaled(fields[f"{name}_s"], 1e6), *_bandwidths(fields, name)]
         if summary is not None:
             own = in_units(_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row), 1e-6)
             cells += [own, *_bandwidths(fields, "own"), _scaled(fields["own_time_ratio"])]
@@ -123,11 +123,11 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
 
 
 def _bandwidths(fields: Mapping[str, Any], name: str) -> list[str]:
-    return [_scaled(fields[f"{name}_{kind}_bytes_per_second"], 1e9) for kind in ("algorithm", "bus")]
+    return [_scaled(fields[f"{name}_{kind}_bytes_per_second"], 1e-9) for kind in ("algorithm", "bus")]
 
 
-def _scaled(value: float | None, size: float = 1) -> str:
-    return "-" if value is None else digits(value / size)
+def _scaled(value: float | None, scale: float = 1) -> str:
+    return "-" if value is None else digits(value * scale)
 
 
 def _kind(row: Row) -> str:
