@@ -23,7 +23,7 @@ from pynvml import (
 
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.gpu import GPU_INFO
-from collectors.metrics.metric import Sample
+from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.fields import link_bytes_per_second
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, says_unsupported
 
@@ -107,7 +107,7 @@ def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
     return states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Fact:
     """One label of the info series. question: its name in messages on what a driver cannot answer."""
 
@@ -117,37 +117,13 @@ class _Fact:
     can_change: bool = False
 
 
-def _name(nvml: Nvml, handle: Any) -> str:
-    return nvml.nvmlDeviceGetName(handle)
-
-
-def _serial(nvml: Nvml, handle: Any) -> str:
-    return nvml.nvmlDeviceGetSerial(handle)
-
-
 def _pci_address(nvml: Nvml, handle: Any) -> str:
     address = nvml.nvmlDeviceGetPciInfo_v3(handle).busId
     return address.decode() if isinstance(address, bytes) else str(address)
 
 
-def _most_pcie(nvml: Nvml, handle: Any) -> str:
+def _pcie_capability(nvml: Nvml, handle: Any) -> str:
     return f"{nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)} x{nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"
-
-
-def _vbios(nvml: Nvml, handle: Any) -> str:
-    return nvml.nvmlDeviceGetVbiosVersion(handle)
-
-
-def _numa(nvml: Nvml, handle: Any) -> str:
-    return str(nvml.nvmlDeviceGetNumaNodeId(handle))
-
-
-def _persistence(nvml: Nvml, handle: Any) -> str:
-    return _switch(nvml.nvmlDeviceGetPersistenceMode(handle))
-
-
-def _mig(nvml: Nvml, handle: Any) -> str:
-    return _switch(nvml.nvmlDeviceGetMigMode(handle)[0])
 
 
 def _nvlink(nvml: Nvml, handle: Any) -> str:
@@ -158,20 +134,25 @@ def _nvlink(nvml: Nvml, handle: Any) -> str:
     return f"{version} x{sum(states)}"
 
 
-def _switch(state: int) -> str:
+def _on_or_off(state: int) -> str:
     return "on" if state else "off"
 
 
 _FACTS = (
-    _Fact(label="name", question="name", read=_name),
-    _Fact(label="serial", question="serial number", read=_serial),
-    _Fact(label="pci_address", question="PCI address", read=_pci_address),
-    _Fact(label="pcie", question="PCIe capability", read=_most_pcie),
-    _Fact(label="vbios", question="VBIOS version", read=_vbios),
-    _Fact(label="numa", question="NUMA node", read=_numa),
-    _Fact(label="persistence", question="persistence mode", read=_persistence, can_change=True),
-    _Fact(label="mig", question="MIG mode", read=_mig, can_change=True),
-    _Fact(label="nvlink", question="NVLink states", read=_nvlink, can_change=True),
+    _Fact("name", "name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
+    _Fact("serial", "serial number", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
+    _Fact("pci_address", "PCI address", _pci_address),
+    _Fact("pcie", "PCIe capability", _pcie_capability),
+    _Fact("vbios", "VBIOS version", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    _Fact("numa", "NUMA node", lambda nvml, gpu: str(nvml.nvmlDeviceGetNumaNodeId(gpu))),
+    _Fact(
+        "persistence",
+        "persistence mode",
+        lambda nvml, gpu: _on_or_off(nvml.nvmlDeviceGetPersistenceMode(gpu)),
+        can_change=True,
+    ),
+    _Fact("mig", "MIG mode", lambda nvml, gpu: _on_or_off(nvml.nvmlDeviceGetMigMode(gpu)[0]), can_change=True),
+    _Fact("nvlink", "NVLink states", _nvlink, can_change=True),
 )
 
 
@@ -218,7 +199,7 @@ Read = Callable[[Nvml, Any, str], list[Sample]]
 """Takes NVML, a GPU's handle and its label; returns samples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question about a GPU.
 
@@ -253,14 +234,9 @@ def _utilization(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     ]
 
 
-def _encoder(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    percent, _ = nvml.nvmlDeviceGetEncoderUtilization(handle)
-    return [gpu_metrics.GPU_ENCODER_UTILIZATION.at(percent / 100, gpu=gpu)]
-
-
-def _decoder(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    percent, _ = nvml.nvmlDeviceGetDecoderUtilization(handle)
-    return [gpu_metrics.GPU_DECODER_UTILIZATION.at(percent / 100, gpu=gpu)]
+def _one_value(metric: Metric, ask: Callable[[Nvml, Any], float], **labels: str) -> Read:
+    """Return the reader of one metric; `ask` returns its value in base units."""
+    return lambda nvml, handle, gpu: [metric.at(ask(nvml, handle), gpu=gpu, **labels)]
 
 
 def _memory(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
@@ -283,34 +259,18 @@ def _bar1(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
     ]
 
 
-def _power(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    milliwatts = nvml.nvmlDeviceGetPowerUsage(handle)
-    return [gpu_metrics.GPU_POWER_WATTS.at(milliwatts / 1e3, gpu=gpu)]
-
-
-def _temperature(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    celsius = nvml.nvmlDeviceGetTemperature(handle, NVML_TEMPERATURE_GPU)
-    return [gpu_metrics.GPU_TEMPERATURE_CELSIUS.at(celsius, gpu=gpu)]
-
-
-def _margin(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-    return [gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS.at(nvml.nvmlDeviceGetMarginTemperature(handle), gpu=gpu)]
-
-
 def _clock(name: str, clock: int) -> Read:
-    def read(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-        megahertz = nvml.nvmlDeviceGetClockInfo(handle, clock)
-        return [gpu_metrics.GPU_CLOCK_HERTZ.at(megahertz * 1e6, gpu=gpu, clock=name)]
-
-    return read
+    return _one_value(
+        gpu_metrics.GPU_CLOCK_HERTZ, lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, clock) * 1e6, clock=name
+    )
 
 
 def _clock_limit(name: str, clock: int) -> Read:
-    def read(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
-        megahertz = nvml.nvmlDeviceGetMaxClockInfo(handle, clock)
-        return [gpu_metrics.GPU_CLOCK_LIMIT_HERTZ.at(megahertz * 1e6, gpu=gpu, clock=name)]
-
-    return read
+    return _one_value(
+        gpu_metrics.GPU_CLOCK_LIMIT_HERTZ,
+        lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, clock) * 1e6,
+        clock=name,
+    )
 
 
 def _reasons(nvml: Nvml, handle: Any, gpu: str) -> list[Sample]:
@@ -340,18 +300,42 @@ def _pcie_link(generation: int, lanes: int, **labels: str) -> list[Sample]:
 
 
 QUESTIONS = (
-    Question(name="utilization counter", read=_utilization),
-    Question(name="encoder utilization", read=_encoder),
-    Question(name="decoder utilization", read=_decoder),
-    Question(name="account of device memory", read=_memory),
-    Question(name="BAR1 window", read=_bar1, is_slow=True),
-    Question(name="power sensor", read=_power),
-    Question(name="temperature sensor", read=_temperature),
-    Question(name="temperature margin", read=_margin),
-    *(Question(name=f"{name} clock", read=_clock(name, clock)) for name, clock in _CLOCKS),
-    *(Question(name=f"{name} clock limit", read=_clock_limit(name, clock), is_slow=True) for name, clock in _CLOCKS),
-    Question(name="clock event reasons", read=_reasons),
-    Question(name="PCIe link now", read=_pcie_now, is_slow=True),
-    Question(name="PCIe link at most", read=_pcie_most, is_slow=True),
-    Question(name="NVLink fabric", read=fabric, is_slow=True),
+    Question("utilization counter", _utilization),
+    Question(
+        "encoder utilization",
+        _one_value(
+            gpu_metrics.GPU_ENCODER_UTILIZATION, lambda nvml, gpu: nvml.nvmlDeviceGetEncoderUtilization(gpu)[0] / 100
+        ),
+    ),
+    Question(
+        "decoder utilization",
+        _one_value(
+            gpu_metrics.GPU_DECODER_UTILIZATION, lambda nvml, gpu: nvml.nvmlDeviceGetDecoderUtilization(gpu)[0] / 100
+        ),
+    ),
+    Question("account of device memory", _memory),
+    Question("BAR1 window", _bar1, is_slow=True),
+    Question(
+        "power sensor",
+        _one_value(gpu_metrics.GPU_POWER_WATTS, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+    ),
+    Question(
+        "temperature sensor",
+        _one_value(
+            gpu_metrics.GPU_TEMPERATURE_CELSIUS,
+            lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, NVML_TEMPERATURE_GPU),
+        ),
+    ),
+    Question(
+        "temperature margin",
+        _one_value(
+            gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS, lambda nvml, gpu: nvml.nvmlDeviceGetMarginTemperature(gpu)
+        ),
+    ),
+    *(Question(f"{name} clock", _clock(name, clock)) for name, clock in _CLOCKS),
+    *(Question(f"{name} clock limit", _clock_limit(name, clock), is_slow=True) for name, clock in _CLOCKS),
+    Question("clock event reasons", _reasons),
+    Question("PCIe link now", _pcie_now, is_slow=True),
+    Question("PCIe link at most", _pcie_most, is_slow=True),
+    Question("NVLink fabric", fabric, is_slow=True),
 )
