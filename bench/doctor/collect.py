@@ -35,7 +35,7 @@ def gpu_fields(collector: NvmlCollector, *, wait: Callable[[float], None] = time
         for _ in range(_BEATS):
             collector.read()
             wait(_APART_S)
-        return GpuFields(standings=collector.standings(), left_out=collector.absent)
+        return GpuFields(standings=collector.support(), left_out=collector.absent)
     finally:
         collector.close()
 

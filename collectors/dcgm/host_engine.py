@@ -15,17 +15,17 @@ _MONITORS = "GPM"
 """Name, or beginning of the name, of each question to the monitors."""
 
 
-def gpus_with_held_monitors(standings: Iterable[FieldSupport]) -> tuple[str, ...]:
+def gpus_with_held_monitors(support: Iterable[FieldSupport]) -> tuple[str, ...]:
     """Return the GPUs whose monitors refused because they are in use; they have no GPM samples while that lasts."""
-    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # A standing keeps NVML's message, and not its code.
-    held = (one.gpu for one in standings if one.question.startswith(_MONITORS) and one.reason == in_use)
+    in_use = str(NVMLError(NVML_ERROR_IN_USE))  # The table keeps NVML's message, and not its code.
+    held = (one.gpu for one in support if one.question.startswith(_MONITORS) and one.reason == in_use)
     return tuple(dict.fromkeys(held))
 
 
-def gpus_by_monitors(standings: Iterable[FieldSupport]) -> dict[Answer, tuple[str, ...]]:
+def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[Answer, tuple[str, ...]]:
     """Return the GPUs by their answer to the GPM question; a GPU not yet asked, or asked only once, is left out."""
     found: dict[Answer, list[str]] = {}
-    for one in standings:
+    for one in support:
         if one.question == _MONITORS:
             found.setdefault(one.answer, []).append(one.gpu)
     return {answer: tuple(gpus) for answer, gpus in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processe
 
 # Refused questions, summarised in few lines.
 
-_SAID: dict[Answer, str] = {
+_REFUSED: dict[Answer, str] = {
     "not supported": "driver {driver} does not tell {questions}; they are left out of this run",
     "not permitted": "this process may not ask for {questions}; they are left out of this run",
     "not always": "no answer at times to {questions}; they are left out then",
@@ -36,32 +36,29 @@ _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
 are NUMA nodes, and new ones remap rows and retire no pages."""
 
 
-def refusals(standings: Iterable[FieldSupport], *, driver: str) -> list[str]:
+def refusals(support: Iterable[FieldSupport], *, driver: str) -> list[str]:
     """Return one line for all GPUs that refuse the same questions for the same reason.
 
-    What a kind of GPU never supports is left out here; the table of standings has it.
+    What a kind of GPU never supports is left out here; the table of fields in `observatory doctor` has it.
     """
     # GPUs 0 and 1 lack a and b: refused {(answer, "0"): [a, b], (answer, "1"): [a, b]},
     # then alike {(answer, (a, b)): ["0", "1"]}, which is one line.
     refused: dict[tuple[Answer, str], list[str]] = {}
-    for standing in standings:
-        name = standing.question
-        is_missed = standing.answer != "not supported" or not any(word in name for word in _OF_SOME)
-        if standing.answer in _SAID and is_missed:
-            if standing.answer == "not always":
-                name += f" ({standing.reason})"
-            refused.setdefault((standing.answer, standing.gpu), []).append(name)
+    for one in support:
+        name = one.question
+        is_missed = one.answer != "not supported" or not any(word in name for word in _OF_SOME)
+        if one.answer in _REFUSED and is_missed:
+            if one.answer == "not always":
+                name += f" ({one.reason})"
+            refused.setdefault((one.answer, one.gpu), []).append(name)
     alike: dict[tuple[Answer, tuple[str, ...]], list[str]] = {}
     for (answer, gpu), questions in refused.items():
         alike.setdefault((answer, tuple(questions)), []).append(gpu)
     return [
-        f"{_named(gpus)}: {_SAID[answer].format(driver=driver, questions=', '.join(questions))}"
+        f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}: "
+        + _REFUSED[answer].format(driver=driver, questions=", ".join(questions))
         for (answer, questions), gpus in alike.items()
     ]
-
-
-def _named(gpus: Sequence[str]) -> str:
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {', '.join(gpus)}"
 
 
 OPEN_S = 5.0
@@ -134,21 +131,26 @@ class NvmlCollector:
             for one in opened.watched
             if one.gpu is not None and one.gpu.is_split
         ]
-        refused = refusals(self.standings(), driver=self._driver)
+        refused = refusals(self.support(), driver=self._driver)
         own = [reason for one in opened.watched for reason in one.reasons]
         return tuple(dict.fromkeys([*opened.reasons, *events, *split, *refused, *own]))
 
     def read(self) -> list[Sample]:
         """Return what each GPU answers now, or answered last, and the metrics of the reading itself."""
         before = self._opening.latest
-        if before is not None and self._is_to_be_opened_again(before):
+        is_due = before is not None and self._clock_ns() - before.at_ns >= round(RETRY_S * 1e9)
+        if before is not None and is_due and all(watched.is_gone for watched in before.watched):
             self._opening.ask()
         is_open = self._opening.wait(0.0)
         opened = self._opening.latest
         if opened is None or not opened.watched:
             return []
         if is_open:
-            self._ask_all(opened.watched)
+            for watched in opened.watched:
+                watched.ask()
+            until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
+            for watched in opened.watched:
+                watched.settle((until_ns - self._clock_ns()) / 1e9)
         return [
             *(sample for watched in opened.watched for sample in watched.samples()),
             *(sample for events in opened.events for sample in events.samples()),
@@ -169,10 +171,10 @@ class NvmlCollector:
         """Number of fields, GPM metrics, and calls for a single value that GPUs were asked for so far."""
         return sum(one.gpu.timed.asked for one in self._watched() if one.gpu is not None)
 
-    def standings(self) -> tuple[FieldSupport, ...]:
-        """Return one standing for each GPU and each question that it was asked."""
+    def support(self) -> tuple[FieldSupport, ...]:
+        """Return the support of each question that a GPU was asked."""
         gpus = [watched.gpu for watched in self._watched()]
-        return tuple(one for gpu in gpus if gpu is not None for one in gpu.standings.all())
+        return tuple(one for gpu in gpus if gpu is not None for one in gpu.support.all())
 
     def close(self) -> None:
         """End the threads and shut NVML down; where a thread hangs, it is left behind and NVML stays open."""
@@ -200,10 +202,6 @@ class NvmlCollector:
             watched.await_found((until_ns - self._clock_ns()) / 1e9)
             events.await_begun((until_ns - self._clock_ns()) / 1e9)
 
-    def _is_to_be_opened_again(self, opened: _Opened) -> bool:
-        is_due = self._clock_ns() - opened.at_ns >= round(RETRY_S * 1e9)
-        return is_due and all(watched.is_gone for watched in opened.watched)
-
     def _open(self) -> _Opened:
         before = self._opening.latest or _Opened(at_ns=0)
         count, reasons = 0, list[str]()
@@ -212,14 +210,22 @@ class NvmlCollector:
             if count == 0:
                 reasons = [f"NVML: driver {self._driver} shows no GPU; samples of GPUs are left out of this run"]
         except NVMLError as error:
-            reasons = [_no_nvml(error)]
-        places = range(len(before.watched), count)
-        events = [*before.events, *(EventWatch(self._nvml, index, clock_ns=self._clock_ns) for index in places)]
+            missing = missing_driver(error)
+            reasons = [
+                f"NVML does not start: {error}; samples of GPUs are left out of this run"
+                if missing is None
+                else f"no NVIDIA driver: {missing}"
+            ]
+        new = range(len(before.watched), count)
+        events = [*before.events, *(EventWatch(self._nvml, index, clock_ns=self._clock_ns) for index in new)]
         for one in events:
             one.start()
         return _Opened(
             at_ns=self._clock_ns(),
-            watched=[*before.watched, *(self._watch(index) for index in places)],
+            watched=[
+                *before.watched,
+                *(WatchedGpu(index, self._find, hold_s=self._hold_s, clock_ns=self._clock_ns) for index in new),
+            ],
             events=events,
             reasons=reasons,
         )
@@ -237,9 +243,6 @@ class NvmlCollector:
         self._driver, self._cuda = nvml.nvmlSystemGetDriverVersion(), cuda_version(nvml)
         return nvml.nvmlDeviceGetCount()
 
-    def _watch(self, index: int) -> WatchedGpu:
-        return WatchedGpu(index, self._find, hold_s=self._hold_s, clock_ns=self._clock_ns)
-
     def _find(self, index: int) -> Gpu:
         return Gpu(
             self._nvml,
@@ -251,13 +254,6 @@ class NvmlCollector:
             clock_ns=self._clock_ns,
         )
 
-    def _ask_all(self, watched: list[WatchedGpu]) -> None:
-        for one in watched:
-            one.ask()
-        until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
-        for one in watched:
-            one.settle((until_ns - self._clock_ns()) / 1e9)
-
     def _costs(self, opened: _Opened) -> list[Sample]:
         seconds: dict[str, float] = {}
         calls: dict[str, int] = {}
@@ -267,9 +263,9 @@ class NvmlCollector:
                 seconds[function] = seconds.get(function, 0.0) + spent_s
                 calls[function] = calls.get(function, 0) + timed.calls[function]
         slowest: dict[str, float] = {}
-        for standing in self.standings():
-            if standing.cost_s is not None:
-                slowest[standing.question] = max(slowest.get(standing.question, 0.0), standing.cost_s)
+        for one in self.support():
+            if one.cost_s is not None:
+                slowest[one.question] = max(slowest.get(one.question, 0.0), one.cost_s)
         return [
             *(
                 gpu_health_metrics.GPU_CALL_SECONDS.at(spent_s, function=function)
@@ -285,10 +281,3 @@ def _ended(events: list[EventWatch]) -> list[bool]:
     for one in events:
         one.end()
     return [one.close() for one in events]
-
-
-def _no_nvml(error: Exception) -> str:
-    missing = missing_driver(error)
-    if missing is not None:
-        return f"no NVIDIA driver: {missing}"
-    return f"NVML does not start: {error}; samples of GPUs are left out of this run"

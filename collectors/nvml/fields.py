@@ -61,7 +61,43 @@ def fields_of(driver: str, *, per_link: int = 0) -> tuple[Field, ...]:
     driver: its version decides field numbers that NVIDIA has changed. per_link: number of NVLinks whose own bytes are
     asked for; 0 for the sum alone.
     """
-    return (*_FIELDS, *_clock_events(driver), *(one for link in range(per_link) for one in _of_link(link)))
+    of_links = (
+        _field(
+            number,
+            f"NVLink {link} bytes {direction}",
+            gpu_health_metrics.GPU_NVLINK_LINK_BYTES,
+            _KIB,
+            scope=link,
+            link=str(link),
+            direction=direction,
+        )
+        for link in range(per_link)
+        for direction, number in _NVLINK_BYTES.items()
+    )
+    return (*_FIELDS, *_clock_events(driver), *of_links)
+
+
+def _field(
+    number: int,
+    name: str,
+    metric: Metric,
+    scale: float = 1,
+    *,
+    scope: int = 0,
+    is_slow: bool = False,
+    is_wrapping: bool = False,
+    **labels: str,
+) -> Field:
+    return Field(
+        number=number,
+        name=name,
+        metric=metric,
+        scale=scale,
+        labels=labels,
+        scope=scope,
+        is_slow=is_slow,
+        is_wrapping=is_wrapping,
+    )
 
 
 def _clock_events(driver: str) -> tuple[Field, ...]:
@@ -82,40 +118,8 @@ def _clock_events(driver: str) -> tuple[Field, ...]:
         **thermal,
     }
     return tuple(
-        _quick(number, f"clocks held by {reason}", gpu_metrics.GPU_CLOCK_HELD_SECONDS, 1e-9, reason=reason)
+        _field(number, f"clocks held by {reason}", gpu_metrics.GPU_CLOCK_HELD_SECONDS, 1e-9, reason=reason)
         for reason, number in reasons.items()
-    )
-
-
-def _of_link(link: int) -> tuple[Field, ...]:
-    return tuple(
-        Field(
-            number=number,
-            scope=link,
-            name=f"NVLink {link} bytes {direction}",
-            metric=gpu_health_metrics.GPU_NVLINK_LINK_BYTES,
-            scale=_KIB,
-            labels={"link": str(link), "direction": direction},
-        )
-        for direction, number in _NVLINK_BYTES.items()
-    )
-
-
-def _quick(number: int, name: str, metric: Metric, scale: float = 1, **labels: str) -> Field:
-    return Field(number=number, name=name, metric=metric, scale=scale, labels=labels)
-
-
-def _slow(number: int, name: str, metric: Metric, scale: float = 1, **labels: str) -> Field:
-    return Field(number=number, name=name, metric=metric, scale=scale, labels=labels, is_slow=True)
-
-
-def _bytes(number: int, direction: str) -> Field:
-    return Field(
-        number=number,
-        name=f"PCIe bytes {direction}",
-        metric=gpu_health_metrics.GPU_PCIE_BYTES,
-        labels={"direction": direction},
-        is_wrapping=True,
     )
 
 
@@ -130,6 +134,10 @@ _ACTIONS = {
     7: "system_reboot",
 }
 """Source: nvml.h, nvmlDeviceGpuRecoveryAction_t."""
+_PCIE_BYTES = {
+    "sent": pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+    "received": pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+}
 _NVLINK_BYTES = {
     "sent": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     "received": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
@@ -169,6 +177,12 @@ _ECC_ERRORS = (
     ("corrected", "aggregate", gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
     ("uncorrected", "aggregate", gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS, pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
 )
+_REPAIRED_MEMORY = (
+    ("pages retired", gpu_health_metrics.GPU_RETIRED_PAGES, "corrected", pynvml.NVML_FI_DEV_RETIRED_SBE),
+    ("pages retired", gpu_health_metrics.GPU_RETIRED_PAGES, "uncorrected", pynvml.NVML_FI_DEV_RETIRED_DBE),
+    ("rows remapped", gpu_health_metrics.GPU_REMAPPED_ROWS, "corrected", pynvml.NVML_FI_DEV_REMAPPED_COR),
+    ("rows remapped", gpu_health_metrics.GPU_REMAPPED_ROWS, "uncorrected", pynvml.NVML_FI_DEV_REMAPPED_UNC),
+)
 _POWER_LIMITS = {
     "minimum": pynvml.NVML_FI_DEV_POWER_MIN_LIMIT,
     "maximum": pynvml.NVML_FI_DEV_POWER_MAX_LIMIT,
@@ -177,76 +191,63 @@ _POWER_LIMITS = {
 }
 
 _FIELDS = (
-    _quick(pynvml.NVML_FI_DEV_POWER_INSTANT, "instant power", gpu_metrics.GPU_POWER_INSTANT_WATTS, 1e-3),
-    _quick(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "energy counter", gpu_metrics.GPU_ENERGY_JOULES, 1e-3),
-    _quick(pynvml.NVML_FI_DEV_MEMORY_TEMP, "memory temperature", gpu_metrics.GPU_MEMORY_TEMPERATURE_CELSIUS),
-    _bytes(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, "sent"),
-    _bytes(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, "received"),
+    _field(pynvml.NVML_FI_DEV_POWER_INSTANT, "instant power", gpu_metrics.GPU_POWER_INSTANT_WATTS, 1e-3),
+    _field(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "energy counter", gpu_metrics.GPU_ENERGY_JOULES, 1e-3),
+    _field(pynvml.NVML_FI_DEV_MEMORY_TEMP, "memory temperature", gpu_metrics.GPU_MEMORY_TEMPERATURE_CELSIUS),
     *(
-        Field(
-            number=number,
+        _field(
+            number,
+            f"PCIe bytes {direction}",
+            gpu_health_metrics.GPU_PCIE_BYTES,
+            is_wrapping=True,
+            direction=direction,
+        )
+        for direction, number in _PCIE_BYTES.items()
+    ),
+    *(
+        _field(
+            number,
+            f"NVLink bytes {direction}",
+            gpu_health_metrics.GPU_NVLINK_BYTES,
+            _KIB,
             scope=ALL_LINKS,
-            name=f"NVLink bytes {direction}",
-            metric=gpu_health_metrics.GPU_NVLINK_BYTES,
-            scale=_KIB,
-            labels={"direction": direction},
+            direction=direction,
         )
         for direction, number in _NVLINK_BYTES.items()
     ),
     *(
-        _quick(number, f"{kind} ECC errors, {account}", metric, kind=kind)
+        _field(number, f"{kind} ECC errors, {account}", metric, kind=kind)
         for kind, account, metric, number in _ECC_ERRORS
     ),
-    _slow(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, "PCIe replays", gpu_health_metrics.GPU_PCIE_RETRIES),
+    _field(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, "PCIe replays", gpu_health_metrics.GPU_PCIE_RETRIES, is_slow=True),
     *(
-        _slow(number, f"{kind} PCIe errors", gpu_health_metrics.GPU_PCIE_ERRORS, kind=kind)
+        _field(number, f"{kind} PCIe errors", gpu_health_metrics.GPU_PCIE_ERRORS, is_slow=True, kind=kind)
         for kind, number in _PCIE_ERRORS.items()
     ),
     *(
-        _slow(number, f"NVLink {kind} errors", gpu_health_metrics.GPU_NVLINK_ERRORS, kind=kind)
-        for kind, number in _NVLINK_ERRORS.items()
-    ),
-    *(
-        Field(
-            number=number,
-            scope=ALL_LINKS,
-            name=f"NVLink {kind} errors",
-            metric=gpu_health_metrics.GPU_NVLINK_ERRORS,
-            labels={"kind": kind},
-            is_slow=True,
+        _field(
+            number, f"NVLink {kind} errors", gpu_health_metrics.GPU_NVLINK_ERRORS, scope=scope, is_slow=True, kind=kind
         )
-        for kind, number in _NVLINK_5_ERRORS.items()
+        for scope, errors in ((0, _NVLINK_ERRORS), (ALL_LINKS, _NVLINK_5_ERRORS))
+        for kind, number in errors.items()
     ),
     *(
-        _slow(number, f"{limit} power limit", gpu_metrics.GPU_POWER_LIMIT_WATTS, 1e-3, limit=limit)
+        _field(number, f"{limit} power limit", gpu_metrics.GPU_POWER_LIMIT_WATTS, 1e-3, is_slow=True, limit=limit)
         for limit, number in _POWER_LIMITS.items()
     ),
-    _slow(
-        pynvml.NVML_FI_DEV_RETIRED_SBE,
-        "corrected pages retired",
-        gpu_health_metrics.GPU_RETIRED_PAGES,
-        kind="corrected",
-    ),
-    _slow(
-        pynvml.NVML_FI_DEV_RETIRED_DBE,
-        "uncorrected pages retired",
-        gpu_health_metrics.GPU_RETIRED_PAGES,
-        kind="uncorrected",
-    ),
-    _slow(
-        pynvml.NVML_FI_DEV_REMAPPED_COR,
-        "corrected rows remapped",
-        gpu_health_metrics.GPU_REMAPPED_ROWS,
-        kind="corrected",
-    ),
-    _slow(
-        pynvml.NVML_FI_DEV_REMAPPED_UNC,
-        "uncorrected rows remapped",
-        gpu_health_metrics.GPU_REMAPPED_ROWS,
-        kind="uncorrected",
+    *(
+        _field(number, f"{kind} {repaired}", metric, is_slow=True, kind=kind)
+        for repaired, metric, kind, number in _REPAIRED_MEMORY
     ),
     *(
-        _slow(number, f"repair of {repair} {state}", gpu_health_metrics.GPU_MEMORY_REPAIR, repair=repair, state=state)
+        _field(
+            number,
+            f"repair of {repair} {state}",
+            gpu_health_metrics.GPU_MEMORY_REPAIR,
+            is_slow=True,
+            repair=repair,
+            state=state,
+        )
         for repair, state, number in (
             ("pages", "pending", pynvml.NVML_FI_DEV_RETIRED_PENDING),
             ("rows", "pending", pynvml.NVML_FI_DEV_REMAPPED_PENDING),
@@ -294,7 +295,7 @@ class WholeCounter:
     def __init__(self) -> None:
         self._raw: int | None = None
         self._is_wide = False
-        self._whole = 0
+        self._bytes = 0
 
     def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
         """Return the growth since the first reading, or since the last unknown one; None where this one is unknown.
@@ -304,8 +305,8 @@ class WholeCounter:
         self._is_wide = self._is_wide or raw >= _WRAP
         growth = 0 if self._raw is None else self._growth(self._raw, raw, expected, most)
         self._raw = raw
-        self._whole = 0 if growth is None else self._whole + growth
-        return None if growth is None else self._whole
+        self._bytes = 0 if growth is None else self._bytes + growth
+        return None if growth is None else self._bytes
 
     def _growth(self, before: int, raw: int, expected: float | None, most: float | None) -> int | None:
         if self._is_wide:
@@ -333,15 +334,15 @@ class FieldBatch:
         handle: Any,
         gpu: str,
         fields: Sequence[Field],
-        standings: FieldSupportTable,
+        support: FieldSupportTable,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._nvml, self._handle, self._gpu = nvml, handle, gpu
         self._fields = list(fields)
-        self._standings = standings
+        self._support = support
         self._clock_ns = clock_ns
-        self._whole = {field: WholeCounter() for field in fields if field.is_wrapping}
+        self._counters = {field: WholeCounter() for field in fields if field.is_wrapping}
         self._begun_ns: int | None = None
 
     def read(
@@ -355,16 +356,18 @@ class FieldBatch:
         Raises:
             GpuLost: the GPU is gone.
         """
-        asked = [field for field in self._fields if is_slow or not field.is_slow]
-        if not asked:
+        fields = [field for field in self._fields if is_slow or not field.is_slow]
+        if not fields:
             return [], []
         begun_ns = self._clock_ns()
         try:
-            values = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(one.number, one.scope) for one in asked])
+            values = self._nvml.nvmlDeviceGetFieldValues(
+                self._handle, [(field.number, field.scope) for field in fields]
+            )
         except NVMLError as error:
-            if not self._standings.refused("fields in one call", error):
+            if not self._support.refused("fields in one call", error):
                 self._fields.clear()
-            self._whole = {field: WholeCounter() for field in self._whole}
+            self._counters = {field: WholeCounter() for field in self._counters}
             return [], []
         since_ns = begun_ns if self._begun_ns is None else self._begun_ns
         self._begun_ns = begun_ns
@@ -373,7 +376,7 @@ class FieldBatch:
         most = None if link is None else link * (self._clock_ns() - since_ns) / 1e9
         quick: list[Sample] = []
         slow: list[Sample] = []
-        for one, value in zip(asked, values, strict=True):
+        for one, value in zip(fields, values, strict=True):
             sample = self._sample(one, value, expected, most)
             if sample is not None:
                 (slow if one.is_slow else quick).append(sample)
@@ -384,21 +387,21 @@ class FieldBatch:
         if code == NVML_SUCCESS and value.valueType >= len(_MEMBERS):  # A value type of a newer driver.
             code = NVML_ERROR_NOT_SUPPORTED
         if code != NVML_SUCCESS:
-            if not self._standings.refused(field.name, NVMLError(code)):
+            if not self._support.refused(field.name, NVMLError(code)):
                 self._fields.remove(field)
-            if field in self._whole:  # Its growth in the meantime is unknown.
-                self._whole[field] = WholeCounter()
+            if field in self._counters:  # Its growth in the meantime is unknown.
+                self._counters[field] = WholeCounter()
             return None
-        self._standings.answered(field.name, value.latencyUsec / 1e6)
+        self._support.answered(field.name, value.latencyUsec / 1e6)
         raw = raw_of(value)
-        if field not in self._whole:
+        if field not in self._counters:
             return field.sample(self._gpu, raw)
         direction = field.labels["direction"]
-        whole = self._whole[field].advance(int(raw), expected=expected.get(direction), most=most)
-        if whole is None and not all(map(self._standings.is_asked, (MONITORS, pcie_rate(direction)))):
+        total = self._counters[field].advance(int(raw), expected=expected.get(direction), most=most)
+        if total is None and not all(map(self._support.is_asked, (MONITORS, pcie_rate(direction)))):
             # Where GPM gives the rate, a gap is reported as GPM's and not as this field's.
-            self._standings.doubted(field.name, _MAY_HAVE_WRAPPED)
-        return None if whole is None else field.sample(self._gpu, whole)
+            self._support.doubted(field.name, _MAY_HAVE_WRAPPED)
+        return None if total is None else field.sample(self._gpu, total)
 
 
 def raw_of(value: Any) -> float:

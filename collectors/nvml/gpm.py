@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
@@ -23,20 +23,22 @@ MONITORS = "GPM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class GpmReading:
     """GPM metrics over the time between two samples. pcie_bytes_per_second: by direction, where it is known."""
 
     samples: list[Sample]
     pcie_bytes_per_second: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Monitored:
+    """One GPM metric. name: as it is called in messages. scale: factor from NVML's unit to the metric's."""
+
     number: int
     name: str
     metric: Metric
-    labels: dict[str, str]
-    scale: float
+    labels: dict[str, str] = field(default_factory=dict)
+    scale: float = 0.01
 
 
 def pcie_rate(direction: str) -> str:
@@ -44,39 +46,26 @@ def pcie_rate(direction: str) -> str:
     return f"{MONITORS} PCIe {direction}"
 
 
-def _percent(number: int, name: str, metric: Metric, **labels: str) -> _Monitored:
-    return _Monitored(number=number, name=f"GPM {name}", metric=metric, labels=labels, scale=0.01)
-
-
-def _rate(number: int, name: str, metric: Metric, direction: str) -> _Monitored:
-    return _Monitored(
-        number=number, name=f"GPM {name} {direction}", metric=metric, labels={"direction": direction}, scale=_MIB
-    )
-
-
+_PCIE_RATE, _NVLINK_RATE = gpu_health_metrics.GPU_PCIE_RATE, gpu_health_metrics.GPU_NVLINK_RATE
+_TENSOR, _PIPE = gpu_health_metrics.GPU_TENSOR_ACTIVITY, gpu_health_metrics.GPU_PIPE_ACTIVITY
+_SENT, _RECEIVED = {"direction": "sent"}, {"direction": "received"}
 _MONITORED = (
-    _percent(pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, "graphics", gpu_health_metrics.GPU_GRAPHICS_ACTIVITY),
-    _percent(pynvml.NVML_GPM_METRIC_SM_UTIL, "SM activity", gpu_health_metrics.GPU_SM_ACTIVITY),
-    _percent(pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, "SM occupancy", gpu_health_metrics.GPU_SM_OCCUPANCY),
-    _percent(pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, "tensor any", gpu_health_metrics.GPU_TENSOR_ACTIVITY, kind="any"),
-    _percent(
-        pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL, "tensor hmma", gpu_health_metrics.GPU_TENSOR_ACTIVITY, kind="hmma"
-    ),
-    _percent(
-        pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL, "tensor imma", gpu_health_metrics.GPU_TENSOR_ACTIVITY, kind="imma"
-    ),
-    _percent(
-        pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL, "tensor dfma", gpu_health_metrics.GPU_TENSOR_ACTIVITY, kind="dfma"
-    ),
-    _percent(pynvml.NVML_GPM_METRIC_INTEGER_UTIL, "integer", gpu_health_metrics.GPU_PIPE_ACTIVITY, pipe="integer"),
-    _percent(pynvml.NVML_GPM_METRIC_FP64_UTIL, "fp64", gpu_health_metrics.GPU_PIPE_ACTIVITY, pipe="fp64"),
-    _percent(pynvml.NVML_GPM_METRIC_FP32_UTIL, "fp32", gpu_health_metrics.GPU_PIPE_ACTIVITY, pipe="fp32"),
-    _percent(pynvml.NVML_GPM_METRIC_FP16_UTIL, "fp16", gpu_health_metrics.GPU_PIPE_ACTIVITY, pipe="fp16"),
-    _percent(pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, "DRAM bandwidth", gpu_health_metrics.GPU_DRAM_ACTIVITY),
-    _rate(pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, "PCIe", gpu_health_metrics.GPU_PCIE_RATE, "sent"),
-    _rate(pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, "PCIe", gpu_health_metrics.GPU_PCIE_RATE, "received"),
-    _rate(pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, "NVLink", gpu_health_metrics.GPU_NVLINK_RATE, "sent"),
-    _rate(pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, "NVLink", gpu_health_metrics.GPU_NVLINK_RATE, "received"),
+    _Monitored(pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, "GPM graphics", gpu_health_metrics.GPU_GRAPHICS_ACTIVITY),
+    _Monitored(pynvml.NVML_GPM_METRIC_SM_UTIL, "GPM SM activity", gpu_health_metrics.GPU_SM_ACTIVITY),
+    _Monitored(pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, "GPM SM occupancy", gpu_health_metrics.GPU_SM_OCCUPANCY),
+    _Monitored(pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, "GPM tensor any", _TENSOR, {"kind": "any"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL, "GPM tensor hmma", _TENSOR, {"kind": "hmma"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL, "GPM tensor imma", _TENSOR, {"kind": "imma"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL, "GPM tensor dfma", _TENSOR, {"kind": "dfma"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_INTEGER_UTIL, "GPM integer", _PIPE, {"pipe": "integer"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_FP64_UTIL, "GPM fp64", _PIPE, {"pipe": "fp64"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_FP32_UTIL, "GPM fp32", _PIPE, {"pipe": "fp32"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_FP16_UTIL, "GPM fp16", _PIPE, {"pipe": "fp16"}),
+    _Monitored(pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, "GPM DRAM bandwidth", gpu_health_metrics.GPU_DRAM_ACTIVITY),
+    _Monitored(pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, pcie_rate("sent"), _PCIE_RATE, _SENT, _MIB),
+    _Monitored(pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, pcie_rate("received"), _PCIE_RATE, _RECEIVED, _MIB),
+    _Monitored(pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, "GPM NVLink sent", _NVLINK_RATE, _SENT, _MIB),
+    _Monitored(pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, "GPM NVLink received", _NVLINK_RATE, _RECEIVED, _MIB),
 )
 """Percents and MiB/s. Source: nvml.h, nvmlGpmMetricId_t."""
 
@@ -93,21 +82,21 @@ class Profile:
         nvml: Nvml,
         handle: Any,
         gpu: str,
-        standings: FieldSupportTable,
+        support: FieldSupportTable,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._nvml, self._handle, self._gpu = nvml, handle, gpu
-        self._standings = standings
+        self._support = support
         self._clock_ns = clock_ns
         self._monitored = list(_MONITORED)
         self._wanted = pynvml.c_nvmlGpmMetricsGet_t()
         self._pair: list[Any] = []
         self._filled = 0
         self._sampled_ns: int | None = None
-        self._seen = Seen(samples=[], pcie_bytes_per_second={})
+        self._latest = GpmReading(samples=[], pcie_bytes_per_second={})
 
-    def read(self) -> Seen:
+    def read(self) -> GpmReading:
         """Return the metrics since the last reading; the last answer again if that was less than 150 ms ago.
 
         Raises:
@@ -115,15 +104,15 @@ class Profile:
         """
         now_ns = self._clock_ns()
         is_too_soon = self._sampled_ns is not None and now_ns - self._sampled_ns < _APART_NS
-        if is_too_soon or not self._standings.is_asked(MONITORS):
-            return self._seen
+        if is_too_soon or not self._support.is_asked(MONITORS):
+            return self._latest
         try:
-            self._seen = self._look(now_ns)
+            self._latest = self._look(now_ns)
         except NVMLError as error:
-            self._standings.refused(MONITORS, error)
+            self._support.refused(MONITORS, error)
             self._filled = 0
-            self._seen = Seen(samples=[], pcie_bytes_per_second={})
-        return self._seen
+            self._latest = GpmReading(samples=[], pcie_bytes_per_second={})
+        return self._latest
 
     def close(self) -> None:
         """Free the samples."""
@@ -132,7 +121,7 @@ class Profile:
         self._pair = []
         self._filled = 0
 
-    def _look(self, now_ns: int) -> Seen:
+    def _look(self, now_ns: int) -> GpmReading:
         if not self._pair:
             if not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
                 raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
@@ -142,9 +131,9 @@ class Profile:
         self._nvml.nvmlGpmSampleGet(self._handle, self._pair[1])
         self._sampled_ns = now_ns
         self._filled = min(self._filled + 1, 2)
-        return self._difference() if self._filled == 2 else self._seen
+        return self._difference() if self._filled == 2 else self._latest
 
-    def _difference(self) -> Seen:
+    def _difference(self) -> GpmReading:
         wanted = self._wanted
         wanted.version = NVML_GPM_METRICS_GET_VERSION
         wanted.sample1, wanted.sample2 = self._pair
@@ -153,17 +142,17 @@ class Profile:
             wanted.metrics[place].metricId = monitored.number
         begun_ns = self._clock_ns()
         self._nvml.nvmlGpmMetricsGet(wanted)
-        self._standings.answered(MONITORS, (self._clock_ns() - begun_ns) / 1e9)
+        self._support.answered(MONITORS, (self._clock_ns() - begun_ns) / 1e9)
         samples: list[Sample] = []
         rates: dict[str, float] = {}
         for place, monitored in enumerate(tuple(self._monitored)):
             answer = wanted.metrics[place]
             if answer.nvmlReturn != NVML_SUCCESS:
-                if not self._standings.refused(monitored.name, NVMLError(answer.nvmlReturn)):
+                if not self._support.refused(monitored.name, NVMLError(answer.nvmlReturn)):
                     self._monitored.remove(monitored)
             elif math.isfinite(answer.value):
                 value = answer.value * monitored.scale
                 samples.append(monitored.metric.at(value, gpu=self._gpu, **monitored.labels))
-                if monitored.metric is gpu_health_metrics.GPU_PCIE_RATE:
+                if monitored.metric is _PCIE_RATE:
                     rates[monitored.labels["direction"]] = value
-        return Seen(samples=samples, pcie_bytes_per_second=rates)
+        return GpmReading(samples=samples, pcie_bytes_per_second=rates)

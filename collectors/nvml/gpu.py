@@ -34,8 +34,6 @@ SLOW_S = 10.0
 """How old an answer that rarely changes may be: limits, links, counts of errors, MIG instances."""
 _PROCESSES = "list of processes"
 _UNNAMED = "in a container with PIDs of its own the driver does not name all processes, so they are not counted"
-_Parts = tuple[str, frozenset[str]]
-"""Whether MIG is on, and the UUIDs of its instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,7 @@ class Reading:
 
 
 class Gpu:
-    """Asks one GPU all questions that it has not refused for good; `standings` tells which, and what answers cost.
+    """Asks one GPU all questions that it has not refused for good; `support` tells which, and what answers cost.
 
     Slow questions are asked every SLOW_S; readings in between repeat their answers.
     names_processes: whether the driver names all computing processes to this one.
@@ -74,21 +72,22 @@ class Gpu:
     ) -> None:
         self.label = str(index)
         self.timed = Timed(nvml, clock_ns=clock_ns)
-        self.standings = FieldSupportTable(self.label, clock_ns=clock_ns)
+        self.support = FieldSupportTable(self.label, clock_ns=clock_ns)
         self._nvml = self.timed.nvml
         self.handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
         self.uuid = self._nvml.nvmlDeviceGetUUID(self.handle)
         self._clock_ns = clock_ns
         self._identity = Identity(
-            self._nvml, self.handle, self.standings, gpu=self.label, uuid=self.uuid, driver=driver, cuda=cuda
+            self._nvml, self.handle, self.support, gpu=self.label, uuid=self.uuid, driver=driver, cuda=cuda
         )
-        links = self.standings.ask("NVLinks", partial(nvlinks, self._nvml, self.handle)) if per_link else None
+        links = self.support.ask("NVLinks", partial(nvlinks, self._nvml, self.handle)) if per_link else None
         fields = fields_of(driver, per_link=len(links or ()))
-        self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.standings, clock_ns=clock_ns)
-        self._profile = Profile(self._nvml, self.handle, self.label, self.standings, clock_ns=clock_ns)
+        self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.support, clock_ns=clock_ns)
+        self._profile = Profile(self._nvml, self.handle, self.label, self.support, clock_ns=clock_ns)
         self._names_processes = names_processes
         self._instances: tuple[Instance, ...] = ()
-        self._parts: _Parts | None = None
+        # Whether MIG is on, and the UUIDs of its instances.
+        self._mig: tuple[str, frozenset[str]] | None = None
         self.is_changed = False
         self._slow: list[Sample] = []
         self._slow_due_ns = clock_ns()
@@ -118,31 +117,29 @@ class Gpu:
     def _read(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
         now_ns = self._clock_ns()
         is_slow = now_ns >= self._slow_due_ns
-        quick, slow = self._questions(is_slow)
-        self._link = _link_at_most(slow) or self._link
-        seen = self._profile.read()
-        quick_fields, slow_fields = self._batch.read(is_slow=is_slow, rates=seen.pcie_bytes_per_second, link=self._link)
-        if is_slow:
-            found = self.standings.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
-            self._instances = self._instances if found is None else found
-            gpu_metrics = self._identity.read()
-            self._slow = [gpu_metrics, *slow, *slow_fields]
-            parts = (gpu_metrics.labels["mig"], frozenset(instance.uuid for instance in self._instances))
-            if parts[0] != UNKNOWN:
-                self.is_changed = self.is_changed or self._parts not in {None, parts}
-                self._parts = parts
-            self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
-        tasks, processes = self._processes()
-        return [*self._slow, *quick, *quick_fields, *seen.samples, *tasks], processes
-
-    def _questions(self, is_slow: bool) -> tuple[list[Sample], list[Sample]]:
         quick: list[Sample] = []
         slow: list[Sample] = []
         for question in QUESTIONS:
             if is_slow or not question.is_slow:
                 ask = partial(question.read, self._nvml, self.handle, self.label)
-                (slow if question.is_slow else quick).extend(self.standings.ask(question.name, ask) or ())
-        return quick, slow
+                (slow if question.is_slow else quick).extend(self.support.ask(question.name, ask) or ())
+        # The link is among the slow answers, so it is kept in between.
+        links = (one for one in slow if one.metric == GPU_PCIE_LINK.name and one.labels["link"] == "maximum")
+        self._link = next((one.value for one in links), None) or self._link
+        gpm = self._profile.read()
+        quick_fields, slow_fields = self._batch.read(is_slow=is_slow, rates=gpm.pcie_bytes_per_second, link=self._link)
+        if is_slow:
+            found = self.support.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
+            self._instances = self._instances if found is None else found
+            info = self._identity.read()
+            self._slow = [info, *slow, *slow_fields]
+            mig = (info.labels["mig"], frozenset(instance.uuid for instance in self._instances))
+            if mig[0] != UNKNOWN:
+                self.is_changed = self.is_changed or self._mig not in {None, mig}
+                self._mig = mig
+            self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
+        tasks, processes = self._processes()
+        return [*self._slow, *quick, *quick_fields, *gpm.samples, *tasks], processes
 
     def _processes(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
         """Return the samples and the list of processes; a split GPU has those of its instances.
@@ -152,26 +149,20 @@ class Gpu:
         samples: list[Sample] = []
         lists: list[tuple[GpuProcess, ...] | None] = []
         for instance in self._instances:
-            of_instance, processes = read_instance(self._nvml, instance, self.standings, gpu=self.label)
+            of_instance, processes = read_instance(self._nvml, instance, self.support, gpu=self.label)
             if not self._names_processes:
                 of_instance = [sample for sample in of_instance if sample.metric != gpu_metrics.GPU_INSTANCE_TASKS.name]
             samples += of_instance
             lists.append(processes)
         if not self._instances:
             ask = partial(processes_on, self._nvml, self.handle, gpu=self.label, uuid=self.uuid)
-            lists.append(self.standings.ask(_PROCESSES, ask))
+            lists.append(self.support.ask(_PROCESSES, ask))
         found = tuple(process for processes in lists for process in processes or ())
         if not self._names_processes:
-            self.standings.doubted(_PROCESSES, _UNNAMED)
+            self.support.doubted(_PROCESSES, _UNNAMED)
         elif None not in lists:
             samples.append(gpu_metrics.GPU_TASKS.at(len({process.pid for process in found}), gpu=self.label))
         return samples, found
-
-
-def _link_at_most(samples: list[Sample]) -> float | None:
-    """Return what the PCIe link can carry in one direction, in bytes per second."""
-    of_link = (one for one in samples if one.metric == GPU_PCIE_LINK.name and one.labels["link"] == "maximum")
-    return next((one.value for one in of_link), None)
 
 
 # A watched GPU: found, asked, lost and found again, in a thread of its own.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -155,22 +155,17 @@ class Timed:
                 return function(*arguments, **named)
             finally:
                 self.calls[name] = self.calls.get(name, 0) + 1
-                self.asked += _asked_with(name, arguments)
+                match name:
+                    case "nvmlDeviceGetFieldValues":
+                        self.asked += len(arguments[1])
+                    case "nvmlGpmMetricsGet":
+                        self.asked += int(arguments[0].numMetrics)
+                    case _:
+                        self.asked += 1
                 self.seconds[name] = self.seconds.get(name, 0.0) + (self._clock_ns() - begun_ns) / 1e9
 
         setattr(self, name, timed)  # So that the next call does not come through __getattr__.
         return timed
-
-
-def _asked_with(function: str, arguments: Sequence[Any]) -> int:
-    """Return how many things a call asks for."""
-    match function:
-        case "nvmlDeviceGetFieldValues":
-            return len(arguments[1])
-        case "nvmlGpmMetricsGet":
-            return int(arguments[0].numMetrics)
-        case _:
-            return 1
 
 
 def key_of(handle: Any) -> Hashable:
@@ -213,10 +208,10 @@ def code_of(error: Exception) -> int | None:
     return getattr(error, "value", None)
 
 
-# Standings: whether a GPU answers a question, why not, and what an answer costs.
+# Field support: whether a GPU answers a question, why not, and what an answer costs.
 
 Answer = Literal["answers", "not supported", "not permitted", "not always"]
-Told = TypeVar("Told")
+Value = TypeVar("Value")
 
 
 class GpuLost(Exception):
@@ -239,7 +234,7 @@ class FieldSupport:
 
 
 class FieldSupportTable:
-    """The standings of all questions to one GPU. A question that was refused for good is never asked again.
+    """The support of all questions by one GPU. A question that was refused for good is never asked again.
 
     "Not supported" is not for good where the question was answered before: a feature may be switched off and on again,
     such as MIG and what it takes from a GPU.
@@ -251,7 +246,7 @@ class FieldSupportTable:
         self._by_question: dict[str, FieldSupport] = {}
         self._answering: set[str] = set()
 
-    def ask(self, question: str, read: Callable[[], Told]) -> Told | None:
+    def ask(self, question: str, read: Callable[[], Value]) -> Value | None:
         """Return what `read` gives; None where it is refused now, or was refused for good before.
 
         Raises:
@@ -261,12 +256,12 @@ class FieldSupportTable:
             return None
         begun_ns = self._clock_ns()
         try:
-            told = read()
+            value = read()
         except NVMLError as error:
             self.refused(question, error)
             return None
         self.answered(question, (self._clock_ns() - begun_ns) / 1e9)
-        return told
+        return value
 
     def answered(self, question: str, cost_s: float) -> None:
         """Record an answer. A question marked "not always" keeps that mark."""
@@ -301,11 +296,11 @@ class FieldSupportTable:
 
     def is_asked(self, question: str) -> bool:
         """Return whether the question has not been refused for good."""
-        standing = self._by_question.get(question)
-        return standing is None or standing.answer in {"answers", "not always"}
+        support = self._by_question.get(question)
+        return support is None or support.answer in {"answers", "not always"}
 
     def all(self) -> tuple[FieldSupport, ...]:
-        """Return all standings, in the order in which the questions were first asked."""
+        """Return the support of all questions, in the order in which the questions were first asked."""
         return tuple(self._by_question.values())
 
     def _put(self, question: str, answer: Answer, reason: str | None, cost_s: float | None) -> None:

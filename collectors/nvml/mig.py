@@ -42,7 +42,7 @@ def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
 
 
 def read_instance(
-    nvml: Nvml, instance: Instance, standings: FieldSupportTable, *, gpu: str
+    nvml: Nvml, instance: Instance, support: FieldSupportTable, *, gpu: str
 ) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
     """Return the samples and processes of one instance; processes are None where the driver refuses to list them.
 
@@ -53,7 +53,7 @@ def read_instance(
     """
     labels = {"gpu": gpu, "slice": instance.label}
     samples = [gpu_metrics.GPU_INSTANCE.at(1, **labels, uuid=instance.uuid, name=instance.name)]
-    memory = standings.ask(
+    memory = support.ask(
         f"memory of slice {instance.label}",
         lambda: nvml.nvmlDeviceGetMemoryInfo(instance.handle, version=nvmlMemory_v2),
     )
@@ -62,7 +62,7 @@ def read_instance(
             gpu_metrics.GPU_INSTANCE_MEMORY_USED_BYTES.at(memory.total - memory.free - memory.reserved, **labels),
             gpu_metrics.GPU_INSTANCE_MEMORY_BYTES.at(memory.total, **labels),
         ]
-    processes = standings.ask(
+    processes = support.ask(
         f"processes of slice {instance.label}",
         lambda: processes_on(nvml, instance.handle, gpu=gpu, uuid=instance.uuid, instance=instance.label),
     )

@@ -61,10 +61,10 @@ class Identity:
     """
 
     def __init__(
-        self, nvml: Nvml, handle: Any, standings: FieldSupportTable, *, gpu: str, uuid: str, driver: str, cuda: str
+        self, nvml: Nvml, handle: Any, support: FieldSupportTable, *, gpu: str, uuid: str, driver: str, cuda: str
     ) -> None:
         self._nvml, self._handle = nvml, handle
-        self._standings = standings
+        self._support = support
         self._labels = {"gpu": gpu, "uuid": uuid, "driver": driver, "cuda": cuda}
         self._labels |= {fact.label: UNKNOWN for fact in _FACTS}
 
@@ -76,7 +76,7 @@ class Identity:
         """
         for fact in _FACTS:
             if fact.can_change or self._labels[fact.label] == UNKNOWN:
-                told = self._standings.ask(fact.question, partial(fact.read, self._nvml, self._handle))
+                told = self._support.ask(fact.question, partial(fact.read, self._nvml, self._handle))
                 self._labels[fact.label] = told or self._labels[fact.label]
         return GPU_INFO.at(1, **self._labels)
 

@@ -43,12 +43,12 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def at(self, at_s: float, *, lap: int = 0) -> Any:
         """Return the answer at a time of a lap."""
-        place = max(0, bisect_right(self.at_s, at_s) - 1)
-        value = self.values[place]
-        if self.is_line and place + 1 < len(self.values):
-            begun_s, ended_s = self.at_s[place], self.at_s[place + 1]
+        index = max(0, bisect_right(self.at_s, at_s) - 1)
+        value = self.values[index]
+        if self.is_line and index + 1 < len(self.values):
+            begun_s, ended_s = self.at_s[index], self.at_s[index + 1]
             share = min(1.0, max(0.0, (at_s - begun_s) / (ended_s - begun_s)))
-            between = value + (self.values[place + 1] - value) * share
+            between = value + (self.values[index + 1] - value) * share
             value = round(between) if isinstance(value, int) else between
         if self.is_counter:
             value += lap * (self.values[-1] - self.values[0])
@@ -192,19 +192,19 @@ class _Run:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Heard:
+class _GpuAnswers:
     """The answers so far of one GPU, or of one MIG instance."""
 
-    answers: dict[str, list[_Run]] = field(default_factory=dict)
+    runs: dict[str, list[_Run]] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
     latencies_us: dict[str, int] = field(default_factory=dict)
-    instances: dict[str, _Heard] = field(default_factory=dict)
+    instances: dict[str, _GpuAnswers] = field(default_factory=dict)
     event_kinds: int = 0
     events: list[Event] = field(default_factory=list)
     lost_from_s: float | None = None
 
     def answer(self, question: str, at_s: float, value: Any) -> None:
-        runs = self.answers.setdefault(question, [])
+        runs = self.runs.setdefault(question, [])
         if runs and runs[-1].value == value:
             runs[-1].ended_s = at_s
         else:
@@ -213,15 +213,15 @@ class _Heard:
     def refuse(self, question: str, at_s: float, error: Exception) -> None:
         if says_lost(error):
             self.lost_from_s = at_s if self.lost_from_s is None else self.lost_from_s
-        elif question not in self.answers:
+        elif question not in self.runs:
             self.refusals[question] = code_of(error) or 0
 
-    def done(self, counters: frozenset[str]) -> RecordedGpu:
+    def recorded(self, counters: frozenset[str]) -> RecordedGpu:
         return RecordedGpu(
-            tracks={question: _track(runs, is_counter=question in counters) for question, runs in self.answers.items()},
-            refusals={question: code for question, code in self.refusals.items() if question not in self.answers},
+            tracks={question: _track(runs, is_counter=question in counters) for question, runs in self.runs.items()},
+            refusals={question: code for question, code in self.refusals.items() if question not in self.runs},
             latencies_us=self.latencies_us,
-            instances={place: heard.done(counters) for place, heard in self.instances.items()},
+            instances={place: answers.recorded(counters) for place, answers in self.instances.items()},
             event_kinds=self.event_kinds,
             events=self.events,
             lost_from_s=self.lost_from_s,
@@ -239,20 +239,10 @@ class _Listener:
         self.begun_s = clock_s()
         self._nvml = nvml
         self._clock_s = clock_s
-        self._system = _Heard()
-        self._gpus: dict[int, _Heard] = {}
-        self._by_handle: dict[Hashable, tuple[_Heard, int]] = {}
-        self._by_sample: dict[Hashable, _Heard] = {}
-        self._told: dict[str, Callable[..., None]] = {
-            _FIND: self._gpu_found,
-            "nvmlDeviceGetMigDeviceHandleByIndex": self._instance_found,
-            _FIELDS: self._fields_told,
-            "nvmlDeviceGetGpuFabricInfoV": self._fabric_told,
-            "nvmlGpmSampleGet": self._sampled,
-            "nvmlGpmMetricsGet": self._monitored,
-            "nvmlDeviceGetSupportedEventTypes": self._kinds_told,
-            "nvmlEventSetWait_v2": self._event_told,
-        }
+        self._system = _GpuAnswers()
+        self._gpus: dict[int, _GpuAnswers] = {}
+        self._by_handle: dict[Hashable, tuple[_GpuAnswers, int]] = {}
+        self._by_sample: dict[Hashable, _GpuAnswers] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name)
@@ -262,19 +252,18 @@ class _Listener:
                 answer = function(*arguments, **named)
             except NVMLError as error:
                 if name != _FIELDS and not says_nothing_yet(error):
-                    heard, _, rest = (self._heard_of(arguments[0]), 0, ()) if name == _FIND else self._asked(arguments)
-                    heard.refuse(question_of(name, *rest), self._now_s(), error)
+                    gpu, _, rest = self._asked(name, arguments)
+                    gpu.refuse(question_of(name, *rest), self._now_s(), error)
                 raise
-            tell: Callable[..., None] = self._told.get(name, self._plainly_told)
-            tell(name, arguments, answer)
+            self._record(name, arguments, answer)
             return answer
 
         return ask
 
     def recording(self, *, note: str, duration_s: float) -> Recording:
         """Return what was recorded so far."""
-        told = self._system.answers.get("nvmlSystemGetDriverVersion")
-        driver = "" if told is None else told[0].value
+        drivers = self._system.runs.get("nvmlSystemGetDriverVersion")
+        driver = "" if drivers is None else drivers[0].value
         counters = frozenset(
             field_question(one.number, one.scope)
             for one in fields_of(driver, per_link=36)
@@ -283,69 +272,63 @@ class _Listener:
         return Recording(
             note=note,
             duration_s=duration_s,
-            system=self._system.done(frozenset()).tracks,
-            gpus=[heard.done(counters) for _, heard in sorted(self._gpus.items())],
+            system=self._system.recorded(frozenset()).tracks,
+            gpus=[answers.recorded(counters) for _, answers in sorted(self._gpus.items())],
         )
 
-    def _heard_of(self, index: int) -> _Heard:
-        return self._gpus.setdefault(index, _Heard())
-
-    def _asked(self, arguments: tuple[Any, ...]) -> tuple[_Heard, int, tuple[Any, ...]]:
+    def _asked(self, name: str, arguments: tuple[Any, ...]) -> tuple[_GpuAnswers, int, tuple[Any, ...]]:
         """Return who was asked, its place, and the other arguments."""
+        if name == _FIND:
+            (index,) = arguments
+            return self._gpus.setdefault(index, _GpuAnswers()), index, ()
+        if name == "nvmlGpmMetricsGet":  # Its structure names no GPU, but samples of one.
+            return self._by_sample[key_of(arguments[0].sample2)], 0, ()
         found = self._by_handle.get(key_of(arguments[0])) if arguments else None
         return (self._system, 0, arguments) if found is None else (*found, arguments[1:])
 
-    def _plainly_told(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        heard, place, rest = self._asked(arguments)
-        value = _plain(answer)
-        if name in _HIDDEN:
-            value = _HIDDEN[name].format(place=place, kind=answer.partition("-")[0])  # GPU or MIG.
-        if not isinstance(answer, ctypes._Pointer) and value is not None:
-            heard.answer(question_of(name, *rest), self._now_s(), value)
+    def _record(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        gpu, place, rest = self._asked(name, arguments)
+        match name:
+            case "nvmlDeviceGetHandleByIndex":
+                self._by_handle[key_of(answer)] = (gpu, place)
+            case "nvmlDeviceGetMigDeviceHandleByIndex":
+                (index,) = rest
+                instance = gpu.instances.setdefault(str(index), _GpuAnswers())
+                # Instance 2 of GPU 0 has place 1002, and of GPU 1 2002, so that no two hidden UUIDs are equal.
+                self._by_handle[key_of(answer)] = (instance, 1000 * (place + 1) + index)
+            case "nvmlDeviceGetFieldValues":
+                for value in answer:
+                    question = field_question(value.fieldId, value.scopeId)
+                    if value.nvmlReturn == NVML_SUCCESS:
+                        gpu.answer(question, self._now_s(), raw_of(value))
+                        gpu.latencies_us[question] = value.latencyUsec
+                    else:
+                        gpu.refuse(question, self._now_s(), NVMLError(value.nvmlReturn))
+            case "nvmlDeviceGetGpuFabricInfoV":
+                info = rest[0]._obj
+                gpu.answer(name, self._now_s(), {"state": info.state, "cliqueId": info.cliqueId})
+            case "nvmlGpmSampleGet":
+                self._by_sample[key_of(answer)] = gpu
+                gpu.answer(name, self._now_s(), 0)
+            case "nvmlGpmMetricsGet":
+                for metric in answer.metrics[: answer.numMetrics]:
+                    question = question_of("gpm", metric.metricId)
+                    if metric.nvmlReturn == NVML_SUCCESS:
+                        gpu.answer(question, self._now_s(), metric.value)
+                    else:
+                        gpu.refuse(question, self._now_s(), NVMLError(metric.nvmlReturn))
+            case "nvmlDeviceGetSupportedEventTypes":
+                gpu.event_kinds = answer
+            case "nvmlEventSetWait_v2":
+                self._record_event(answer)
+            case _:
+                value = _plain(answer)
+                if name in _HIDDEN:
+                    value = _HIDDEN[name].format(place=place, kind=answer.partition("-")[0])  # GPU or MIG.
+                if not isinstance(answer, ctypes._Pointer) and value is not None:
+                    gpu.answer(question_of(name, *rest), self._now_s(), value)
 
-    def _gpu_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
-        (index,) = arguments
-        self._by_handle[key_of(handle)] = (self._heard_of(index), index)
-
-    def _instance_found(self, _: str, arguments: tuple[Any, ...], handle: Any) -> None:
-        whole, _place, (place,) = self._asked(arguments)
-        part = whole.instances.setdefault(str(place), _Heard())
-        # Instance 2 of GPU 0 has place 1002, and of GPU 1 2002, so that no two hidden UUIDs are equal.
-        self._by_handle[key_of(handle)] = (part, 1000 * (_place + 1) + place)
-
-    def _fields_told(self, _: str, arguments: tuple[Any, ...], values: Any) -> None:
-        heard, *_rest = self._asked(arguments)
-        for value in values:
-            question = field_question(value.fieldId, value.scopeId)
-            if value.nvmlReturn == NVML_SUCCESS:
-                heard.answer(question, self._now_s(), raw_of(value))
-                heard.latencies_us[question] = value.latencyUsec
-            else:
-                heard.refuse(question, self._now_s(), NVMLError(value.nvmlReturn))
-
-    def _fabric_told(self, name: str, arguments: tuple[Any, ...], _: Any) -> None:
-        heard, _place, (reference,) = self._asked(arguments)
-        heard.answer(name, self._now_s(), {"state": reference._obj.state, "cliqueId": reference._obj.cliqueId})
-
-    def _sampled(self, name: str, arguments: tuple[Any, ...], sample: Any) -> None:
-        heard, *_rest = self._asked(arguments)
-        self._by_sample[key_of(sample)] = heard
-        heard.answer(name, self._now_s(), 0)
-
-    def _monitored(self, _: str, arguments: tuple[Any, ...], wanted: Any) -> None:
-        heard = self._by_sample[key_of(wanted.sample2)]
-        for answer in wanted.metrics[: wanted.numMetrics]:
-            question = question_of("gpm", answer.metricId)
-            if answer.nvmlReturn == NVML_SUCCESS:
-                heard.answer(question, self._now_s(), answer.value)
-            else:
-                heard.refuse(question, self._now_s(), NVMLError(answer.nvmlReturn))
-
-    def _kinds_told(self, _: str, arguments: tuple[Any, ...], kinds: int) -> None:
-        heard, *_rest = self._asked(arguments)
-        heard.event_kinds = kinds
-
-    def _event_told(self, _: str, arguments: tuple[Any, ...], event: Any) -> None:
+    def _record_event(self, event: Any) -> None:
         found = self._by_handle.get(key_of(event.device))
         if found is not None:
             found[0].events.append(

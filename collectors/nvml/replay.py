@@ -42,9 +42,9 @@ class RecordedHandle:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RecordedEvents:
-    """An event set. told: number of the recording's events, over all laps, that it has passed."""
+    """An event set. passed: number of the recording's events, over all laps, that are behind it."""
 
-    told: int
+    passed: int
     listening: list[RecordedHandle] = field(default_factory=list)
 
 
@@ -67,7 +67,7 @@ class RecordedNvml:
         self._begun_s: float | None = None
         self._is_open = False
         self._handles = [RecordedHandle(index=place, gpu=gpu, whole=gpu) for place, gpu in enumerate(recording.gpus)]
-        self._parts = {
+        self._instances = {
             (handle.index, place): RecordedHandle(index=handle.index, gpu=part, whole=handle.gpu)
             for handle in self._handles
             for place, part in handle.gpu.instances.items()
@@ -122,9 +122,9 @@ class RecordedNvml:
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: RecordedHandle, index: int) -> RecordedHandle:
         """Return the handle of the MIG instance at a place of the GPU."""
         self._check(handle)
-        if (handle.index, str(index)) not in self._parts:
+        if (handle.index, str(index)) not in self._instances:
             raise NVMLError(NVML_ERROR_NOT_FOUND)
-        return self._parts[handle.index, str(index)]
+        return self._instances[handle.index, str(index)]
 
     def nvmlDeviceGetFieldValues(self, handle: RecordedHandle, fields: list[tuple[int, int]]) -> Any:
         """Return each field's value or error code."""
@@ -135,7 +135,12 @@ class RecordedNvml:
             value.fieldId, value.scopeId = number, scope
             value.latencyUsec = handle.gpu.latencies_us.get(question, 0)
             try:
-                _fill(value, self._answer(handle, question))
+                raw = self._answer(handle, question)
+                if isinstance(raw, int):
+                    value.valueType, value.value.sllVal = NVML_VALUE_TYPE_SIGNED_LONG_LONG, raw
+                else:
+                    value.valueType, value.value.dVal = NVML_VALUE_TYPE_DOUBLE, raw
+                value.nvmlReturn = NVML_SUCCESS
             except NVMLError as error:
                 value.nvmlReturn = code_of(error)
         return values
@@ -180,7 +185,7 @@ class RecordedNvml:
     def nvmlEventSetCreate(self) -> RecordedEvents:
         """Return a set that listens to no GPU yet, and gets no event from before its creation."""
         lap, at_s = divmod(self._elapsed_s(), self._recording.duration_s)
-        return RecordedEvents(told=int(lap) * len(self._events) + sum(event.at_s < at_s for _, event in self._events))
+        return RecordedEvents(passed=int(lap) * len(self._events) + sum(event.at_s < at_s for _, event in self._events))
 
     def nvmlEventSetFree(self, events: RecordedEvents) -> None:
         """Stop listening."""
@@ -204,13 +209,13 @@ class RecordedNvml:
     def _next_event(self, events: RecordedEvents) -> Any:
         """Return the next due event of the GPUs in the set, if there is one."""
         while self._events:
-            # Of 5 events, told = 12 means: 2 whole laps, and event 2 of the third lap is next.
-            lap, place = divmod(events.told, len(self._events))
-            handle, event = self._events[place]
+            # Of 5 events, passed = 12 means: 2 whole laps, and event 2 of the third lap is next.
+            lap, index = divmod(events.passed, len(self._events))
+            handle, event = self._events[index]
             at_s = lap * self._recording.duration_s + event.at_s
             if at_s > self._elapsed_s():
                 return None
-            events.told += 1
+            events.passed += 1
             lost_s = handle.gpu.lost_from_s
             if handle in events.listening and (lost_s is None or at_s <= lost_s):
                 return SimpleNamespace(
@@ -255,14 +260,6 @@ def _as_nvml(value: Any) -> Any:
     if isinstance(value, dict):
         return SimpleNamespace(**value)
     return [_as_nvml(one) for one in value] if isinstance(value, list) else value
-
-
-def _fill(value: Any, raw: float) -> None:
-    value.nvmlReturn = NVML_SUCCESS
-    if isinstance(raw, int):
-        value.valueType, value.value.sllVal = NVML_VALUE_TYPE_SIGNED_LONG_LONG, raw
-    else:
-        value.valueType, value.value.dVal = NVML_VALUE_TYPE_DOUBLE, raw
 
 
 def _address(sample: Any) -> int:

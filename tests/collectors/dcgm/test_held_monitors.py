@@ -43,7 +43,7 @@ def test_a_gap_lasts_as_long_as_they_are_held_and_costs_nothing_else() -> None:
             for gpu, has_activity in seen.items():
                 has_activity.append(SM in values(of(samples, gpu)))
                 assert UTILIZATION in values(of(samples, gpu))
-        assert gpus_with_held_monitors(collector.standings()) == ("0",)
+        assert gpus_with_held_monitors(collector.support()) == ("0",)
         assert collector.absent == (
             f"GPU 0: no answer at times to GPM ({NVMLError(pynvml.NVML_ERROR_IN_USE)}); they are left out then",
         )
@@ -60,7 +60,7 @@ def test_monitors_that_fail_otherwise_are_not_held() -> None:
 
     with opened(FakeFault(replayed(a_node(a_gpu()), clock), spoil=fail).spoilt, clock) as collector:
         collector.read()
-        assert gpus_with_held_monitors(collector.standings()) == ()
+        assert gpus_with_held_monitors(collector.support()) == ()
 
 
 def test_gpus_are_told_apart_by_how_their_monitors_answer() -> None:
@@ -69,4 +69,4 @@ def test_gpus_are_told_apart_by_how_their_monitors_answer() -> None:
     with opened(replayed(a_node(older, a_gpu(), a_gpu()), clock), clock) as collector:
         for clock.now_s in (0.0, 1.0):
             collector.read()
-        assert gpus_by_monitors(collector.standings()) == {"not supported": ("0",), "answers": ("1", "2")}
+        assert gpus_by_monitors(collector.support()) == {"not supported": ("0",), "answers": ("1", "2")}

@@ -53,5 +53,5 @@ def test_each_collector_is_opened_for_what_is_wanted() -> None:
 def test_bytes_of_each_nvlink_are_shown_where_they_are_wanted(per_nvlink: bool) -> None:
     nvml = replayed(eight_gpus(), FakeClock())
     with closing(open_nvml(PollingConfig(per_nvlink=per_nvlink), nvml)) as collector:
-        asked = {standing.question for standing in collector.standings()} if collector.read() else set()
+        asked = {standing.question for standing in collector.support()} if collector.read() else set()
     assert any(question.startswith("NVLink 0 bytes") for question in asked) == per_nvlink

@@ -130,7 +130,7 @@ def test_what_this_process_may_not_ask_is_told_apart_from_what_is_not_there() ->
         assert collector.absent == (
             "GPU 0: this process may not ask for list of processes; they are left out of this run",
         )
-        (standing,) = [one for one in collector.standings() if one.question == "list of processes"]
+        (standing,) = [one for one in collector.support() if one.question == "list of processes"]
     assert (standing.answer, standing.reason) == ("not permitted", "Insufficient Permissions")
 
 

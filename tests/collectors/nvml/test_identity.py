@@ -39,9 +39,9 @@ def test_each_fact_is_a_question_of_its_own_that_is_not_asked_again_once_it_is_n
         clock.now_s = 10.0
         collector.read()
         assert asked[function] == at_first > 0
-        standings = {one.question: one.answer for one in collector.standings()}
-    assert standings[FACTS[function]] == "not supported"
-    assert {standings[name] for name in FACTS.values() if name != FACTS[function]} == {"answers"}
+        support = {one.question: one.answer for one in collector.support()}
+    assert support[FACTS[function]] == "not supported"
+    assert {support[name] for name in FACTS.values() if name != FACTS[function]} == {"answers"}
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion"])

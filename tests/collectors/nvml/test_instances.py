@@ -114,7 +114,7 @@ def test_a_gpu_without_mig_is_asked_for_slices_once(is_without: bool) -> None:
     with opened(nvml, clock) as collector:
         for clock.now_s in (0.0, 10.0, 20.0):
             collector.read()
-        (standing,) = [one for one in collector.standings() if one.question == "MIG instances"]
+        (standing,) = [one for one in collector.support() if one.question == "MIG instances"]
     assert standing.answer == ("not supported" if is_without else "answers")
     assert asked["nvmlDeviceGetMigMode"] == (2 if is_without else 6)
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_tells_late_whether_mig_is_on_is_not_found_anew_for_it() -> N
 
 
 def _utilization(collector: NvmlCollector) -> str:
-    return next(one.answer for one in collector.standings() if one.question == "utilization counter")
+    return next(one.answer for one in collector.support() if one.question == "utilization counter")
 
 
 def test_slices_that_are_made_again_tell_their_memory_again() -> None:

@@ -33,7 +33,7 @@ def test_processes_that_are_not_all_named_are_not_counted(recorded: RecordedGpu)
     gpu = Gpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
     counts = {gpu_metrics.GPU_TASKS.name, gpu_metrics.GPU_INSTANCE_TASKS.name}
     assert not counts & {sample.metric for sample in gpu.read().samples}
-    (reason,) = {one.reason for one in gpu.standings.all() if one.question == "list of processes"}
+    (reason,) = {one.reason for one in gpu.support.all() if one.question == "list of processes"}
     assert reason is not None
     assert "container" in reason
     gpu.close()

@@ -47,12 +47,12 @@ def test_every_question_answers_or_is_refused_for_good(collector: NvmlCollector)
     for _ in range(3):
         collector.read()
         time.sleep(BEAT_S)
-    standings = [one for one in collector.standings() if one.gpu == "0"]
-    for one in standings:
+    support = [one for one in collector.support() if one.gpu == "0"]
+    for one in support:
         cost = "" if one.cost_s is None else f"{one.cost_s * 1e6:.1f} us"
         print(f"{one.question:40} {one.answer:14} {cost:>12} {one.reason or ''}")
-    assert [one for one in standings if one.answer == "not always"] == []
-    assert {one.question for one in standings if one.answer == "answers"} >= {
+    assert [one for one in support if one.answer == "not always"] == []
+    assert {one.question for one in support if one.answer == "answers"} >= {
         "power sensor",
         "account of device memory",
     }
@@ -84,7 +84,7 @@ def test_monitors_see_multiprocessors_and_tensor_cores_at_work(collector: NvmlCo
     for _ in range(2):
         collector.read()
         time.sleep(BEAT_S)
-    if not any(one.question == "GPM" and one.answer == "answers" for one in collector.standings()):
+    if not any(one.question == "GPM" and one.answer == "answers" for one in collector.support()):
         pytest.skip("this GPU has no monitors (GPM)")
     busy: list[list[Sample]] = []
     _load_for(2.0, lambda: busy.append(collector.read()))

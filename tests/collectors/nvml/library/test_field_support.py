@@ -10,33 +10,33 @@ from collectors.nvml.library import FieldSupport, FieldSupportTable, GpuLost, NV
 
 
 def _refused(gpu: str, question: str, code: int) -> tuple[FieldSupport, ...]:
-    standings = FieldSupportTable(gpu)
-    standings.refused(question, NVMLError(code))
-    return standings.all()
+    support = FieldSupportTable(gpu)
+    support.refused(question, NVMLError(code))
+    return support.all()
 
 
 def test_a_question_is_asked_until_it_is_refused_for_good() -> None:
-    standings = FieldSupportTable("0")
-    assert standings.is_asked("power")
-    assert standings.refused("power", NVMLError(pynvml.NVML_ERROR_UNKNOWN))
-    assert standings.is_asked("power")
-    assert not standings.refused("power", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
-    assert not standings.is_asked("power")
+    support = FieldSupportTable("0")
+    assert support.is_asked("power")
+    assert support.refused("power", NVMLError(pynvml.NVML_ERROR_UNKNOWN))
+    assert support.is_asked("power")
+    assert not support.refused("power", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert not support.is_asked("power")
 
 
 def test_what_has_answered_before_is_not_refused_for_good() -> None:
-    standings = FieldSupportTable("0")
-    standings.answered("utilization", 0.5)
-    assert standings.refused("utilization", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
-    assert standings.is_asked("utilization")
+    support = FieldSupportTable("0")
+    support.answered("utilization", 0.5)
+    assert support.refused("utilization", NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert support.is_asked("utilization")
 
 
 def test_an_answer_has_its_cost_and_one_that_was_silent_keeps_the_mark() -> None:
-    standings = FieldSupportTable("0")
-    standings.answered("power", 0.5)
-    standings.refused("energy", NVMLError(pynvml.NVML_ERROR_TIMEOUT))
-    standings.answered("energy", 0.25)
-    assert standings.all() == (
+    support = FieldSupportTable("0")
+    support.answered("power", 0.5)
+    support.refused("energy", NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+    support.answered("energy", 0.25)
+    assert support.all() == (
         FieldSupport(gpu="0", question="power", answer="answers", cost_s=0.5),
         FieldSupport(gpu="0", question="energy", answer="not always", reason="Timeout", cost_s=0.25),
     )
@@ -59,24 +59,24 @@ class FakeAnswer:
 
 def test_what_is_asked_is_given_and_its_cost_is_kept() -> None:
     clock_ns = iter((0, 250_000_000))
-    standings = FieldSupportTable("0", clock_ns=lambda: next(clock_ns))
-    assert standings.ask("power", FakeAnswer(7)) == 7
-    assert standings.all() == (FieldSupport(gpu="0", question="power", answer="answers", cost_s=0.25),)
+    support = FieldSupportTable("0", clock_ns=lambda: next(clock_ns))
+    assert support.ask("power", FakeAnswer(7)) == 7
+    assert support.all() == (FieldSupport(gpu="0", question="power", answer="answers", cost_s=0.25),)
 
 
 def test_what_is_refused_for_a_moment_is_asked_again_and_what_is_refused_for_good_is_not() -> None:
-    standings = FieldSupportTable("0")
+    support = FieldSupportTable("0")
     answer = FakeAnswer(NVMLError(pynvml.NVML_ERROR_TIMEOUT), 7, NVMLError(pynvml.NVML_ERROR_NO_PERMISSION), 8)
-    assert [standings.ask("power", answer) for _ in range(4)] == [None, 7, None, None]
+    assert [support.ask("power", answer) for _ in range(4)] == [None, 7, None, None]
     assert answer.asked == 3
 
 
 def test_an_answer_that_cannot_be_used_has_its_reason_and_is_asked_for_again() -> None:
-    standings = FieldSupportTable("0")
-    standings.answered("bytes", 0.5)
-    standings.doubted("bytes", "it may have wrapped")
-    assert standings.is_asked("bytes")
-    assert standings.all() == (
+    support = FieldSupportTable("0")
+    support.answered("bytes", 0.5)
+    support.doubted("bytes", "it may have wrapped")
+    assert support.is_asked("bytes")
+    assert support.all() == (
         FieldSupport(gpu="0", question="bytes", answer="not always", reason="it may have wrapped", cost_s=0.5),
     )
 
