@@ -119,7 +119,9 @@ def write(root: Path) -> list[Path]:
 
 def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
     """Return the rendered files of a checkout that are missing, differ, or that nothing makes any more."""
-    differing = [path for path, text in files.items() if _text(root / path) != text]
+    differing = [
+        path for path, text in files.items() if not (root / path).is_file() or (root / path).read_text() != text
+    ]
     there = sorted(path.relative_to(root) for path in (root / RENDERED).glob("*.*"))
     return [*differing, *(path for path in there if path not in files)]
 
@@ -164,7 +166,3 @@ def _alert(alert: Alert) -> dict[str, Any]:
         "labels": {"severity": alert.severity},
         "annotations": {"summary": alert.summary, "description": alert.description, "runbook": alert.runbook},
     }
-
-
-def _text(path: Path) -> str | None:
-    return path.read_text() if path.is_file() else None

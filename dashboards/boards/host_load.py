@@ -20,10 +20,6 @@ def _rate(metric: Metric, unit: str, *extra: str) -> Query:
     return _query(metric, promql.rate(metric, **_CHOSEN), unit, *extra)
 
 
-def _gauge(metric: Metric, *extra: str) -> Query:
-    return _query(metric, promql.select(metric, **_CHOSEN), metric.unit, *extra)
-
-
 def _share_of_total(metric: Metric, kind: str) -> Query:
     """Return one kind of a metric as a share of its total; nothing where the total is zero."""
     total = promql.positive(promql.select(metric, **_CHOSEN, kind="total"))
@@ -124,7 +120,7 @@ DASHBOARD = Dashboard(
         ),
         Panel(
             title="Age of what the agent shows",
-            queries=(_gauge(agent.AGENT_AGE_SECONDS),),
+            queries=(_query(agent.AGENT_AGE_SECONDS, promql.select(agent.AGENT_AGE_SECONDS, **_CHOSEN), "seconds"),),
             worst="highest",
         ),
         Panel(
