@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pynvml
 import pytest
@@ -84,4 +85,22 @@ def test_a_value_that_stays_is_written_once() -> None:
     (recorded,) = _record(replayed(a_node(a_gpu()), clock), clock).gpus
     assert recorded.tracks["nvmlDeviceGetName"].at_s == [0.0]
     assert recorded.tracks["field(83)"].is_counter
+    assert len(recorded.tracks["field(83)"].at_s) == SECONDS + 1
+
+
+def test_a_refusal_of_all_monitors_is_written_down_and_fails_no_gpu() -> None:
+    class Refusing:
+        def __init__(self, nvml: Nvml) -> None:
+            self._nvml = nvml
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._nvml, name)
+
+        def nvmlGpmMetricsGet(self, wanted: Any) -> Any:  # noqa: N802  # NVML's own name.
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
+
+    clock = FakeClock()
+    nvml = cast(Nvml, Refusing(replayed(a_node(a_gpu()), clock)))
+    (recorded,) = _record(nvml, clock).gpus
+    assert recorded.refusals["nvmlGpmMetricsGet"] == pynvml.NVML_ERROR_IN_USE
     assert len(recorded.tracks["field(83)"].at_s) == SECONDS + 1
