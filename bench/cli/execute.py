@@ -81,7 +81,8 @@ def execute(plan: Plan, options: RunOptions) -> Results:
             kept = persist(measured.summaries, machine, history, plan.explicit_baseline, is_curve=plan.is_curve)
         finally:
             measured.close()
-        predicted = predicted_steps(kept.summaries, history)
+        is_shown = options.format_name == "table" and not options.is_check
+        predicted = predicted_steps(kept.summaries if is_shown else (), history)
     return Results(kept=kept, predicted=predicted, verdict=verdict, is_interrupted=measured.is_interrupted)
 
 

@@ -85,7 +85,7 @@ def command(
     elif with_timeline:
         _draw(run, runs_folder, store_url, format_name)
     elif run is not None and Path(run).is_dir():
-        _print_run(_find(run, runs_folder, store_url)[0], store_url, format_name, has_details=has_details)
+        _print_run(_find(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
     else:
         recovered, failure = _recover(runs_folder, store_url)
         if failure is not None and recovered.runs:
@@ -93,7 +93,7 @@ def command(
         for notice in recovered.notices() if failure is None else recovered.problems:
             say(notice)
         if run is not None:
-            _print_run(_find(run, runs_folder, store_url)[0], store_url, format_name, has_details=has_details)
+            _print_run(_find(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
         else:
             _list(strategy, count, store_url, format_name)
 
@@ -123,6 +123,9 @@ def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has
     from bench.runs.hardware_baselines import predicted_steps
     from bench.runs.history import History
 
+    if format_name != "table":  # The other forms hold what was measured.
+        print_whole(summary, format_name)
+        return
     try:
         with History(store_url, writable=False) as history:
             predicted = predicted_steps([summary], history)
@@ -182,7 +185,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
     own: Summary | None = None
     try:
         if run is not None:
-            own = _find(run, runs_folder, store_url)[0]
+            own = _find(run, runs_folder, store_url)
         else:
             with History(store_url, writable=False) as history:
                 own = most_like(imported, history.runs(limit=RUNS_SEARCHED, strategy="collectives"))
@@ -201,7 +204,8 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
 
     if run is None:
         raise Misuse("--export needs a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
-    documents = encode(*_find(run, runs_folder, store_url))
+    summary = _find(run, runs_folder, store_url)
+    documents = encode(summary, _machine_of(run, summary, store_url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in documents.items():
@@ -217,20 +221,29 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 
     if run is None:
         raise Misuse("--timeline needs a run; `observatory show RUN --timeline` (`observatory show` lists them)")
-    drawing = show_timeline(_find(run, runs_folder, store_url)[0], format_name)
+    drawing = show_timeline(_find(run, runs_folder, store_url), format_name)
     say(f"timeline: {drawing} opens in ui.perfetto.dev")
 
 
-def _find(run: str, runs_folder: Path, store_url: str | None) -> tuple[Summary, Machine | None]:
-    """Return the run, by its folder or the beginning of its name, and the machine that it ran on."""
-    from bench.runs.history import History, find_run
-    from bench.runs.run_dir import found_again, load, machine_of
+def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
+    """Return the run, by its folder or the beginning of its name."""
+    from bench.runs.history import find_run
+    from bench.runs.run_dir import found_again, load
 
     if Path(run).is_dir():
-        return load(Path(run)), machine_of(Path(run))
+        return load(Path(run))
     summary = find_run(run, store_url)
-    with History(store_url, writable=False) as history:
-        machine = history.machine(summary.run)
     # The folder may have been moved, and the history not know that yet.
     moved_to = found_again(summary.run, summary.folder, runs_folder)
-    return summary if moved_to is None else replace(summary, folder=str(moved_to)), machine
+    return summary if moved_to is None else replace(summary, folder=str(moved_to))
+
+
+def _machine_of(run: str, summary: Summary, store_url: str | None) -> Machine | None:
+    """Return the machine that the run was measured on, from its folder if that was named, else from the history."""
+    from bench.runs.history import History
+    from bench.runs.run_dir import machine_of
+
+    if Path(run).is_dir():
+        return machine_of(Path(run))
+    with History(store_url, writable=False) as history:
+        return history.machine(summary.run)

@@ -179,7 +179,7 @@ def remove_line(path: Path, line: str, draft: Path) -> None:
 
 def _create(path: Path, line: str, draft: Path) -> bool:
     """Create the file with the line; return False if another program created it meanwhile."""
-    draft.write_text(f"{line}\n")
+    draft.write_text(f"{line}\n", encoding="utf-8")
     draft.chmod(_READABLE)
     try:
         os.link(draft, path)

@@ -65,7 +65,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
     """Return what NCCL chose so far: each combination of collective, size, algorithm and protocol once.
 
     Raises:
-        NotTold: NCCL was set to write something else, or elsewhere; or it wrote nothing that can be read or understood.
+        ChoicesUnknown: NCCL was set to write something else, or elsewhere; or it wrote nothing that can be read or understood.
     """
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
@@ -118,7 +118,7 @@ class _Log:
         """Return collective, nccl-tests' size, algorithm and protocol of each choice.
 
         Raises:
-            NotTold: the log has no choice of a named collective, or a size cannot be converted.
+            ChoicesUnknown: the log has no choice of a named collective, or a size cannot be converted.
         """
         if not self.choices and self.nameless:
             raise ChoicesUnknown(f"{self.version} does not say of which collective a choice is; 2.23 or later does")

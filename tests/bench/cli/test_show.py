@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.cli.main import run
@@ -27,6 +28,16 @@ def test_a_lost_history_is_rebuilt_and_what_was_taken_is_listed(
     assert said.err.strip() == f"2 run(s) of {folder} were taken into the history"
     assert run(["show", "--rebuild", "--runs", str(folder), "--store", store]) == 0
     assert capsys.readouterr().err.strip() == f"0 run(s) of {folder} were taken into the history"
+
+
+def test_a_folder_is_shown_without_the_machine_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
+    folder = Path(summary.folder)
+    (folder / "machine.json").unlink(missing_ok=True)
+    (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
+    for form in ("table", "json"):
+        assert run(["show", str(folder), "--format", form]) == 0
+        assert summary.run in capsys.readouterr().out
 
 
 @pytest.fixture
