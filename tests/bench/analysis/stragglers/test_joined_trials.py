@@ -54,7 +54,9 @@ def test_a_straggler_that_no_trial_tells_alone_is_told_by_all_together(tmp_path:
     )
     _, (one_clock, alone) = joined_estimates(CASE, tmp_path, 1)
     assert one_clock == ONE_CLOCK
-    assert alone.startswith("no straggler: rank 2 has 100% of the lateness, but in so few trials that it may")
+    assert alone.startswith(
+        "no straggler: rank 2 has 100% of the lateness and is late in 1 of 1 trial: p <= 1 (needs 0.02)"
+    )
 
 
 def test_lateness_that_is_spread_blames_nobody(tmp_path: Path) -> None:

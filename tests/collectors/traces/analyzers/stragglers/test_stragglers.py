@@ -119,7 +119,9 @@ def test_lateness_in_a_few_steps_may_be_luck() -> None:
     found = stragglers([_gloo_rank(rank, 3, slow=2) for rank in range(4)])
     assert found.straggler is None
     assert found.why_none is not None
-    assert found.why_none.startswith("rank 2 has 100% of the lateness and is late in 1 of 1 step: p <= ")
+    assert found.why_none.startswith(
+        "rank 2 has 100% of the lateness and is late in 2 of 2 steps: p <= 0.25 (needs 0.02)"
+    )
     assert found.why_none.endswith("; trace 2 more whole steps, at least")
     assert found.ranks[0].rank == 2
 
