@@ -65,7 +65,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
     """Return what NCCL chose so far: each combination of collective, size, algorithm and protocol once.
 
     Raises:
-        ChoicesUnknown: NCCL was set to write something else, or elsewhere; or it wrote nothing that can be read or understood.
+        ChoicesUnknown: NCCL was set to write something else, or elsewhere; or what it wrote cannot be understood.
     """
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
