@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from workloads.cost_models.memory import Checkpoint, Microbatch
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.cost_models.terms import NotCovered, Transfer, bucket_count
-from workloads.spec import Option, OptionValue, Setup
+from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
 # Attention: the option that pins the kernel on a GPU.
 
@@ -25,7 +25,7 @@ ATTENTION = Option(
     name="attention",
     default="auto",
     choices=("auto", "cudnn", "flash", "efficient", "math"),
-    help="kernel of attention on a GPU, so that strategies can be compared by the same; auto: torch's choice",
+    help="attention kernel on a GPU, pinned so that compared strategies run the same one; auto: torch chooses",
     added_later=True,
 )
 HEAD_MULTIPLE = 8
@@ -47,11 +47,11 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel is None:
         return
     if setup.device == "cpu":
-        yield f"option attention is {kernel}, which chooses among a GPU's kernels; leave it out, or take --device cuda"
+        yield f"option attention is {kernel} on cpu, and it names a GPU's kernel; leave it out, or take --device cuda"
         return
     if kernel in ("cudnn", "flash") and setup.precision == "fp32":
         yield (
-            f"option attention is {kernel} in fp32, which it does not compute in; take --precision bf16, or"
+            f"option attention is {kernel} in fp32, which this kernel does not support; take --precision bf16, or"
             " attention=efficient"
         )
         return
@@ -59,8 +59,8 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel != "math" and (width % multiple or (kernel != "efficient" and width > WIDEST_HEAD)):
         most = "" if kernel == "efficient" else f" up to {WIDEST_HEAD}"
         yield (
-            f"option attention is {kernel} with width / heads {width}, and it takes multiples of {multiple}{most}; take"
-            f" such a --width for {setup.shape.heads} heads, or attention=math"
+            f"option attention is {kernel} with width / heads {width}; this kernel takes multiples of {multiple}{most}:"
+            f" take such a --width for {setup.shape.heads} heads, or attention=math"
         )
 
 
@@ -117,24 +117,18 @@ def check_of(setup: Setup) -> Check | None:
     )
 
 
-def is_made(mistake: Mistake, setup: Setup) -> bool:
-    """Whether this training makes the mistake."""
-    check = check_of(setup)
-    return check is not None and mistake in check.mistakes
-
-
 # Messages between ranks: the options that say when they begin.
 
 HIGH_PRIORITY = Option(
     name="high_priority_stream",
     default=False,
-    help="on NCCL: send messages on a stream of high priority, so that they begin before computation that is queued",
+    help="on NCCL: send messages on a high-priority stream, so that they start before queued computation",
     added_later=True,
 )
 DEFER_RECEIVES = Option(
     name="defer_receives",
     default=False,
-    help="begin each receive only before the action that needs it, not as early as it can be (torch 2.13)",
+    help="post each receive just before the action that needs it, not as early as possible (torch 2.13)",
     added_later=True,
 )
 FIRST_TO_DEFER = (2, 13)
@@ -179,19 +173,18 @@ def deferring_refusals(
         return
     if schedule in HALVED_BACKWARD:
         yield (
-            f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, of which torch 2.13 defers receives out of"
-            " the order of their sends, so that losses are wrong without a word; leave it out, or take schedule"
-            " interleaved"
+            f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, whose receives torch 2.13 defers out of"
+            " the order of their sends, so that losses are silently wrong; leave it out, or take schedule interleaved"
         )
     elif schedule not in CAN_DEFER:
         yield (
-            f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, which receives no earlier than it needs;"
+            f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, which posts no receive early;"
             " leave it out, or take schedule interleaved"
         )
     elif (release or torch_release()) < FIRST_TO_DEFER:
         installed, first = (".".join(map(str, each)) for each in (release or torch_release(), FIRST_TO_DEFER))
         yield (
-            f"option {DEFER_RECEIVES.name} is true, and torch {installed} has no schedule that defers;"
+            f"option {DEFER_RECEIVES.name} is true, and torch {installed} has no schedule that defers receives;"
             f" leave it out, or install torch {first} or newer"
         )
 
@@ -200,23 +193,25 @@ def pipeline_message_notes(setup: Setup, schedule: ScheduleName) -> list[str]:
     """Return a note on the waits that a pipeline's bubble includes on NCCL."""
     if setup.backend != "nccl" or schedule not in RECEIVES_EARLY or DEFER_RECEIVES.of(setup):
         return []
-    remedy = f"; {DEFER_RECEIVES.name}=true begins receives late" if schedule in CAN_DEFER else ""
+    remedy = f"; {DEFER_RECEIVES.name}=true posts receives late" if schedule in CAN_DEFER else ""
     return [
-        "on NCCL all messages of a rank pass one stream in order: a receive that begins early holds back the sends"
-        f" after it, and this wait is in the unexplained part of the bubble{remedy}"
+        "on NCCL all messages of a rank share one stream, in order: a receive that is posted early delays the sends"
+        f" behind it, and this wait is in the unexplained part of the bubble{remedy}"
     ]
 
 
 def offload_notes(setup: Setup) -> list[str]:
     """Return a note where a strategy with the option `offload` offloads on a CPU, where nothing moves."""
     if setup.options["offload"] and setup.device == "cpu":
-        return ["offload on a CPU is control flow only: nothing moves, so its figures say nothing of offloading"]
+        return ["offload on a CPU is control flow only: nothing moves, so its figures say nothing about offloading"]
     return []
 
 
 # DistributedDataParallel: the size and number of its gradient buckets.
 
-BUCKET_MB = Option(name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients that are averaged together")
+BUCKET_MB = Option(
+    name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients in a bucket, which are averaged together"
+)
 
 
 def bucket_refusals(setup: Setup) -> list[str]:
@@ -225,14 +220,19 @@ def bucket_refusals(setup: Setup) -> list[str]:
     if compile_mode == "none" or float(bucket_mb) >= 1:
         return []
     return [
-        f"option bucket_mb is {bucket_mb} with compile={compile_mode}; torch.compile needs buckets of at least 1 MB"
+        f"option bucket_mb is {bucket_mb} with compile={compile_mode}; torch.compile needs buckets of at least 1 MB:"
+        " take bucket_mb=1 or more, or compile=none"
     ]
+
+
+def bucket_bytes(setup: Setup) -> int:
+    """Return the bytes of gradients at which a bucket is full."""
+    return int(float(setup.options[BUCKET_MB.name]) * 2**20)
 
 
 def buckets(setup: Setup) -> int:
     """Return about how many buckets hold all gradients; not exactly, because a weight is never cut."""
-    bucket_bytes = int(float(setup.options[BUCKET_MB.name]) * 2**20)
-    return bucket_count(4 * setup.shape.parameters(), bucket_bytes)
+    return bucket_count(4 * setup.shape.parameters(), bucket_bytes(setup))
 
 
 def bucketed_average(setup: Setup, axis: str) -> Transfer:
@@ -280,44 +280,69 @@ def factor(rule: Rule, *, data_ranks: int, warm_up: int, step: int) -> float:
 
 
 ACCUMULATE = Option(
-    name="accumulate", default=1, minimum=1, help="parts that a rank's batch is split into, one after another"
+    name="accumulate",
+    default=1,
+    minimum=1,
+    help="microbatches that a rank's batch is split into, whose gradients accumulate",
 )
 MICROBATCHES = Option(
-    name="microbatches", default=4, minimum=1, help="parts that a batch is split into, which follow each other"
+    name="microbatches",
+    default=4,
+    minimum=1,
+    help="microbatches that a batch is split into, which follow each other through the stages",
 )
 """Replaces `accumulate` in pipelines."""
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
-COLLECTIVES_IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
-GATHERED_IN_GRAPHS = "FSDP2 gathers its weights to another place each time, for which a graph is recorded anew"
+COLLECTIVES_IN_GRAPHS = (
+    "the graph would contain the block's collectives, and NCCL's Flight Recorder sees none in graphs"
+)
+GATHERED_IN_GRAPHS = "FSDP2 gathers weights at new addresses each time, so that the graph would be recorded anew"
 
 TRAINING_OPTIONS: tuple[Option, ...] = (
     ACCUMULATE,
-    Option(name="learning_rate", default=3e-4, minimum=0.0, help="of AdamW"),
+    Option(name="learning_rate", default=3e-4, minimum=0.0, help="learning rate of AdamW"),
     Option(
         name="lr_rule",
         default="base",
         choices=RULES,
-        help="the rate with more data ranks: base as given, linear times their number, sqrt times its square root",
+        help="scales the learning rate: base not at all, linear by the number of data ranks, sqrt by its square root",
     ),
-    Option(name="lr_warm_up", default=0, minimum=0, help="steps in which the rate grows from the given to the scaled"),
-    Option(name="clip", default=1.0, minimum=0.0, help="largest norm of the gradient; 0 does not clip"),
+    Option(
+        name="lr_warm_up",
+        default=0,
+        minimum=0,
+        help="steps over which the learning rate grows from learning_rate to the one that lr_rule gives",
+    ),
+    Option(
+        name="clip",
+        default=1.0,
+        minimum=0.0,
+        help="gradient norm to which larger gradients are clipped; 0: no clipping",
+    ),
     Option(
         name="checkpoint",
         default="none",
         choices=("none", "full", "selective"),
-        help="activations recomputed in backward: none, whole blocks, or all but products and attention",
+        help="activations that backward recomputes: none, full blocks, or all but matrix products and attention",
     ),
     Option(
         name="compile",
         default="none",
         choices=("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-        help="mode of torch.compile, block by block",
+        help="mode of torch.compile, which compiles each block",
     ),
     ATTENTION,
-    Option(name="workers", default=1, minimum=0, help="processes that make a rank's batches; 0: in the step"),
-    Option(name="loader_delay_ms", default=0.0, minimum=0.0, help="slows each batch on purpose"),
+    Option(
+        name="workers", default=1, minimum=0, help="data loader processes of a rank; 0: the step itself makes its batch"
+    ),
+    Option(
+        name="loader_delay_ms",
+        default=0.0,
+        minimum=0.0,
+        help="milliseconds by which the data loader delays each batch on purpose",
+    ),
 )
 
 
@@ -350,12 +375,17 @@ def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
     )
 
 
+def numbers_agreed(setup: Setup) -> int:
+    """Return how many scalars ranks with different gradients agree on in a step: their norm, and in fp16 overflow."""
+    return (float(setup.options["clip"]) > 0) + (setup.precision == "fp16")
+
+
 def peak_not_covered(setup: Setup) -> NotCovered | None:
     """Return why the cost model of activations cannot predict this setup's peak under any strategy; None if it may."""
     if setup.device != "cpu":
-        return NotCovered(reason="the cost model of activations is that of the CPU's kernels")
+        return NotCovered(reason="the cost model of activations covers the CPU's kernels only")
     if setup.options["compile"] != "none":
-        return NotCovered(reason="compiled blocks keep what the compiler chooses")
+        return NotCovered(reason="which activations a compiled block keeps is the compiler's choice")
     return None
 
 
@@ -370,12 +400,10 @@ def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
     share_count = data_ranks * microbatches
     if batch % share_count == 0:
         return []
-    shares = f"{data_ranks} data ranks"
+    shares = "1 data rank" if data_ranks == 1 else f"{data_ranks} data ranks"
     if microbatches > 1:
         shares += f" x {microbatch_option(setup).name} {microbatches}"
-    lower = batch - batch % share_count
-    upper = lower + share_count
-    fitting = f"{lower} or {upper}" if lower else str(upper)
+    fitting = nearest_multiples(batch, share_count)
     return [f"batch {batch} cannot be shared equally by {shares}; --batch {fitting} would fit"]
 
 
@@ -398,7 +426,7 @@ def _rate_refusals(setup: Setup) -> list[str]:
     options = setup.options
     if options["lr_rule"] == "base" and options["lr_warm_up"]:
         return [
-            f"option lr_warm_up is {options['lr_warm_up']} with lr_rule=base, where the rate stays as given and nothing"
-            " grows: leave it out, or take lr_rule=linear or sqrt"
+            f"option lr_warm_up is {options['lr_warm_up']} with lr_rule=base, which does not scale the learning rate:"
+            " leave it out, or take lr_rule=linear or sqrt"
         ]
     return []

@@ -12,7 +12,7 @@ from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered, States, Transfer, made_whole_bytes, replicated_states
+from workloads.cost_models.terms import NotCovered, States, Transfer, full_model_bytes, replicated_states
 
 # A rank's share of each batch, which follows from the device mesh.
 
@@ -137,6 +137,15 @@ class Option:
         return value
 
 
+def nearest_multiples(number: int, divisor: int) -> str:
+    """Return the multiples of the divisor next to a number that is none, 0 excluded, as part of a message.
+
+    Example: 10 and 4 give "8 or 12", 3 and 4 give "4".
+    """
+    lower = number - number % divisor
+    return f"{lower} or {lower + divisor}" if lower else str(divisor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """Ranks and devices that a strategy needs."""
@@ -202,6 +211,13 @@ class StrategySpec(ABC):
 
     # What a setup means, and whether it runs.
 
+    def missing_packages(self) -> list[str]:
+        """Return why ranks here could not import the strategy, with what would help; empty where they can.
+
+        `refusals` says the same; this tells what only this installation lacks from what runs nowhere.
+        """
+        return []
+
     @abstractmethod
     def refusals(self, setup: Setup) -> list[str]:
         """Return why this setup would be wrong or hang, with what would work; empty where it runs.
@@ -215,7 +231,7 @@ class StrategySpec(ABC):
             return reasons
         if setup.device == "cuda" and setup.backend == "gloo" and self.sends_messages(setup):
             # ProcessGroupGloo gives a GPU's pointer to the host's sockets; its collectives copy to the host and back.
-            return ["backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"]
+            return ["backend gloo cannot send GPU tensors from rank to rank; take --backend nccl, or --device cpu"]
         return []
 
     def incomparable(self, setup: Setup) -> str | None:
@@ -309,11 +325,11 @@ class StrategySpec(ABC):
 
         Every strategy makes the whole model on each rank, and divides it then.
         """
-        return made_whole_bytes(setup.shape)
+        return full_model_bytes(setup.shape)
 
     def peak(self, setup: Setup) -> Prediction | NotCovered:
         """Predict the live tensors of the rank that holds most, at the peak of a step."""
-        return NotCovered(reason=f"no cost model says which tensors of {setup.strategy} live at the peak of a step")
+        return NotCovered(reason=f"no cost model predicts which tensors of {setup.strategy} live at the peak of a step")
 
     def paper_activations(self, setup: Setup) -> int | NotCovered | None:
         """Return the activations of the rank that holds most, in bytes, as the papers count them.

@@ -28,7 +28,7 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
+from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
 
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
 
@@ -49,8 +49,7 @@ class SequenceSpec(StrategySpec):
         reasons = [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup)]
         sequence, chunks = setup.shape.sequence, self.chunks(setup)
         if sequence % chunks:
-            lower = sequence - sequence % chunks
-            fitting = f"{lower} or {lower + chunks}" if lower else str(chunks)
+            fitting = nearest_multiples(sequence, chunks)
             reasons.append(
                 f"sequence {sequence} cannot be cut into {chunks} equal chunks; --sequence {fitting} would fit"
             )
@@ -62,8 +61,8 @@ class SequenceSpec(StrategySpec):
 
     def paper_activations(self, setup: Setup) -> int:
         """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
-        whole = microbatch(setup, data_ranks=1)
-        return paper_activation_bytes(whole.shape, whole.sequences, whole.checkpoint) // setup.ranks
+        full = microbatch(setup, data_ranks=1)
+        return paper_activation_bytes(full.shape, full.sequences, full.checkpoint) // setup.ranks
 
     def position_bytes(self, setup: Setup) -> int:
         """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
@@ -78,18 +77,18 @@ class SequenceSpec(StrategySpec):
         """
         if (reason := peak_not_covered(setup)) is not None:
             return reason
-        whole, states = microbatch(setup, data_ranks=1), replicated_states(setup.shape)
+        full, states = microbatch(setup, data_ranks=1), replicated_states(setup.shape)
         # The tensors of one microbatch at the rank's own positions, except those of attention.
-        own = replace(whole, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
+        own = replace(full, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
         peak = step_peak(
             own, states=states, backwards=bucketed_gradients(states.gradients_bytes, microbatch_count(setup))
         )
         # Own inputs are a copy; of own targets there is a copy in any case.
         more_bytes = (
-            microbatch_count(setup) * (whole.tokens_bytes - own.tokens_bytes)
+            microbatch_count(setup) * (full.tokens_bytes - own.tokens_bytes)
             + INDEX_BYTES * own.sequences * own.shape.sequence
         )
-        tables_bytes = FULL_BYTES * whole.shape.sequence * whole.shape.head_width
+        tables_bytes = FULL_BYTES * full.shape.sequence * full.shape.head_width
         return replace(
             peak,
             activations_bytes=peak.activations_bytes + more_bytes,
@@ -100,8 +99,8 @@ class SequenceSpec(StrategySpec):
 # Ring attention: ranks hold positions, and keys and values travel from rank to rank.
 
 
-def _kernel_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what the GPU kernels that return a log-sum-exp do not support."""
+def _ring_refusals(setup: Setup) -> Iterator[str]:
+    """Yield what the GPU kernels that return a log-sum-exp do not support, and what the compiler cannot trace."""
     width = setup.shape.head_width
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
@@ -110,17 +109,13 @@ def _kernel_refusals(setup: Setup) -> Iterator[str]:
         )
     if setup.device == "cuda" and pinned_kernel(setup) == "math":
         yield (
-            "option attention is math, which gives no log-sum-exp to merge the keys of all ranks by; take"
-            " attention=efficient, or ulysses"
+            "option attention is math, which returns no log-sum-exp, by which attention to the keys of all ranks is"
+            " merged; take attention=efficient, or ulysses"
         )
-
-
-def _compile_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what the compiler cannot trace."""
     if setup.options["compile"] != "none":
         yield (
-            f"option compile is {setup.options['compile']}; a compiled block is one graph, and torch compiles no"
-            " message from one rank to another, such as attention sends on the ring: leave it out, or take ulysses"
+            f"option compile is {setup.options['compile']}; torch cannot compile the sends and receives inside"
+            " attention's ring: leave it out, or take ulysses"
         )
 
 
@@ -129,17 +124,23 @@ class RingAttentionSpec(SequenceSpec):
 
     name = "ring_attention"
     entry = "workloads.context_parallel.ring_attention:build"
-    summary = "positions divided among ranks; keys and values travel a ring while attention runs"
+    summary = "sequences sharded over ranks by positions; keys and values pass around a ring during attention"
     options = (
         *SEQUENCE_OPTIONS,
         Option(
             name="layout",
             default="zigzag",
             choices=("plain", "zigzag"),
-            help="positions of a rank: neighbouring ones, or chunks from both ends, which makes causal work equal",
+            help="positions of a rank: contiguous, or a chunk from each end (zigzag), which balances causal attention",
         ),
-        Option(name="overlap", default=True, help="attend while keys and values travel; false: wait for them first"),
-        Option(name="causal", default=True, help="a token sees none after it; false: all, for measurements only"),
+        Option(
+            name="overlap",
+            default=True,
+            help="compute attention while keys and values are sent; false: wait for them first",
+        ),
+        Option(
+            name="causal", default=True, help="a token attends to none after it; false: to all, for measurements only"
+        ),
         HIGH_PRIORITY,
     )
     parity = Parity(
@@ -160,8 +161,7 @@ class RingAttentionSpec(SequenceSpec):
     def refusals(self, setup: Setup) -> list[str]:
         return [
             *super().refusals(setup),
-            *_kernel_refusals(setup),
-            *_compile_refusals(setup),
+            *_ring_refusals(setup),
             *priority_refusals(setup),
         ]
 
@@ -214,16 +214,14 @@ class RingAttentionSpec(SequenceSpec):
     def notes(self, setup: Setup) -> list[str]:
         notes = []
         if not setup.options["causal"]:
-            notes.append(
-                "attention is not causal: tokens are seen before they are predicted, so that losses mean nothing"
-            )
+            notes.append("attention is not causal: tokens are seen before they are predicted, so losses mean nothing")
         if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
             notes.append(
-                "selective checkpointing keeps attention's output for the keys of each rank, not only their sum"
+                "selective checkpointing keeps attention's output for the keys of each rank, not only the merged one"
             )
         if setup.backend == "gloo" and setup.ranks > 1:
             notes.append(
-                "in a trace a message on gloo lasts until it is waited for: attention's time where that is longer"
+                "in a trace a message on gloo lasts until it is waited for, and so no shorter than attention beside it"
             )
         return notes
 
@@ -243,7 +241,7 @@ def _head_refusals(setup: Setup) -> Iterator[str]:
         fitting = f"{', '.join(fewer)} or {most}" if fewer else most
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {ranks} ranks;"
-            f" --ranks {fitting} would fit these heads, and ring_attention divides none"
+            f" --ranks {fitting} would fit these heads, and ring_attention shards none"
         )
 
 
@@ -252,7 +250,7 @@ class UlyssesSpec(SequenceSpec):
 
     name = "ulysses"
     entry = "workloads.context_parallel.ulysses:build"
-    summary = "positions divided among ranks; all_to_all exchanges them for heads around attention (DeepSpeed-Ulysses)"
+    summary = "sequences sharded over ranks by positions, and by heads in attention: all_to_all (DeepSpeed-Ulysses)"
     parity = Parity(
         variants=(
             {},

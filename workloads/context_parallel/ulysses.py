@@ -53,31 +53,31 @@ class Ulysses:
         return exchange(self.attend(q_bhte, k_bkte, v_bkte), self.group, split=POSITIONS, join=HEADS)
 
 
-def exchange(whole: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> Tensor:
+def exchange(tensor: Tensor, group: dist.ProcessGroup, *, split: int, join: int) -> Tensor:
     """Split a dim among the ranks of a group, and join what they send along another dim, in the order of ranks.
 
     split: the dim of which each rank gives an equal part to each rank. join: the dim that grows. Backward exchanges the
     gradient back.
     Example, 2 ranks, split heads, join positions: (b, 4 heads, 8 positions, e) becomes (b, 2 heads, 16 positions, e).
     """
-    exchanged: Tensor = _Exchange.apply(whole, group, split, join)  # type: ignore[no-untyped-call]
+    exchanged: Tensor = _Exchange.apply(tensor, group, split, join)  # type: ignore[no-untyped-call]
     return exchanged
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
         ctx.group, ctx.split, ctx.join = group, split, join
-        return _exchanged(whole, group, split, join)
+        return _exchanged(tensor, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchanged(gradient, ctx.group, ctx.join, ctx.split), None, None, None
 
 
-def _exchanged(whole: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
+def _exchanged(tensor: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
     # Put the split dim in front: each rank's part must be contiguous, and received parts arrive that way.
-    leaving = torch.unflatten(whole, split, (group.size(), -1)).movedim(split, 0).contiguous()
+    leaving = torch.unflatten(tensor, split, (group.size(), -1)).movedim(split, 0).contiguous()
     arrived = torch.empty_like(leaving)
     dist.all_to_all_single(arrived, leaving, group=group)
     return arrived.movedim(0, join).flatten(join, join + 1)

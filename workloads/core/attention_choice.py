@@ -141,15 +141,15 @@ def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: TorchAtt
         return RingKernel(kernel=KERNELS[choice], notes=(_note(choice, "torch's choice on this GPU"),))
     if not attention.can_use("efficient", example("efficient")):
         raise RuntimeError(
-            f"torch has no kernel on this GPU that gives a log-sum-exp in {setup.precision} for heads of"
+            f"torch has no kernel on this GPU that returns a log-sum-exp in {setup.precision} for heads of"
             f" {setup.shape.head_width} elements, and the ring needs one; take another --precision"
         )
-    why = f"other strategies by {choice}, which gives no log-sum-exp: an efficiency against them compares kernels too"
+    why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them compares kernels too"
     return RingKernel(kernel=KERNELS["efficient"], notes=(_note("efficient", why),))
 
 
 def _note(kernel: KernelName, why: str) -> str:
-    return f"attention runs by torch's kernel {kernel}; {why}"
+    return f"attention runs torch's kernel {kernel}; {why}"
 
 
 def _check(setup: Setup, kernel: KernelName, example: Example, attention: TorchAttention) -> None:

@@ -69,9 +69,9 @@ def compute_time(
     """
     if not flops_per_second > 0:
         raise ValueError(f"flops_per_second is {flops_per_second:g}; it must be above 0")
-    whole = flops_per_rank(shape, sharing_ranks, formula, recomputed_ratio=recomputed_ratio)
+    total = flops_per_rank(shape, sharing_ranks, formula, recomputed_ratio=recomputed_ratio)
     forward = flops_per_rank(shape, sharing_ranks, formula) * FORWARD_SHARE
-    return ComputeTime(forward_s=forward / flops_per_second, backward_s=(whole - forward) / flops_per_second)
+    return ComputeTime(forward_s=forward / flops_per_second, backward_s=(total - forward) / flops_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ class States:
     optimizer_bytes: int
 
 
-def made_whole_bytes(shape: Shape) -> int:
+def full_model_bytes(shape: Shape) -> int:
     """Return the bytes of the whole model's weights as every strategy first creates them: fp32 in every precision."""
     return 4 * shape.parameters()
 
@@ -108,7 +108,7 @@ def replicated_states(shape: Shape) -> States:
 
     All are fp32; AdamW also keeps a step count for each tensor.
     """
-    weights_bytes = made_whole_bytes(shape)
+    weights_bytes = full_model_bytes(shape)
     return States(
         parameters_bytes=weights_bytes,
         gradients_bytes=weights_bytes,

@@ -31,8 +31,8 @@ from workloads.options import (
 )
 from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
 
-COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="of powersgd: columns of a factor")
-DENSITY = Option(name="density", default=0.01, minimum=0.0, help="of topk: share of a gradient's elements that is sent")
+COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="powersgd: columns of each low-rank factor")
+DENSITY = Option(name="density", default=0.01, minimum=0.0, help="topk: share of a gradient's elements that is sent")
 
 WITH_MEMORY = ("powersgd", "topk")
 """Schemes with error feedback: they add to a gradient what they left out of the last one."""
@@ -45,17 +45,17 @@ def _replica_refusals(setup: Setup) -> Iterator[str]:
     options = setup.options
     if options["find_unused_parameters"] and options["static_graph"]:
         yield (
-            "option find_unused_parameters is true with static_graph=true, which finds them once and for all;"
-            " leave one of them out"
+            "option find_unused_parameters is true with static_graph=true, which finds unused weights in the first step"
+            " already; leave one of them out"
         )
     if options["static_graph"] and int(options["accumulate"]) > 1:
         yield (
-            f"option static_graph is true with accumulate={options['accumulate']}; torch learns the graph in the first"
-            " backward, which accumulation keeps from it, and fails: leave one of them out"
+            f"option static_graph is true with accumulate={options['accumulate']}; torch records the graph in the"
+            " first backward, in which accumulation synchronises nothing (no_sync), and fails: leave one of them out"
         )
     for name in ("find_unused_parameters", "static_graph"):
         if options[name] and not options["overlap"]:
-            yield f"option {name} is true with overlap=false, where nothing is averaged in backward; leave one out"
+            yield f"option {name} is true with overlap=false, which averages nothing in backward; leave one out"
 
 
 def _is_compressed_beside_backward(setup: Setup) -> bool:
@@ -63,36 +63,32 @@ def _is_compressed_beside_backward(setup: Setup) -> bool:
 
 
 def _compression_refusals(setup: Setup) -> Iterator[str]:
-    """Yield what a compression scheme cannot do."""
+    """Yield what a compression scheme cannot do, and options that are set, but that the chosen scheme does not read."""
     options, compress = setup.options, setup.options["compress"]
     if compress in WITH_MEMORY and setup.precision == "fp16":
         yield (
-            f"option compress is {compress} in fp16, whose gradients are scaled by a factor that changes, so that what"
-            " it remembers of the last ones would be of another scale; take --precision bf16, or compress=fp16"
+            f"option compress is {compress} in fp16, whose loss scale changes between steps, so that the error feedback"
+            " of the last step would have another scale; take --precision bf16, or compress=fp16"
         )
     if compress == "powersgd" and int(options["compress_rank"]) > largest_rank(setup.shape):
         yield (
-            f"option compress_rank is {options['compress_rank']}; the smaller side of this shape's matrices is at most"
-            f" {largest_rank(setup.shape)}, where nothing is lost: take 1 to {largest_rank(setup.shape)}"
+            f"option compress_rank is {options['compress_rank']}; this shape's matrices have at most rank"
+            f" {largest_rank(setup.shape)}, at which nothing is lost: take 1 to {largest_rank(setup.shape)}"
         )
     if compress == "topk" and not 0 < float(options["density"]) <= 1:
         yield f"option density is {options['density']}; it must be above 0 and at most 1"
     if compress == "topk" and largest_weight(setup.shape) >= INDEXED_ELEMENTS:
         yield (
             f"option compress is topk with a weight of {largest_weight(setup.shape)} elements; its indices are int32,"
-            f" so that a weight may have fewer than {INDEXED_ELEMENTS}: take another scheme"
+            f" so a weight must have fewer than {INDEXED_ELEMENTS}: take another compress"
         )
     if _is_compressed_beside_backward(setup) and options["find_unused_parameters"] and setup.backend == "nccl":
         yield (
-            f"option compress is {compress} with find_unused_parameters=true on nccl: compression and the search would"
-            " use two communicators at once in no fixed order, which may hang; leave one out"
+            f"option compress is {compress} with find_unused_parameters=true on nccl: compression and the search for"
+            " unused weights would use two communicators at once in no fixed order, which may hang; leave one out"
         )
-
-
-def _idle_options(setup: Setup) -> Iterator[str]:
-    """Yield options that are set, but that the chosen scheme does not read."""
     for option, scheme in ((COMPRESS_RANK, "powersgd"), (DENSITY, "topk")):
-        value, compress = setup.options[option.name], setup.options["compress"]
+        value = options[option.name]
         if value != option.default and compress != scheme:
             yield (
                 f"option {option.name} is {value} with compress={compress}; only {scheme} reads it:"
@@ -132,7 +128,7 @@ class DdpSpec(StrategySpec):
 
     name = "ddp"
     entry = "workloads.data_parallel.strategy:build_ddp"
-    summary = "data parallel: whole model on each rank, gradients averaged while backward runs"
+    summary = "data parallel: full model on each rank, gradients averaged during backward"
     options = (
         *TRAINING_OPTIONS,
         Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
@@ -141,12 +137,20 @@ class DdpSpec(StrategySpec):
             name="compress",
             default="none",
             choices=("none", "fp16", "bf16", "powersgd", "topk"),
-            help="how gradients are made smaller before they are averaged",
+            help="how gradients are compressed before they are averaged",
         ),
         COMPRESS_RANK,
         DENSITY,
-        Option(name="find_unused_parameters", default=False, help="search each backward for weights without gradient"),
-        Option(name="static_graph", default=False, help="tell DistributedDataParallel that all steps are alike"),
+        Option(
+            name="find_unused_parameters",
+            default=False,
+            help="search the graph of each step for weights that get no gradient",
+        ),
+        Option(
+            name="static_graph",
+            default=False,
+            help="DistributedDataParallel may assume that all steps have the same graph",
+        ),
     )
     parity = Parity(
         variants=(
@@ -171,7 +175,6 @@ class DdpSpec(StrategySpec):
             *bucket_refusals(setup),
             *_replica_refusals(setup),
             *_compression_refusals(setup),
-            *_idle_options(setup),
         ]
 
     def incomparable(self, setup: Setup) -> str | None:
@@ -183,7 +186,7 @@ class DdpSpec(StrategySpec):
         }.get(str(compress), False)
         if is_lossless:
             return None
-        return f"compress={compress} loses a part of each gradient by these options; take compress=none"
+        return f"compress={compress} loses a part of each gradient with these options; take compress=none"
 
     def has_second_communicator(self, setup: Setup) -> bool:
         return _is_compressed_beside_backward(setup)
@@ -213,7 +216,9 @@ class DdpSpec(StrategySpec):
             return reason
         states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
         if setup.options["compress"] != "none" and not is_overlapped:
-            return NotCovered(reason="compression after backward makes tensors of its own on its way")
+            return NotCovered(
+                reason="the cost model does not cover the temporary tensors of compression after backward"
+            )
         grow = bucketed_gradients if is_overlapped else fresh_gradients
         peak = step_peak(
             microbatch(setup, setup.ranks),
@@ -232,7 +237,7 @@ class SingleSpec(StrategySpec):
 
     name = "single"
     entry = "workloads.data_parallel.strategy:build_single"
-    summary = "one rank trains the whole model; the baseline of all others"
+    summary = "one rank trains the full model; the baseline of all others"
     options = TRAINING_OPTIONS
     needs = Needs(maximum_ranks=1)
     parity = Parity(variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}))
@@ -259,7 +264,7 @@ class Zero1Spec(StrategySpec):
 
     name = "zero1"
     entry = "workloads.data_parallel.strategy:build_zero1"
-    summary = "ZeRO-1: as ddp, but optimizer states are divided among ranks by whole weights, unevenly"
+    summary = "ZeRO-1: as ddp, but optimizer states are sharded over ranks, weight by weight and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
     parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))
 
@@ -291,5 +296,5 @@ class Zero1Spec(StrategySpec):
             return []
         shares = [f"{self.states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
         return [
-            f"whole weights are divided, and so not evenly: bytes of optimizer state by rank are {', '.join(shares)}"
+            f"optimizer states are sharded weight by weight, and so unevenly: bytes by rank are {', '.join(shares)}"
         ]

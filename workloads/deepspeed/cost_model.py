@@ -135,9 +135,9 @@ def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
         case 3:
             # The norm is in fp64, except on the host.
             transfers = [*_fetch(engine), _reduce(engine), _norm(4 if engine.is_offloaded else 8)]
-            if whole := engine.persistent():
+            if persistent := engine.persistent():
                 # After the update, weights that are whole on each rank are gathered, each by itself.
-                transfers.append(_gather(engine.ranks * _part(whole, engine.ranks), calls=len(whole)))
+                transfers.append(_gather(engine.ranks * _part(persistent, engine.ranks), calls=len(persistent)))
             return tuple(transfers)
 
 

@@ -16,36 +16,36 @@ STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 OFFLOAD = Option(
     name="offload",
     default=False,
-    help="from stage 1 on: keep optimizer states on the host, and update there; on a CPU this is control flow only",
+    help="stages 1 to 3: keep optimizer states on the host, and update there; on a CPU this is control flow only",
 )
 OVERLAP_COMM = Option(
     name="overlap_comm",
     default=False,
-    help="from stage 1 on: move weights and gradients on a stream of their own; on a CPU there is none",
+    help="stages 1 to 3: communicate weights and gradients on a stream of their own; no effect on a CPU",
 )
 REDUCE_BUCKET_SIZE = Option(
     name="reduce_bucket_size",
     default=50_000_000,
     minimum=1,
-    help="from stage 1 on: elements of gradients reduced together; they have a buffer of so many (DeepSpeed's: 5e8)",
+    help="stages 1 to 3: gradient elements of a bucket and its buffer, reduced together (DeepSpeed's default: 5e8)",
 )
 PARAM_PERSISTENCE_THRESHOLD = Option(
     name="param_persistence_threshold",
     default=100_000,
     minimum=0,
-    help="of stage 3: weights of no more elements stay whole on each rank",
+    help="stage 3: weights of at most this many elements are not sharded",
 )
 MAX_REUSE_DISTANCE = Option(
     name="max_reuse_distance",
     default=1_000_000_000,
     minimum=0,
-    help="of stage 3: weights stay gathered that are used again within so many elements",
+    help="stage 3: weights stay gathered if they are used again within this many elements",
 )
 PREFETCH_BUCKET_SIZE = Option(
     name="prefetch_bucket_size",
     default=50_000_000,
     minimum=0,
-    help="of stage 3: elements gathered ahead of their use at a time; 0: each weight when it is used",
+    help="stage 3: elements that are gathered ahead of their use; 0: each weight is gathered when it is used",
 )
 READ_FROM = (
     (OFFLOAD, 1),
@@ -81,13 +81,13 @@ def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
     """Yield what DeepSpeed's engine cannot do."""
     if setup.options["compile"] != "none" and stage == 3:
         yield (
-            f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of the layers,"
-            " where a compiled block is one graph: leave it out, or take stage=2"
+            f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of each"
+            " layer, but a compiled block is one graph: leave it out, or take stage=2"
         )
     if setup.precision == "fp16" and stage > 0:
         yield (
-            f"precision fp16 with stage={stage}: under autocast DeepSpeed clips gradients before it takes the scale of"
-            " the loss off them, and never lowers a scale that has overflowed; take --precision bf16, or stage=0"
+            f"precision fp16 with stage={stage}: under autocast DeepSpeed clips gradients before it unscales them, and"
+            " never lowers a loss scale that has overflowed; take --precision bf16, or stage=0"
         )
 
 
@@ -114,14 +114,14 @@ class DeepSpeedSpec(StrategySpec):
 
     name = "deepspeed"
     entry = "workloads.deepspeed.strategy:build"
-    summary = "DeepSpeed's own engine (an extra to install): ZeRO's stages 0 to 3, optimizer states on the host or not"
+    summary = "DeepSpeed's own engine (an extra to install): ZeRO stages 0 to 3, optionally with CPU offload"
     options = (
         *TRAINING_OPTIONS,
         Option(
             name="stage",
             default=2,
             minimum=0,
-            help="of ZeRO: 0 divides nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too",
         ),
         OFFLOAD,
         OVERLAP_COMM,
@@ -141,6 +141,9 @@ class DeepSpeedSpec(StrategySpec):
             {"stage": 3, "offload": True, "accumulate": 2},
         ),
     )
+
+    def missing_packages(self) -> list[str]:
+        return not_installed()
 
     def refusals(self, setup: Setup) -> list[str]:
         stage = int(setup.options["stage"])
@@ -165,8 +168,8 @@ class DeepSpeedSpec(StrategySpec):
 
     def peak(self, setup: Setup) -> NotCovered:
         return NotCovered(
-            reason="DeepSpeed's engine lays gradients and weights into buffers of its own, and lets go of them in hooks"
-            " of its own, which no cost model follows"
+            reason="DeepSpeed's engine keeps gradients and weights in buffers of its own and frees them in hooks of its"
+            " own, which no cost model covers"
         )
 
     def notes(self, setup: Setup) -> list[str]:

@@ -15,6 +15,7 @@ from workloads.options import (
     TRAINING_OPTIONS,
     graph_refusals,
     microbatch,
+    numbers_agreed,
     offload_notes,
     peak_not_covered,
     training_refusals,
@@ -27,13 +28,13 @@ SHARDING_OPTIONS: tuple[Option, ...] = (
         name="wrap",
         default="block",
         choices=("block", "layer"),
-        help="what is gathered together: a block, or its attention and its MLP each by itself",
+        help="unit of sharding and gathering: a block, or its attention and its MLP separately",
     ),
     Option(
         name="reduce_dtype",
         default="fp32",
         choices=("fp32", "bf16"),
-        help="what gradients are rounded to before they are reduced (and, whole, accumulated)",
+        help="precision in which gradients are reduced, and in which unsharded gradients accumulate",
     ),
     Option(
         name="offload",
@@ -44,7 +45,7 @@ SHARDING_OPTIONS: tuple[Option, ...] = (
         name="prefetch",
         default=0,
         minimum=0,
-        help="units gathered ahead of the one that computes; 0: as FSDP2 does by itself",
+        help="units gathered ahead of the one that computes; 0: FSDP2's own prefetching",
     ),
 )
 
@@ -52,10 +53,13 @@ RESHARD = Option(
     name="reshard",
     default=0,
     minimum=0,
-    help="ranks that share a weight between forward and backward, such as those of a node; 0: all that share it",
+    help="ranks over which weights are sharded between forward and backward, such as a node's; 0: all of theirs",
 )
 SHARD_RANKS = Option(
-    name="shard_ranks", default=2, minimum=2, help="neighbouring ranks that share a weight, such as those of a node"
+    name="shard_ranks",
+    default=2,
+    minimum=2,
+    help="neighbouring ranks over which the model is sharded, such as a node's",
 )
 
 
@@ -68,25 +72,25 @@ def _sharding_refusals(setup: Setup, ranks: int) -> Iterator[str]:
     """Yield why FSDP2 cannot divide this setup's weights so. ranks: those that share a weight."""
     options, reshard = setup.options, int(setup.options.get(RESHARD.name, 0))
     if reshard == 1:
-        yield "option reshard is 1, where each rank would keep all weights gathered; zero2 is the strategy that does so"
+        yield "option reshard is 1, with which each rank would keep all weights gathered; take zero2, which does that"
     elif reshard and ranks % reshard:
         fitting = " or ".join(map(str, [0, *_divisors(ranks)]))
-        yield f"option reshard is {reshard}; it must divide the {ranks} ranks that share a weight: {fitting}"
+        yield f"option reshard is {reshard}; it must divide the {ranks} ranks of a shard group: take {fitting}"
     yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if options["prefetch"] and setup.backend == "gloo":
         yield (
-            f"option prefetch is {options['prefetch']} on gloo, where FSDP2 waits for each collective where it begins:"
-            " nothing would be hidden, and more held; leave it out, or take nccl"
+            f"option prefetch is {options['prefetch']} on gloo, where FSDP2 waits for each collective at once:"
+            " prefetching would hide nothing and hold more memory; leave it out, or take --backend nccl"
         )
     if options["compile"] != "none" and options["wrap"] == "layer":
         yield (
-            f"option wrap is layer with compile={options['compile']}; a compiled block is one graph, and cannot be"
-            " gathered in halves: take wrap=block"
+            f"option wrap is layer with compile={options['compile']}; a compiled block is one graph, and its"
+            " attention and MLP cannot be gathered separately: take wrap=block"
         )
     if options["offload"] and setup.precision == "fp16" and setup.device == "cuda":
         yield (
-            "option offload is true in fp16 on cuda, whose ranks would have to agree on overflow by tensors of the"
-            " host, which nccl does not move; take --precision bf16"
+            "option offload is true in fp16 on cuda, whose ranks would agree on overflow by tensors of the host, which"
+            " nccl does not reduce; take --precision bf16"
         )
 
 
@@ -116,7 +120,7 @@ class ShardedSpec(StrategySpec):
             resharded_ranks=int(options.get(RESHARD.name, 0)) or None,
             microbatches=int(options["accumulate"]),
             reduced_bytes=2 if options["reduce_dtype"] == "bf16" else 4,
-            numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
+            numbers=numbers_agreed(setup),
             is_copied_away=bool(options["offload"]) and setup.device == "cuda",
             # On gloo FSDP2 waits for each collective as soon as it has begun it.
             is_overlapped=setup.backend == "nccl",
@@ -148,13 +152,13 @@ class ShardedSpec(StrategySpec):
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         if sharding.is_overlapped or setup.options["prefetch"]:
-            return NotCovered(reason="how many gathered units live at once is the backend's and prefetch's to choose")
+            return NotCovered(reason="how many gathered units live at once depends on the backend and on prefetch")
         if setup.options["offload"]:
-            return NotCovered(reason="offloading copies weights and gradients, which the cost model does not follow")
+            return NotCovered(reason="the cost model does not cover offloading's copies of weights and gradients")
         if setup.options["reduce_dtype"] == "bf16":
             return NotCovered(reason="gradients rounded before they are reduced live in two precisions at once")
         if sharding.ranks == 1:
-            return NotCovered(reason="one rank alone gathers and reduces by other ways than the cost model's")
+            return NotCovered(reason="one rank alone gathers and reduces by code that the cost model does not cover")
         states = max(
             (sharded_states(sharding, rank) for rank in range(sharding.ranks)), key=lambda held: held.optimizer_bytes
         )
@@ -174,7 +178,7 @@ class FsdpSpec(ShardedSpec):
     """Spec of `fsdp`: weights, gradients and optimizer states are divided; a block is gathered when it computes."""
 
     name = "fsdp"
-    summary = "fully sharded (ZeRO-3): weights, gradients and optimizer divided; blocks gathered when they compute"
+    summary = "fully sharded (ZeRO-3): weights, gradients and optimizer states sharded; blocks gathered to compute"
     options = (*SHARDING_OPTIONS, RESHARD)
     parity = Parity(
         variants=(
@@ -215,7 +219,7 @@ class Zero2Spec(ShardedSpec):
     """Spec of `zero2`: gradients and optimizer states are divided; weights are gathered once a step."""
 
     name = "zero2"
-    summary = "ZeRO-2: gradients and optimizer divided; weights gathered once a step, and divided between steps too"
+    summary = "ZeRO-2: gradients and optimizer states sharded; weights gathered once a step, sharded between steps"
     stage = 2
     options = SHARDING_OPTIONS
     parity = Parity(variants=({}, {"wrap": "layer"}, {"accumulate": 2}, {"checkpoint": "full"}))

@@ -99,12 +99,12 @@ class Placement:
 
         held: the gradients that this rank updated with as a server; empty on a worker.
         """
-        whole = {}
+        full = {}
         for name, shape, server in zip(self.names, self.shapes, self.servers, strict=True):
             gradient = held[name] if name in held else torch.empty(shape, device=device)
             dist.broadcast(gradient, group=group, group_src=server)
-            whole[name] = gradient
-        return whole
+            full[name] = gradient
+        return full
 
 
 def place(model: nn.Module, servers: int) -> Placement:

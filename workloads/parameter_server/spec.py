@@ -8,7 +8,7 @@ from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_
 from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec
 
 STALENESS = Option(
-    name="staleness", default=1, minimum=0, help="of mode=asynchronous: steps that a worker may be ahead of the slowest"
+    name="staleness", default=1, minimum=0, help="mode=asynchronous: steps that a worker may be ahead of the slowest"
 )
 
 
@@ -32,12 +32,17 @@ class ParameterServerSpec(StrategySpec):
     summary = "the first ranks are servers, which hold the weights; the others push gradients to them and pull weights"
     options = (
         *TRAINING_OPTIONS,
-        Option(name="servers", default=1, minimum=0, help="ranks that hold the weights, as whole tensors; 1 or more"),
+        Option(
+            name="servers",
+            default=1,
+            minimum=0,
+            help="server ranks, each of which holds some of the weights; 1 or more",
+        ),
         Option(
             name="mode",
             default="synchronous",
             choices=("synchronous", "asynchronous"),
-            help="one update of all workers' mean, or one for each gradient as it comes",
+            help="one update with the mean of all workers' gradients, or one with each gradient as it arrives",
         ),
         STALENESS,
     )
@@ -57,11 +62,12 @@ class ParameterServerSpec(StrategySpec):
         servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
         most = min(setup.ranks - 1, tensors)
         if servers == 0:
-            return [f"option servers is 0, so that workers have nobody to push to; take {_up_to(most)}"]
+            return [f"option servers is 0, and workers need one to push gradients to; take {_up_to(most)}"]
         reasons: list[str] = []
         if servers > tensors:
             reasons.append(
-                f"option servers is {servers}; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
+                f"option servers is {servers}; the model has {tensors} tensors, which are not split; take 1 to"
+                f" {tensors}"
             )
         if workers < 1:
             reasons.append(
@@ -80,7 +86,7 @@ class ParameterServerSpec(StrategySpec):
     def incomparable(self, setup: Setup) -> str | None:
         if setup.options["mode"] == "asynchronous":
             return (
-                "mode=asynchronous updates with each worker's gradient by itself, which older weights gave;"
+                "mode=asynchronous updates with each worker's own gradient, computed with older weights;"
                 " take mode=synchronous"
             )
         return None
@@ -110,5 +116,5 @@ class ParameterServerSpec(StrategySpec):
     def peak(self, setup: Setup) -> NotCovered:
         return NotCovered(
             reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still"
-            " sends: how many at once is a matter of time"
+            " sends: how many at once depends on timing"
         )

@@ -31,6 +31,7 @@ from workloads.options import (
     local_batch,
     microbatch,
     microbatch_count,
+    numbers_agreed,
     peak_not_covered,
     pipeline_message_notes,
     priority_axes,
@@ -44,7 +45,7 @@ from workloads.pipeline_parallel.memory import (
     stage_states,
     stage_weights,
 )
-from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, Parity, Setup, StrategySpec, nearest_multiples
 
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
@@ -58,12 +59,12 @@ def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[s
     if options["compile"] != "none":
         yield (
             f"option compile is {options['compile']} with a zero-bubble schedule; a compiled block's backward is one"
-            " piece, and cannot be parted into inputs and weights: take compile=none, or an interleaved schedule"
+            " graph, and cannot be split into inputs and weights: take compile=none, or an interleaved schedule"
         )
     if options["checkpoint"] != "none":
         yield (
             f"option checkpoint is {options['checkpoint']} with a zero-bubble schedule; each half of a backward would"
-            " compute a block again and free nothing, so that more lived than without it: take checkpoint=none, or an"
+            " recompute the block and free nothing, so that the peak would grow: take checkpoint=none, or an"
             " interleaved schedule"
         )
 
@@ -72,9 +73,9 @@ BALANCE = Option(
     name="balance",
     default="layers",
     choices=("layers", "flops", "measured"),
-    help="what stages have alike: blocks, operations with the head's, or time as measured on this machine",
+    help="what is equal among stages: blocks, FLOPs with the head's, or time as measured on this machine",
 )
-STAGES = Option(name="stages", default=2, minimum=1, help="stages of each rank")
+STAGES = Option(name="stages", default=2, minimum=1, help="stages per rank")
 
 PIPELINE_OPTIONS = (
     *(option for option in TRAINING_OPTIONS if option is not ACCUMULATE),
@@ -91,11 +92,6 @@ def counts(setup: Setup, stages: int) -> tuple[int, ...]:
     return flops_balance(setup.shape, stages)
 
 
-def numbers_agreed(setup: Setup) -> int:
-    """Return how many scalars a pipeline's ranks agree on in a step: the gradient norm, and in fp16 its overflow."""
-    return (float(setup.options["clip"]) > 0) + (setup.precision == "fp16")
-
-
 def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) -> list[str]:
     """Return why the model cannot be cut into these stages, or the schedule cannot run them."""
     sequences = setup.shape.batch // data_ranks
@@ -107,15 +103,15 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
             f" one block or more; take --layers {stages} or a multiple of it, or fewer ranks"
         )
     elif setup.options[BALANCE.name] == "layers" and layers % stages:
-        lower, upper = layers - layers % stages, layers - layers % stages + stages
+        fitting = nearest_multiples(layers, stages)
         reasons.append(
-            f"layers is {layers}, which {stages} stages do not divide; --layers {lower} or {upper} would fit, or"
+            f"layers is {layers}, which {stages} stages do not divide; --layers {fitting} would fit, or"
             " balance=flops, whose stages need not have equally many"
         )
     if setup.options[BALANCE.name] != "layers" and pipeline.stages_per_rank > 1:
         reasons.append(
-            f"option balance is {setup.options[BALANCE.name]} with {pipeline.stages_per_rank} stages per rank, which"
-            " shortens the longest stage and may lengthen the longest rank; take balance=layers, or 1 stage per rank"
+            f"option balance is {setup.options[BALANCE.name]} with {pipeline.stages_per_rank} stages per rank; it"
+            " balances stages, and may unbalance the ranks that hold them: take balance=layers, or 1 stage per rank"
         )
     reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
     return reasons if reason is None else [*reasons, f"{reason}{_fitting(pipeline, sequences)}"]
@@ -186,9 +182,7 @@ class PipelineSpec(StrategySpec):
     def states_not_covered(self, setup: Setup) -> NotCovered | None:
         if setup.options[BALANCE.name] != "measured":
             return None
-        return NotCovered(
-            reason="balance=measured cuts the model by what this machine measured, which only the run knows"
-        )
+        return NotCovered(reason="balance=measured splits the model by times that only the run measures")
 
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
@@ -204,7 +198,7 @@ class PipelineSpec(StrategySpec):
             return reason
         pipeline = self.pipeline(setup)
         if pipeline.schedule in HALVED_BACKWARD:
-            return NotCovered(reason="what half of a backward keeps for the other half is autograd's choice")
+            return NotCovered(reason="which tensors half of a backward keeps for the other half is autograd's choice")
         size, blocks = microbatch(setup, 1), counts(setup, pipeline.stages)
         ranks = (pipeline_step_peak(pipeline, size, blocks, rank) for rank in range(pipeline.ranks))
         return max(ranks, key=lambda peak: peak.total_bytes)
@@ -217,7 +211,7 @@ class GpipeSpec(PipelineSpec):
     """Spec of `gpipe`."""
 
     name = "gpipe"
-    summary = "GPipe: a stage of the model on each rank; all microbatches forward, then all backward"
+    summary = "GPipe: one stage of the model per rank; all microbatches forward, then all backward"
     only_schedule = "gpipe"
     parity = Parity(
         variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, {"balance": "measured"})
@@ -228,7 +222,7 @@ class InterleavedSpec(PipelineSpec):
     """Spec of `interleaved`."""
 
     name = "interleaved"
-    summary = "interleaved 1F1B: several smaller stages on each rank, so that the pipeline fills sooner"
+    summary = "interleaved 1F1B: several smaller stages per rank, so that the pipeline fills sooner"
     only_schedule = "interleaved"
     options = (*PIPELINE_OPTIONS, DEFER_RECEIVES, STAGES)
     parity = Parity(variants=({}, {"microbatches": 8}, {"checkpoint": "full"}))
@@ -238,7 +232,7 @@ class OneFOneBSpec(PipelineSpec):
     """Spec of `one_f_one_b`."""
 
     name = "one_f_one_b"
-    summary = "1F1B: as GPipe, but each backward begins as soon as it can, so that fewer microbatches live at once"
+    summary = "1F1B: as GPipe, but each backward starts as soon as it can, so that fewer microbatches are in flight"
     only_schedule = "one_f_one_b"
     parity = Parity(variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}))
 
@@ -247,7 +241,7 @@ class PipelineNaiveSpec(PipelineSpec):
     """Spec of `pipeline_naive`."""
 
     name = "pipeline_naive"
-    summary = "naive model parallel: the whole batch goes from stage to stage, one rank computes at a time"
+    summary = "naive model parallel: the batch passes from stage to stage, and one rank computes at a time"
     only_schedule = "naive"
     options = tuple(replace(option, default=1) if option is MICROBATCHES else option for option in PIPELINE_OPTIONS)
     parity = Parity(variants=({}, {"balance": "flops"}, {"checkpoint": "full"}))
@@ -257,7 +251,7 @@ VARIANT = Option(
     name="variant",
     default="interleaved",
     choices=("interleaved", "zbv"),
-    help="order of a rank's stages: in turn, or there and back (ZBV, with 2 stages)",
+    help="placement of stages: round-robin over ranks, or forth and back in a V (ZBV, 2 stages per rank)",
 )
 
 
@@ -265,7 +259,7 @@ class ZeroBubbleSpec(PipelineSpec):
     """Spec of `zero_bubble`: backward is split into that of inputs, which other ranks wait for, and that of weights."""
 
     name = "zero_bubble"
-    summary = "zero bubble: backward of weights fills the gaps that waiting for backward of inputs leaves"
+    summary = "zero bubble: backward is split in two, and the half for weights fills the bubbles"
     options = (*PIPELINE_OPTIONS, STAGES, VARIANT)
     parity = Parity(variants=({}, {"variant": "zbv"}, {"microbatches": 8}, {"variant": "zbv", "microbatches": 8}))
 

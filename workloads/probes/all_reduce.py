@@ -162,9 +162,9 @@ def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
     Every rank adds in the order of the ranks, its own vector in its place: otherwise their sums would differ in
     rounding.
     """
-    others = [peer for peer in range(wire.ranks) if peer != wire.rank]
-    received = dict(zip(others, _rows(scratch, len(others), len(vector)), strict=True))
-    wire.exchange(send=dict.fromkeys(others, vector), receive=received)
+    peers = [peer for peer in range(wire.ranks) if peer != wire.rank]
+    received = dict(zip(peers, _rows(scratch, len(peers), len(vector)), strict=True))
+    wire.exchange(send=dict.fromkeys(peers, vector), receive=received)
     # reduce: the same order on each rank
     total, *more = [vector if peer == wire.rank else received[peer] for peer in range(wire.ranks)]
     for contribution in more:

@@ -16,7 +16,18 @@ from workloads.cost_models.collective_sizes import (
 )
 from workloads.cost_models.terms import Collective, States
 from workloads.probes.cost_model import ALGORITHMS, BUFFERS_TOUCHED, Algorithm, CopyKind, refusal
-from workloads.spec import ELEMENT_BYTES, Backend, Device, Needs, Option, OptionValue, Parity, Setup, StrategySpec
+from workloads.spec import (
+    ELEMENT_BYTES,
+    Backend,
+    Device,
+    Needs,
+    Option,
+    OptionValue,
+    Parity,
+    Setup,
+    StrategySpec,
+    nearest_multiples,
+)
 
 
 class ProbeSpec(StrategySpec):
@@ -39,6 +50,13 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     """Return, as part of a message, the known name that is most alike; nothing where none is."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f'did you mean "{near[0]}"? ' if near else ""
+
+
+def _limit_refusals(least_bytes: int, most_bytes: int) -> list[str]:
+    """Return why a sweep between these sizes is empty."""
+    if least_bytes <= most_bytes:
+        return []
+    return [f"option min_bytes is {least_bytes} and max_bytes {most_bytes}; min_bytes may be at most max_bytes"]
 
 
 # Probe `all_reduce`.
@@ -93,19 +111,15 @@ def _factor(setup: Setup) -> int:
 
 
 def _all_reduce_size_refusals(setup: Setup) -> list[str]:
-    least, most = int(setup.options["min_bytes"]), _all_reduce_largest(setup)
-    element_bytes = ELEMENT_BYTES[setup.precision]
-    reasons = []
     if _factor(setup) == 1:
-        return ["option factor is 1, by which no size grows; it may be 0 or at least 2"]
-    if least > most:
-        reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
-    if odd := least % element_bytes:
-        lower, upper = least - odd, least - odd + element_bytes
-        fitting = f"{lower} or {upper}" if lower else str(upper)
+        return ["option factor is 1, with which sizes do not grow; it may be 0 or at least 2"]
+    least, element_bytes = int(setup.options["min_bytes"]), ELEMENT_BYTES[setup.precision]
+    reasons = _limit_refusals(least, _all_reduce_largest(setup))
+    if least % element_bytes:
+        fitting = nearest_multiples(least, element_bytes)
         reasons.append(
-            f"option min_bytes is {least}; an element in {setup.precision} has {element_bytes} bytes, so that"
-            f" {fitting} would fit"
+            f"option min_bytes is {least}, which is no multiple of {element_bytes}, the bytes of an element in"
+            f" {setup.precision}; {fitting} would fit"
         )
     return reasons
 
@@ -131,26 +145,26 @@ class AllReduceSpec(ProbeSpec):
 
     name = "all_reduce"
     entry = "workloads.probes.all_reduce:probe"
-    summary = "all-reduce as the textbook has it, algorithm by algorithm, beside the library's own"
+    summary = "textbook algorithms of all-reduce, each measured beside the library's own"
     options = (
         Option(
             name="algorithms",
             default="all",
-            help=f"beside the library's: {', '.join(ALGORITHMS)}, with commas between; all: those that the ranks allow"
-            " (recursive ones want a power of two)",
+            help=f"one or more of {', '.join(ALGORITHMS)}, separated by commas; all: those that the number of ranks"
+            " allows (recursive ones need a power of two)",
         ),
         Option(name="min_bytes", default=1024, minimum=1, help="bytes of the smallest vector"),
         Option(
             name="max_bytes",
             default=0,
             minimum=0,
-            help="bytes that no vector exceeds; 0: 4 MiB on gloo, 256 MiB on NCCL",
+            help="upper limit of a vector's bytes; 0: 4 MiB on gloo, 256 MiB on NCCL",
         ),
         Option(
             name="factor",
             default=0,
             minimum=0,
-            help="from one vector's size to the next, 2 or more; 0: 16 on gloo, 4 on NCCL",
+            help="ratio of a vector's size to the one before, 2 or more; 0: 16 on gloo, 4 on NCCL",
         ),
     )
     needs = Needs(minimum_ranks=2)
@@ -212,7 +226,8 @@ def _name_refusals(setup: Setup) -> list[str]:
                 f' {", ".join(COLLECTIVES)}, or "all" alone'
             )
     reasons += [
-        f"{collective} goes to another rank and ranks is {setup.ranks}; take {_least_ranks(collective)} or leave it out"
+        f"{collective} needs {_least_ranks(collective)} ranks and ranks is {setup.ranks}; take --ranks"
+        f" {_least_ranks(collective)}, or leave it out"
         for collective in chosen_collectives(setup)
         if setup.ranks < _least_ranks(collective)
     ]
@@ -220,10 +235,8 @@ def _name_refusals(setup: Setup) -> list[str]:
 
 
 def _collectives_size_refusals(setup: Setup) -> list[str]:
-    least, most = int(setup.options["min_bytes"]), _collectives_largest(setup)
-    reasons = []
-    if least > most:
-        reasons.append(f"option min_bytes is {least} and max_bytes {most}; min_bytes may be at most max_bytes")
+    least = int(setup.options["min_bytes"])
+    reasons = _limit_refusals(least, _collectives_largest(setup))
     needed = {
         collective: least_bytes(collective, setup.ranks, ELEMENT_BYTES[setup.precision])
         for collective in chosen_collectives(setup)
@@ -232,7 +245,7 @@ def _collectives_size_refusals(setup: Setup) -> list[str]:
     if hungriest is not None and least < needed[hungriest]:
         reasons.append(
             f"option min_bytes is {least}; {hungriest} in {setup.precision} on {setup.ranks} ranks moves nothing below"
-            f" {needed[hungriest]}, which would do"
+            f" {needed[hungriest]} bytes; take min_bytes={needed[hungriest]} or more"
         )
     return reasons
 
@@ -242,21 +255,21 @@ class CollectivesSpec(ProbeSpec):
 
     name = "collectives"
     entry = "workloads.probes.collectives:probe"
-    summary = "the library's collectives, size by size, as nccl-tests measures them"
+    summary = "the library's collectives, at each size of a sweep, as nccl-tests measures them"
     options = (
         Option(
             name="collectives",
             default="all",
-            help=f"{', '.join(COLLECTIVES)}, with commas between; all: on one rank all but send",
+            help=f"one or more of {', '.join(COLLECTIVES)}, separated by commas; all: on one rank all but send",
         ),
-        Option(name="min_bytes", default=1024, minimum=1, help="size of the first, as nccl-tests' -b"),
+        Option(name="min_bytes", default=1024, minimum=1, help="smallest size, as nccl-tests' -b"),
         Option(
             name="max_bytes",
             default=0,
             minimum=0,
-            help="size that none exceeds, as nccl-tests' -e; 0: 16 MiB on gloo, 1 GiB on NCCL",
+            help="upper limit of sizes, as nccl-tests' -e; 0: 16 MiB on gloo, 1 GiB on NCCL",
         ),
-        Option(name="factor", default=4, minimum=2, help="from one size to the next, as nccl-tests' -f"),
+        Option(name="factor", default=4, minimum=2, help="ratio of a size to the one before, as nccl-tests' -f"),
     )
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
@@ -302,13 +315,13 @@ class CopiesSpec(ProbeSpec):
 
     name = "copies"
     entry = "workloads.probes.device:probe_copies"
-    summary = "bytes a second within memory (copy, triad; on CUDA the GPU's own) and between host and GPU"
+    summary = "memory bandwidth: copy and triad on a CPU; on CUDA within the GPU, and between host and GPU"
     options = (
         Option(
             name="size_bytes",
             default=0,
             minimum=0,
-            help="of one buffer, at least 4 times the last cache; 0: 256 MiB on the CPU, 1 GiB on CUDA",
+            help="bytes of a buffer, at least 4 times the last-level cache; 0: 256 MiB on the CPU, 1 GiB on CUDA",
         ),
     )
 
@@ -316,10 +329,10 @@ class CopiesSpec(ProbeSpec):
         size, element = size_bytes(setup), ELEMENT_BYTES[setup.precision]
         if size % element == 0:
             return []
-        whole = size + element - size % element
+        fitting = size + element - size % element
         return [
-            f"option size_bytes is {size}, and {setup.precision} has {element} bytes an element; {whole} would hold"
-            " whole elements"
+            f"option size_bytes is {size}, which is no multiple of {element}, the bytes of an element in"
+            f" {setup.precision}; {fitting} would fit"
         ]
 
     def measurements(self, setup: Setup) -> int:
@@ -355,16 +368,16 @@ class MatmulSpec(ProbeSpec):
 
     name = "matmul"
     entry = "workloads.probes.device:probe_matmul"
-    summary = "FLOP/s that a device reaches on square matrix products, by size, at the given precision"
+    summary = "FLOP/s of a device on square matrix products, by size, in the precision of the run"
     options = (
         Option(name="min_size", default=256, minimum=1, help="rows and columns of the smallest matrices"),
         Option(
             name="max_size",
             default=0,
             minimum=0,
-            help=f"largest that is measured; 0: {LARGEST['cpu']} on the CPU, {LARGEST['cuda']} on CUDA",
+            help=f"upper limit of rows and columns; 0: {LARGEST['cpu']} on the CPU, {LARGEST['cuda']} on CUDA",
         ),
-        Option(name="factor", default=2, minimum=2, help="from one size to the next"),
+        Option(name="factor", default=2, minimum=2, help="ratio of a size to the one before"),
     )
 
     def refusals(self, setup: Setup) -> list[str]:

@@ -32,8 +32,8 @@ class ShardedMicrobatch(Microbatch):
     """
 
     ranks: int
-    is_stream_divided: bool
-    is_loss_divided: bool
+    is_stream_sharded: bool
+    is_loss_sharded: bool
 
     @property
     def stream_bytes(self) -> int:
@@ -79,17 +79,17 @@ class ShardedMicrobatch(Microbatch):
 
     def norm_bytes(self, readers: int) -> int:
         """See `Microbatch`; all readers share one copy, which is gathered for them."""
-        is_same = not self.is_autocast and not self.is_stream_divided
+        is_same = not self.is_autocast and not self.is_stream_sharded
         read = self.stream_bytes if is_same else min(readers, 1) * self.width_bytes
         return FULL_BYTES * self._own_positions + self.stream_bytes + read
 
     @property
     def _own_positions(self) -> int:
-        return self._positions // (self.ranks if self.is_stream_divided else 1)
+        return self._positions // (self.ranks if self.is_stream_sharded else 1)
 
     @property
     def _own_vocabulary(self) -> int:
-        return self.shape.vocabulary * (1 if self.is_loss_divided else self.ranks)
+        return self.shape.vocabulary * (1 if self.is_loss_sharded else self.ranks)
 
     @property
     def _own_heads_bytes(self) -> int:
@@ -98,7 +98,7 @@ class ShardedMicrobatch(Microbatch):
 
 
 def shard_microbatch(
-    microbatch: Microbatch, *, ranks: int, is_stream_divided: bool, is_loss_divided: bool
+    microbatch: Microbatch, *, ranks: int, is_stream_sharded: bool, is_loss_sharded: bool
 ) -> ShardedMicrobatch:
     """Return one rank's part of a microbatch."""
     shape = microbatch.shape
@@ -108,8 +108,8 @@ def shard_microbatch(
         precision=microbatch.precision,
         checkpoint=microbatch.checkpoint,
         ranks=ranks,
-        is_stream_divided=is_stream_divided,
-        is_loss_divided=is_loss_divided,
+        is_stream_sharded=is_stream_sharded,
+        is_loss_sharded=is_loss_sharded,
     )
 
 
@@ -124,19 +124,19 @@ def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backw
     Right within 4 % where the MLP is at least twice as wide as the residual stream. Not counted: buffers that
     collectives fill while their inputs still live, and a few numbers per token.
     """
-    whole = step_peak(microbatch, states=states, backwards=backwards)
-    if not microbatch.is_loss_divided:
-        return whole
+    peak = step_peak(microbatch, states=states, backwards=backwards)
+    if not microbatch.is_loss_sharded:
+        return peak
     step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
     # torch computes the gradient of a divided loss in one step, of three tensors: ones at targets, probabilities, and
     # their product.
     loss = replace(
-        whole,
+        peak,
         gradients_bytes=max(backward.before_bytes for backward in backwards),
         activations_bytes=step.stored_bytes + microbatch.head_bytes,
         temporary_bytes=3 * microbatch.probabilities_bytes,
     )
-    return max(whole, loss, key=lambda prediction: prediction.total_bytes)
+    return max(peak, loss, key=lambda prediction: prediction.total_bytes)
 
 
 AXIS = "tensor"
@@ -150,7 +150,7 @@ class TensorTraffic:
 
     sequences: of one microbatch.
     product_bytes: size of an element that a product reads or returns.
-    is_stream_divided: the residual stream is divided by positions. is_loss_divided: the logits stay divided.
+    is_stream_sharded: the residual stream is divided by positions. is_loss_sharded: the logits stay divided.
     is_recomputed: backward runs the blocks' forward again, except their last collective, whose result nothing needs.
     numbers: single numbers that the ranks agree on in an update: the norm for clipping, fp16's overflow.
     has_all_to_all: the embedding's columns are exchanged for positions by all_to_all. torch 2.11 to 2.13 has none for
@@ -162,8 +162,8 @@ class TensorTraffic:
     sequences: int
     microbatches: int
     product_bytes: int
-    is_stream_divided: bool
-    is_loss_divided: bool
+    is_stream_sharded: bool
+    is_loss_sharded: bool
     is_recomputed: bool
     numbers: int
     has_all_to_all: bool
@@ -178,7 +178,7 @@ class TensorTraffic:
     def embedding(self) -> Iterator[Transfer]:
         """Yield the gathering of the stream's columns; for a divided stream, their exchange for positions and back."""
         stream_bytes = FULL_BYTES * self._stream_elements
-        if not self.is_stream_divided:
+        if not self.is_stream_sharded:
             yield self._transfer("all_gather", stream_bytes)
         elif self.has_all_to_all:
             yield self._transfer("all_to_all", stream_bytes // self.ranks, calls=2)
@@ -189,7 +189,7 @@ class TensorTraffic:
         """Yield two collectives of each kind per block in forward, for attention and MLP, and two in backward."""
         halves = 2 * layers
         again = layers if self.is_recomputed else 0
-        if self.is_stream_divided:
+        if self.is_stream_sharded:
             yield self._transfer("all_gather", self._product_stream_bytes, calls=2 * halves + 2 * again)
             yield self._transfer("reduce_scatter", self._product_stream_bytes, calls=2 * halves + again)
         else:
@@ -197,12 +197,12 @@ class TensorTraffic:
 
     def head(self) -> Iterator[Transfer]:
         """Yield the head's input, its gradient, and the logits; or, for a divided loss, three numbers per token."""
-        if self.is_stream_divided:
+        if self.is_stream_sharded:
             yield self._transfer("all_gather", self._product_stream_bytes)
             yield self._transfer("reduce_scatter", self._product_stream_bytes)
         else:
             yield self._transfer("all_reduce", self._product_stream_bytes)
-        if self.is_loss_divided:
+        if self.is_loss_sharded:
             # The largest logit, the sum of exponentials, the target's logarithm.
             yield self._transfer("all_reduce", FULL_BYTES * self._positions, calls=3)
         else:
@@ -210,7 +210,7 @@ class TensorTraffic:
 
     def update(self) -> Iterator[Transfer]:
         """Yield what happens once a step: gradients of norms that saw only a rank's positions, and single numbers."""
-        if self.is_stream_divided:
+        if self.is_stream_sharded:
             norms_bytes = FULL_BYTES * (2 * self.shape.layers + 1) * self.shape.width
             yield Transfer(collective="all_reduce", axis=AXIS, payload_bytes=norms_bytes)
         if self.numbers:
@@ -254,7 +254,7 @@ def tensor_parallel_states(shape: Shape, ranks: int) -> States:
 
 
 def paper_activation_bytes(
-    shape: Shape, sequences: int, checkpoint: Checkpoint, *, ranks: int, is_stream_divided: bool
+    shape: Shape, sequences: int, checkpoint: Checkpoint, *, ranks: int, is_stream_sharded: bool
 ) -> int:
     """Return the paper's account of one microbatch: bytes that the blocks of a GPT keep on one rank, fp16 with dropout.
 
@@ -265,8 +265,8 @@ def paper_activation_bytes(
     stream = shape.sequence * sequences * shape.width
     scores = Fraction(shape.heads * shape.sequence**2 * sequences, ranks)
     # Per token and element of width: bytes that every rank keeps whole, and bytes that the ranks divide.
-    whole, divided = (0, 34) if is_stream_divided else (10, 24)
+    replicated, sharded = (0, 34) if is_stream_sharded else (10, 24)
     if checkpoint == "full":
-        whole, divided = (0, 2) if is_stream_divided else (2, 0)
-    per_layer = whole * stream + Fraction(divided * stream, ranks) + (5 * scores if checkpoint == "none" else 0)
+        replicated, sharded = (0, 2) if is_stream_sharded else (2, 0)
+    per_layer = replicated * stream + Fraction(sharded * stream, ranks) + (5 * scores if checkpoint == "none" else 0)
     return math.ceil(shape.layers * per_layer)

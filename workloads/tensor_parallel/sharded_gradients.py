@@ -36,19 +36,19 @@ def clip_gradients(
     groups: process groups of the axes whose ranks hold different gradients, or parts of one.
     tensor_ranks: size of the axis `tensor`, whose ranks all hold what is not divided over it.
     """
-    divided: list[Tensor] = []
-    whole: list[Tensor] = []
+    sharded: list[Tensor] = []
+    replicated: list[Tensor] = []
     for weight in weights:
         if weight.grad is not None:
             axes = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else None
-            (divided if axes is not None and "tensor" in axes else whole).append(local_gradient(weight))
+            (sharded if axes is not None and "tensor" in axes else replicated).append(local_gradient(weight))
     # Each of the tensor ranks holds a copy of the whole gradients; the sum over ranks shall count them once.
-    square = nn.utils.get_total_norm(divided).square() + nn.utils.get_total_norm(whole).square() / tensor_ranks
+    square = nn.utils.get_total_norm(sharded).square() + nn.utils.get_total_norm(replicated).square() / tensor_ranks
     for group in groups:
         dist.all_reduce(square, group=group)
     norm = square.sqrt()
     scale = (largest_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
-    torch._foreach_mul_([*divided, *whole], scale)
+    torch._foreach_mul_([*sharded, *replicated], scale)
     return norm
 
 

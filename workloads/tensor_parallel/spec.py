@@ -15,6 +15,7 @@ from workloads.options import (
     local_batch,
     microbatch,
     microbatch_count,
+    numbers_agreed,
     peak_not_covered,
     training_refusals,
 )
@@ -32,32 +33,32 @@ from workloads.tensor_parallel.cost_model import (
 SEQUENCE_PARALLEL = Option(
     name="sequence_parallel",
     default=False,
-    help="divide the residual stream and its norms by positions: all_gather and reduce_scatter in place of all_reduce",
+    help="shard the residual stream and norms by positions: all_gather and reduce_scatter in place of all_reduce",
 )
 
 
-def division_refusals(setup: Setup, *, ranks: int, option: str | None = None) -> Iterator[str]:
+def divisibility_refusals(setup: Setup, *, ranks: int, option: str | None = None) -> Iterator[str]:
     """Yield why these ranks cannot divide the model's products equally, with numbers that could.
 
     option: the option that sets their number, where it is not all ranks.
     """
     shape = setup.shape
-    divided = {
+    sharded = {
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "mlp_width": shape.mlp_width,
         "vocabulary": shape.vocabulary,
     }
     if setup.options[SEQUENCE_PARALLEL.name]:
-        divided["sequence"] = shape.sequence
-    uneven = [f"{name} {size}" for name, size in divided.items() if size % ranks]
+        sharded["sequence"] = shape.sequence
+    uneven = [f"{name} {size}" for name, size in sharded.items() if size % ranks]
     if uneven:
-        most = gcd(*divided.values())
+        most = gcd(*sharded.values())
         fitting = [str(count) for count in range(1, most + 1) if most % count == 0]
         sharing, fit = (f"{ranks} ranks", "ranks would fit") if option is None else (f"{option} {ranks}", "would fit")
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {sharing}; {' or '.join(fitting)} {fit}"
-            f" {', '.join(divided)}"
+            f" {', '.join(sharded)}"
         )
 
 
@@ -68,16 +69,20 @@ def compile_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
         yield from graph_refusals(setup, COLLECTIVES_IN_GRAPHS)
     if ranks > 1 and options["compile"] != "none" and options["checkpoint"] == "full":
         yield (
-            f"option compile is {options['compile']} with checkpoint=full, and torch 2.13 cannot compile blocks that"
-            " are divided and run again whole; take checkpoint=selective or none"
+            f"option compile is {options['compile']} with checkpoint=full; torch 2.13 cannot compile sharded blocks"
+            " that are recomputed in full: take checkpoint=selective or none"
         )
 
 
 LOSS_PARALLEL = Option(
-    name="loss_parallel", default=False, help="leave the logits divided, and compute the loss from the ranks' parts"
+    name="loss_parallel",
+    default=False,
+    help="keep the logits sharded by vocabulary, and compute the loss from the shards",
 )
 ASYNC_TP = Option(
-    name="async_tp", default=False, help="hide collectives behind the products beside them; CUDA, compiled blocks only"
+    name="async_tp",
+    default=False,
+    help="overlap collectives with neighbouring matrix products; CUDA, compiled blocks only",
 )
 
 
@@ -87,19 +92,19 @@ def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
         return
     if setup.device != "cuda":
         yield (
-            f"option async_tp is true on {setup.device}; its ranks read each other's memory, which torch's symmetric"
-            " memory lets GPUs do alone: leave it out, or take --device cuda"
+            f"option async_tp is true on {setup.device}; it needs torch's symmetric memory, which only GPUs have:"
+            " leave it out, or take --device cuda"
         )
         return
     if setup.options["compile"] == "none":
         yield (
-            "option async_tp is true with compile=none, but it is the compiler that cuts products into pieces; take"
+            "option async_tp is true with compile=none, but the compiler is what splits the products; take"
             " compile=default"
         )
     if not setup.options[SEQUENCE_PARALLEL.name]:
         yield (
-            "option async_tp is true with sequence_parallel=false, but only all_gather and reduce_scatter are hidden,"
-            " and no all_reduce; take sequence_parallel=true"
+            "option async_tp is true with sequence_parallel=false, whose all_reduce it cannot overlap: only all_gather"
+            " and reduce_scatter; take sequence_parallel=true"
         )
     if ranks == 1:
         yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
@@ -110,7 +115,7 @@ class TensorParallelSpec(StrategySpec):
 
     name = "tensor_parallel"
     entry = "workloads.tensor_parallel.strategy:build"
-    summary = "each matrix product divided among ranks, by columns and then by rows (Megatron-LM, on DTensor)"
+    summary = "each matrix product sharded over ranks, by columns and then by rows (Megatron-LM, on DTensor)"
     options = (*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP)
     parity = Parity(
         variants=(
@@ -128,7 +133,7 @@ class TensorParallelSpec(StrategySpec):
     def refusals(self, setup: Setup) -> list[str]:
         return [
             *training_refusals(setup, data_ranks=1),
-            *division_refusals(setup, ranks=setup.ranks),
+            *divisibility_refusals(setup, ranks=setup.ranks),
             *compile_refusals(setup, ranks=setup.ranks),
             *_async_refusals(setup, ranks=setup.ranks),
         ]
@@ -141,10 +146,10 @@ class TensorParallelSpec(StrategySpec):
             sequences=local_batch(setup, data_ranks=1),
             microbatches=microbatch_count(setup),
             product_bytes=ELEMENT_BYTES[setup.precision],
-            is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
-            is_loss_divided=bool(options[LOSS_PARALLEL.name]),
+            is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
+            is_loss_sharded=bool(options[LOSS_PARALLEL.name]),
             is_recomputed=options["checkpoint"] != "none",
-            numbers=(float(options["clip"]) > 0) + (setup.precision == "fp16"),
+            numbers=numbers_agreed(setup),
             has_all_to_all=setup.device == "cuda",
         ).transfers
 
@@ -155,13 +160,13 @@ class TensorParallelSpec(StrategySpec):
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
 
     def paper_activations(self, setup: Setup) -> int:
-        whole = microbatch(setup, data_ranks=1)
+        full = microbatch(setup, data_ranks=1)
         return paper_activation_bytes(
             setup.shape,
-            whole.sequences,
-            whole.checkpoint,
+            full.sequences,
+            full.checkpoint,
             ranks=setup.ranks,
-            is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+            is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
         )
 
     def peak(self, setup: Setup) -> Prediction | NotCovered:
@@ -169,14 +174,14 @@ class TensorParallelSpec(StrategySpec):
             return reason
         states = tensor_parallel_states(setup.shape, setup.ranks)
         backwards = fresh_gradients(states.gradients_bytes, microbatch_count(setup))
-        whole = microbatch(setup, data_ranks=1)
+        full = microbatch(setup, data_ranks=1)
         if setup.ranks == 1:
-            return step_peak(whole, states=states, backwards=backwards)
+            return step_peak(full, states=states, backwards=backwards)
         own = shard_microbatch(
-            whole,
+            full,
             ranks=setup.ranks,
-            is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
-            is_loss_divided=bool(setup.options[LOSS_PARALLEL.name]),
+            is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
+            is_loss_sharded=bool(setup.options[LOSS_PARALLEL.name]),
         )
         return tensor_parallel_peak(own, states=states, backwards=backwards)
 
@@ -184,6 +189,6 @@ class TensorParallelSpec(StrategySpec):
         if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:
             return []
         return [
-            "torch exchanges the embedding's columns for positions on cpu by an all_gather of the whole, where cuda's"
-            " all_to_all sends each rank its own"
+            "torch reshards the embedding's output from columns to positions by an all_gather of the full tensor on"
+            " cpu, and on cuda by an all_to_all, which sends each rank its own part only"
         ]

@@ -54,7 +54,7 @@ def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
     axis = mesh["tensor"]
     stream = BY_POSITION if setup.options["sequence_parallel"] else WHOLE
     # three_d has neither option: its stages gather the logits, and cut no product into pieces.
-    is_loss_divided, is_async = (bool(setup.options.get(name, False)) for name in ("loss_parallel", "async_tp"))
+    is_loss_sharded, is_async = (bool(setup.options.get(name, False)) for name in ("loss_parallel", "async_tp"))
     for block in [part for part in module.modules() if isinstance(part, Block)]:
         _apply(_block_plan(stream), block, axis)
         for half in (block.attention, block.mlp):
@@ -69,8 +69,8 @@ def parallelize(setup: Setup, module: nn.Module, mesh: DeviceMesh) -> None:
     if "head" in children:
         head = ColwiseParallel(
             input_layouts=stream,
-            output_layouts=BY_COLUMN if is_loss_divided else WHOLE,
-            use_local_output=not is_loss_divided,
+            output_layouts=BY_COLUMN if is_loss_sharded else WHOLE,
+            use_local_output=not is_loss_sharded,
         )
         _apply({"head": head}, module, axis)
         children["head"].register_forward_pre_hook(_round, prepend=True)
@@ -142,8 +142,8 @@ class TensorTrainer(Trainer):
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
         model, group = make_model(setup), mesh.get_group("tensor")
         parallelize(setup, model, mesh)
-        self._is_sequence_divided = bool(setup.options["sequence_parallel"])
-        self._is_loss_divided = bool(setup.options["loss_parallel"])
+        self._is_sequence_sharded = bool(setup.options["sequence_parallel"])
+        self._is_loss_sharded = bool(setup.options["loss_parallel"])
         super().__init__(
             setup,
             model,
@@ -156,7 +156,7 @@ class TensorTrainer(Trainer):
         self._group = group
 
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
-        if not self._is_loss_divided:
+        if not self._is_loss_sharded:
             return super()._forward_backward(tokens_bs, then)
         with loss_parallel():
             loss = super()._forward_backward(tokens_bs, then)
@@ -165,5 +165,5 @@ class TensorTrainer(Trainer):
 
     def _sum_norm_gradients(self) -> None:
         """Sum the norms' gradients over the ranks, where each rank has seen only its own positions."""
-        if self._is_sequence_divided:
+        if self._is_sequence_sharded:
             add_up(norm_weights(self.model), self._group)

@@ -106,7 +106,7 @@ class MeshStages:
             yield from self.traffic.blocks(self.counts[stage])
             if stage == self.pipeline.stages - 1:
                 yield from self.traffic.head()
-        if self.traffic.is_stream_divided:
+        if self.traffic.is_stream_sharded:
             norms = [weight for weight in self.weights(pipeline_rank) if len(weight) == 1]
             held = own_elements(norms, rank=0, ranks=1 if self.bucket_bytes is not None else self.data_ranks)
             yield Transfer(collective="all_reduce", axis="tensor", payload_bytes=ELEMENT_BYTES * held)

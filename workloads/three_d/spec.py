@@ -16,10 +16,12 @@ from workloads.options import (
     BUCKET_MB,
     DEFER_RECEIVES,
     GATHERED_IN_GRAPHS,
+    bucket_bytes,
     graph_refusals,
     local_batch,
     microbatch,
     microbatch_count,
+    numbers_agreed,
     training_refusals,
 )
 from workloads.pipeline_parallel.spec import (
@@ -28,29 +30,33 @@ from workloads.pipeline_parallel.spec import (
     PipelineSpec,
     counts,
     halved_backward_refusals,
-    numbers_agreed,
     stages_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup
+from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, nearest_multiples
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
-from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, division_refusals
+from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, divisibility_refusals
 from workloads.three_d.cost_model import MeshStages
 
-PIPELINE_RANKS = Option(name="pipeline_ranks", default=2, minimum=2, help="ranks that the model's layers are cut over")
+PIPELINE_RANKS = Option(
+    name="pipeline_ranks", default=2, minimum=2, help="ranks of a pipeline, over which the layers are split"
+)
 TENSOR_RANKS = Option(
-    name="tensor_ranks", default=2, minimum=1, help="neighbouring ranks that divide each product, such as a node's"
+    name="tensor_ranks",
+    default=2,
+    minimum=1,
+    help="neighbouring ranks over which each matrix product is sharded, such as a node's",
 )
 DATA_AXIS = Option(
     name="data_axis",
     default="ddp",
     choices=("ddp", "fsdp"),
-    help="what replicas of a stage do: average gradients when all are there, or divide all that the stage holds",
+    help="replicas of a stage: average gradients after the last backward, or shard all that the stage holds",
 )
 SCHEDULE = Option(
     name="schedule",
     default="one_f_one_b",
     choices=("gpipe", "one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv"),
-    help="order of a stage's microbatches",
+    help="pipeline schedule: order of a stage's microbatches",
 )
 GATHERED_STAGES = 3
 """Number of stages per rank whose weights torch's schedules keep gathered at a time."""
@@ -68,19 +74,19 @@ def _sharding_refusals(setup: Setup, schedule: ScheduleName, *, data_ranks: int)
     yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if data_ranks == 1:
         yield (
-            f"option data_axis is fsdp with one replica of {_replica_ranks(setup)} ranks, which has nobody to share"
-            f" with; take --ranks {2 * _replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
+            f"option data_axis is fsdp with one replica of {_replica_ranks(setup)} ranks, so nothing can be sharded;"
+            f" take --ranks {2 * _replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
         )
     if schedule in HALVED_BACKWARD:
         yield (
-            f"option data_axis is fsdp with schedule={schedule}, which parts backward into inputs and weights: where"
-            " FSDP2 divides weights again in between, gradients are wrong without a word (torch 2.13); take"
-            " data_axis=ddp, or schedule=interleaved"
+            f"option data_axis is fsdp with schedule={schedule}, which splits backward into inputs and weights: where"
+            " FSDP2 reshards weights in between, gradients are silently wrong (torch 2.13); take data_axis=ddp, or"
+            " schedule=interleaved"
         )
     elif int(options[STAGES.name]) > GATHERED_STAGES:
         yield (
             f"option stages is {options[STAGES.name]} with data_axis=fsdp; torch's schedules keep the weights of"
-            f" {GATHERED_STAGES} stages of a rank gathered, and would gather the others for each microbatch anew: take"
+            f" {GATHERED_STAGES} stages of a rank gathered, and would gather the others again for each microbatch: take"
             f" stages={GATHERED_STAGES} or fewer, or data_axis=ddp"
         )
 
@@ -108,7 +114,7 @@ class ThreeDSpec(PipelineSpec):
 
     name = "three_d"
     entry = "workloads.three_d.strategy:build"
-    summary = "data x tensor x pipeline parallel on one mesh: replicas of stages whose products are divided"
+    summary = "data x tensor x pipeline parallel on one mesh: replicas of pipelines with sharded matrix products"
     options = (
         *PIPELINE_OPTIONS,
         DEFER_RECEIVES,
@@ -151,17 +157,17 @@ class ThreeDSpec(PipelineSpec):
     def refusals(self, setup: Setup) -> list[str]:
         options, replica = setup.options, _replica_ranks(setup)
         if setup.ranks % replica:
-            lower = setup.ranks - setup.ranks % replica
-            fitting = f"{lower} or {lower + replica}" if lower else str(replica)
+            fitting = nearest_multiples(setup.ranks, replica)
             return [
                 f"pipeline_ranks {options[PIPELINE_RANKS.name]} x tensor_ranks {options[TENSOR_RANKS.name]} make"
-                f" replicas of {replica} ranks, which cannot share {setup.ranks} ranks; --ranks {fitting} would fit"
+                f" replicas of {replica} ranks, of which {setup.ranks} ranks is no multiple; --ranks {fitting}"
+                " would fit"
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
             *training_refusals(setup, data_ranks=axes["data"]),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
-            *division_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
+            *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),
             *halved_backward_refusals(setup, schedule),
         ]
@@ -172,7 +178,7 @@ class ThreeDSpec(PipelineSpec):
     def _cost_model(self, setup: Setup) -> MeshStages:
         axes, options = self.mesh(setup), setup.options
         pipeline, numbers = self.pipeline(setup), numbers_agreed(setup)
-        is_divided = options[DATA_AXIS.name] == "fsdp" and axes["data"] > 1
+        is_sharded = options[DATA_AXIS.name] == "fsdp" and axes["data"] > 1
         return MeshStages(
             shape=setup.shape,
             pipeline=pipeline,
@@ -184,13 +190,13 @@ class ThreeDSpec(PipelineSpec):
                 sequences=local_batch(setup, axes["data"]),
                 microbatches=microbatch_count(setup),
                 product_bytes=ELEMENT_BYTES[setup.precision],
-                is_stream_divided=bool(options[SEQUENCE_PARALLEL.name]),
-                is_loss_divided=False,
+                is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
+                is_loss_sharded=False,
                 is_recomputed=options["checkpoint"] != "none",
                 numbers=numbers,
                 has_all_to_all=setup.device == "cuda",
             ),
-            bucket_bytes=None if is_divided else int(float(options[BUCKET_MB.name]) * 2**20),
+            bucket_bytes=None if is_sharded else bucket_bytes(setup),
             numbers=numbers,
         )
 
@@ -216,14 +222,12 @@ class ThreeDSpec(PipelineSpec):
             size.sequences,
             size.checkpoint,
             ranks=axes["tensor"],
-            is_stream_divided=bool(setup.options[SEQUENCE_PARALLEL.name]),
+            is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
         )
         return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
     def peak(self, setup: Setup) -> NotCovered:
-        return NotCovered(
-            reason="the cost model of live tensors knows neither stages that take turns nor products that are divided"
-        )
+        return NotCovered(reason="no cost model of live tensors covers stages whose products are sharded")
 
     def notes(self, setup: Setup) -> list[str]:
         axes = self.mesh(setup)
@@ -233,7 +237,7 @@ class ThreeDSpec(PipelineSpec):
             inside.append("data")
         if inside:
             notes.append(
-                f"collectives over the axis {' and '.join(inside)} run inside of stages: their actions, and so what"
-                " is busy, hold the waits for these peers"
+                f"collectives over the axis {' and '.join(inside)} run inside stages: the time of their actions,"
+                " which counts as busy, includes waits for these peers"
             )
         return notes

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from workloads.options import bucket_bytes
 from workloads.pipeline_parallel.stages import StageModel
 from workloads.pipeline_parallel.strategy import make_trainer
 from workloads.protocols import Phase, Workload
@@ -52,7 +53,7 @@ def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup,
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build this rank's stages, divided over `tensor` and, for FSDP2, over `data`; `stage` has torch's schedule."""
-    tensor_ranks, is_stream_divided = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
+    tensor_ranks, is_stream_sharded = mesh["tensor"].size(), bool(setup.options["sequence_parallel"])
     is_sharded = setup.options["data_axis"] == "fsdp" and mesh["data"].size() > 1
     # Groups of the axes whose ranks hold different gradients at the end of the step.
     is_held_apart = {"stage": True, "tensor": tensor_ranks > 1, "data": is_sharded}
@@ -64,20 +65,19 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
             shard(stage, mesh["data"])
 
     def complete(stages: list[StageModel]) -> None:
-        if is_stream_divided and tensor_ranks > 1:
+        if is_stream_sharded and tensor_ranks > 1:
             # Each rank has seen only its own positions.
             add_up([weight for stage in stages for weight in norm_weights(stage)], mesh.get_group("tensor"))
         if not is_sharded and mesh["data"].size() > 1:
             weights = (weight for stage in stages for weight in stage.parameters())
-            bucket_bytes = int(float(setup.options["bucket_mb"]) * 2**20)
-            average_gradients(weights, mesh.get_group("data"), bucket_bytes=bucket_bytes)
+            average_gradients(weights, mesh.get_group("data"), bucket_bytes=bucket_bytes(setup))
 
     return make_trainer(
         setup,
         mesh,
         phase,
         prepare=prepare,
-        positions=setup.shape.sequence // (tensor_ranks if is_stream_divided else 1),
+        positions=setup.shape.sequence // (tensor_ranks if is_stream_sharded else 1),
         after_backward=complete,
         clip=partial(clip_gradients, groups=holders, tensor_ranks=tensor_ranks),
         scaler=AgreeingScaler(setup.device, groups=holders, enabled=setup.precision == "fp16"),

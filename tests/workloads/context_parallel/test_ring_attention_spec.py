@@ -33,7 +33,7 @@ def test_a_sequence_that_two_chunks_a_rank_do_not_divide_is_refused_with_those_t
 
 def test_a_compiled_block_is_refused() -> None:
     (reason,) = RingAttentionSpec().refusals(setup({"compile": "default"}))
-    assert reason.startswith("option compile is default; a compiled block is one graph")
+    assert reason.startswith("option compile is default; torch cannot compile the sends and receives")
 
 
 @pytest.mark.parametrize(("width", "heads"), [(16, 4), (1040, 2)])

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import no_phase
 from workloads.core.data import Batches
 from workloads.core.trainer import Trainer, make_model
 from workloads.spec import LIMITS, Precision
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 STEPS = 5
 LEARNING_RATE = 1e-2
@@ -73,6 +76,8 @@ def llama_name(name: str) -> str:
 
 def llama_of(setup: SmallSetup, model: nn.Module) -> LlamaForCausalLM:
     """Theirs, with our weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # Only here: collecting the tests need not load it.
+
     shape = setup.shape
     config = LlamaConfig(
         vocab_size=shape.vocabulary,

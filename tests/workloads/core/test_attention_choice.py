@@ -54,7 +54,7 @@ def on_gpu(
 def test_the_ring_takes_the_kernel_that_torch_would_choose(kernel: KernelName) -> None:
     chosen = ring_kernel(on_gpu(), positions=16, chunk=8, attention=FakeAttention(kernel))
     assert chosen.kernel is KERNELS[kernel]
-    assert chosen.notes == (f"attention runs by torch's kernel {kernel}; torch's choice on this GPU",)
+    assert chosen.notes == (f"attention runs torch's kernel {kernel}; torch's choice on this GPU",)
 
 
 def test_the_ring_asks_for_its_own_positions_with_the_fewest_keys() -> None:
@@ -70,8 +70,8 @@ def test_the_ring_attends_by_another_kernel_where_torchs_gives_no_log_sum_exp_an
     chosen = ring_kernel(on_gpu(precision="fp16"), positions=16, chunk=8, attention=FakeAttention("math"))
     assert isinstance(chosen.kernel, CudaEfficient)
     assert chosen.notes == (
-        "attention runs by torch's kernel efficient; other strategies by math, which gives no log-sum-exp: an"
-        " efficiency against them compares kernels too",
+        "attention runs torch's kernel efficient; other strategies run math, which returns no log-sum-exp: efficiency"
+        " against them compares kernels too",
     )
 
 
@@ -86,7 +86,7 @@ def test_a_named_kernel_is_that_of_the_ring_and_of_all_others(kernel: KernelName
     chosen = ring_kernel(on_gpu(kernel), positions=16, chunk=8, attention=attention)
     assert attend_of(on_gpu(kernel), attention) == Pinned(kernel=kernel)
     assert isinstance(chosen.kernel, kind)
-    note = f"attention runs by torch's kernel {kernel}; as the option attention says"
+    note = f"attention runs torch's kernel {kernel}; as the option attention says"
     assert chosen.notes == attention_notes(on_gpu(kernel), attention) == (note,)
 
 
@@ -113,10 +113,10 @@ def test_a_named_kernel_that_the_gpu_has_not_is_told() -> None:
 @pytest.mark.parametrize(
     ("kernel", "note"),
     [
-        ("cudnn", "attention runs by torch's kernel cudnn; torch's choice on this GPU"),
+        ("cudnn", "attention runs torch's kernel cudnn; torch's choice on this GPU"),
         (
             "math",
-            "attention runs by torch's kernel math; torch's choice on this GPU; ring_attention has no such kernel, and"
+            "attention runs torch's kernel math; torch's choice on this GPU; ring_attention has no such kernel, and"
             " is compared with another",
         ),
     ],
@@ -182,22 +182,22 @@ def test_selective_checkpointing_keeps_what_each_kernel_gives(name: KernelName) 
     [
         (
             small_setup(options={"attention": "math"}),
-            "option attention is math, which chooses among a GPU's kernels; leave it out, or take --device cuda",
+            "option attention is math on cpu, and it names a GPU's kernel; leave it out, or take --device cuda",
         ),
         (
             on_gpu("flash", precision="fp32"),
-            "option attention is flash in fp32, which it does not compute in; take --precision bf16, or"
+            "option attention is flash in fp32, which this kernel does not support; take --precision bf16, or"
             " attention=efficient",
         ),
         (
             on_gpu("cudnn", shape=replace(WIDE, width=48)),
-            "option attention is cudnn with width / heads 12, and it takes multiples of 8 up to 256; take such a"
+            "option attention is cudnn with width / heads 12; this kernel takes multiples of 8 up to 256: take such a"
             " --width for 4 heads, or attention=math",
         ),
         (
             on_gpu("efficient", precision="fp32", shape=replace(WIDE, width=24)),
-            "option attention is efficient with width / heads 6, and it takes multiples of 4; take such a --width for 4"
-            " heads, or attention=math",
+            "option attention is efficient with width / heads 6; this kernel takes multiples of 4: take such a --width"
+            " for 4 heads, or attention=math",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_kernels_that_fit_are_not_refused(kernel: str) -> None:
 
 def test_the_ring_refuses_the_kernel_without_log_sum_exp() -> None:
     (reason,) = spec_of("ring_attention").all_refusals(on_gpu("math", strategy="ring_attention"))
-    assert reason.startswith("option attention is math, which gives no log-sum-exp")
+    assert reason.startswith("option attention is math, which returns no log-sum-exp")
 
 
 class SeenOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types.

@@ -44,7 +44,7 @@ def test_a_density_that_is_no_share_is_refused(density: float) -> None:
 
 def test_a_rank_that_no_matrix_can_use_is_refused_with_those_that_one_can() -> None:
     (reason,) = DdpSpec().refusals(setup({"compress": "powersgd", "compress_rank": 65}))
-    assert "smaller side of this shape's matrices is at most 64" in reason
+    assert "this shape's matrices have at most rank 64" in reason
     assert reason.endswith("take 1 to 64")
 
 
@@ -76,7 +76,7 @@ def test_rounding_is_not_refused_in_fp16() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"find_unused_parameters": True, "static_graph": True}, "which finds them once and for all"),
+        ({"find_unused_parameters": True, "static_graph": True}, "which finds unused weights in the first step"),
         ({"static_graph": True, "accumulate": 2}, "static_graph is true with accumulate=2"),
         ({"static_graph": True, "overlap": False}, "static_graph is true with overlap=false"),
         ({"find_unused_parameters": True, "overlap": False}, "find_unused_parameters is true with overlap=false"),
@@ -89,7 +89,10 @@ def test_what_distributed_data_parallel_cannot_do_is_refused(options: dict[str, 
 
 def test_small_buckets_are_refused_where_blocks_are_compiled() -> None:
     (reason,) = DdpSpec().refusals(setup({"compile": "default", "bucket_mb": 0.5}))
-    assert reason == "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB"
+    assert reason == (
+        "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB: take bucket_mb=1"
+        " or more, or compile=none"
+    )
 
 
 def test_two_communicators_at_once_are_refused_on_nccl_only() -> None:

@@ -14,7 +14,7 @@ def test_a_run_says_what_each_rank_holds_of_the_optimizer() -> None:
     (note,) = Zero1Spec().notes(small_setup("zero1", ranks=3, shape=TWO_TABLES))
     # Two moments of 4 bytes an element, and a count of 4 bytes for each of 1, 1 and 10 weights.
     assert note == (
-        "whole weights are divided, and so not evenly: bytes of optimizer state by rank are 3,204, 3,204, 1,416"
+        "optimizer states are sharded weight by weight, and so unevenly: bytes by rank are 3,204, 3,204, 1,416"
     )
 
 

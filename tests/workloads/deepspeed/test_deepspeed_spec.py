@@ -57,4 +57,4 @@ def test_offload_and_small_buckets_are_not_refused() -> None:
 def test_the_peak_is_not_covered_because_of_what_the_engine_holds() -> None:
     peak = DeepSpeedSpec().peak(small_setup("deepspeed", ranks=2))
     assert isinstance(peak, NotCovered)
-    assert peak.reason.startswith("DeepSpeed's engine lays gradients and weights into buffers of its own")
+    assert peak.reason.startswith("DeepSpeed's engine keeps gradients and weights in buffers of its own")

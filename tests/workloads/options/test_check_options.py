@@ -7,7 +7,7 @@ import pytest
 from bench.case import parse_options
 from bench.errors import Misuse
 from tests.workloads.training.setups import small_setup
-from workloads.options import Check, check_of, is_made
+from workloads.options import Check, check_of
 from workloads.registry import SPECS, spec_of
 
 CHECK = Check(
@@ -18,13 +18,10 @@ CHECK = Check(
 def test_a_check_is_read_from_the_options_that_it_makes() -> None:
     setup = small_setup(options=CHECK.options())
     assert check_of(setup) == CHECK
-    assert is_made("sampler_epoch", setup)
-    assert not is_made("batch_statistics", setup)
 
 
 def test_a_case_without_such_options_is_no_check() -> None:
     assert check_of(small_setup()) is None
-    assert not is_made("learning_rate", small_setup())
 
 
 def test_no_spec_lists_them_so_that_no_command_line_sets_them() -> None:

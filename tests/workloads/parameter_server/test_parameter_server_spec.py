@@ -41,7 +41,7 @@ def test_servers_without_a_worker_are_refused_with_what_would_do() -> None:
 @pytest.mark.parametrize(("ranks", "most"), [(2, "1 server"), (3, "1 to 2 servers"), (48, "1 to 39 servers")])
 def test_workers_without_a_server_are_refused_with_what_would_do(ranks: int, most: str) -> None:
     assert ParameterServerSpec().refusals(setup(ranks, {"servers": 0})) == [
-        f"option servers is 0, so that workers have nobody to push to; take {most}"
+        f"option servers is 0, and workers need one to push gradients to; take {most}"
     ]
 
 
@@ -55,13 +55,13 @@ def test_only_synchronous_updates_are_comparable_with_one_rank() -> None:
 def test_the_peak_is_not_covered_because_it_depends_on_who_pushes_when() -> None:
     peak = ParameterServerSpec().peak(setup(3))
     assert isinstance(peak, NotCovered)
-    assert peak.reason.endswith("how many at once is a matter of time")
+    assert peak.reason.endswith("how many at once depends on timing")
 
 
 def test_more_servers_than_tensors_are_refused() -> None:
     tensors = SMALL.parameter_tensors()
     assert ParameterServerSpec().refusals(setup(48, {"servers": 40})) == [
-        f"option servers is 40; the model has {tensors} tensors, which are not cut: take 1 to {tensors}"
+        f"option servers is 40; the model has {tensors} tensors, which are not split; take 1 to {tensors}"
     ]
 
 

@@ -100,7 +100,7 @@ def test_what_a_schedule_cannot_run_is_refused() -> None:
         split_bubble(0.5, pipeline("one_f_one_b", 4, 2), times_of(*[(1, 2)] * 4), transfer_s=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     schedule=st.sampled_from(("gpipe", "one_f_one_b", "zbv")),
     ranks=st.integers(1, 4),

@@ -92,7 +92,7 @@ def test_the_card_tells_the_rank_that_holds_most() -> None:
     [
         ("zero_bubble", {}, "half of a backward"),
         ("zero_bubble", {"variant": "zbv"}, "half of a backward"),
-        ("gpipe", {"balance": "measured"}, "only the run knows"),
+        ("gpipe", {"balance": "measured"}, "only the run measures"),
         ("gpipe", {"compile": "default"}, "compile"),
     ],
 )

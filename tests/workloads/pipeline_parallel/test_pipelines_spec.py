@@ -39,7 +39,7 @@ def test_stages_are_balanced_where_a_rank_has_one(name: str) -> None:
     reasons = refusals(setup_of(name, {"balance": "flops"}))
     if name in ("interleaved", "zero_bubble"):
         (reason,) = reasons
-        assert reason.startswith("option balance is flops with 2 stages per rank, which shortens the longest stage")
+        assert reason.startswith("option balance is flops with 2 stages per rank; it balances stages")
     else:
         assert reasons == []
 
@@ -110,7 +110,7 @@ def test_states_of_a_measured_cut_are_not_compared(name: str) -> None:
     assert spec.states_not_covered(setup_of(name, {"balance": "flops"})) is None
     reason = spec.states_not_covered(setup_of(name, {"balance": "measured"}))
     assert isinstance(reason, NotCovered)
-    assert "only the run knows" in reason.reason
+    assert "only the run measures" in reason.reason
 
 
 @pytest.mark.parametrize(

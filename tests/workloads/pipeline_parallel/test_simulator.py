@@ -163,7 +163,7 @@ def timed_pipelines(draw: st.DrawFn) -> tuple[Pipeline, StageTimes, float]:
     return one, times, float(draw(st.integers(0, 20)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(timed_pipelines())
 def test_no_step_is_shorter_than_its_busiest_rank_or_its_longest_path(
     drawn: tuple[Pipeline, StageTimes, float],
@@ -179,7 +179,7 @@ def test_no_step_is_shorter_than_its_busiest_rank_or_its_longest_path(
     assert 0 <= found.bubble_ratio < 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(timed_pipelines())
 def test_a_rank_does_one_thing_at_a_time_and_computes_what_it_was_given(
     drawn: tuple[Pipeline, StageTimes, float],
@@ -193,7 +193,7 @@ def test_a_rank_does_one_thing_at_a_time_and_computes_what_it_was_given(
         assert found.busy_s[rank] == sum(times[action.stage, action.kind] for action in order[rank])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(timed_pipelines(), st.data())
 def test_a_slower_stage_or_link_never_shortens_the_step(
     drawn: tuple[Pipeline, StageTimes, float], data: st.DataObject

@@ -58,7 +58,7 @@ def test_the_largest_size_suits_the_link() -> None:
 
 def test_a_factor_by_which_no_size_grows_is_refused() -> None:
     (reason,) = AllReduceSpec().refusals(setup(factor=1))
-    assert reason == "option factor is 1, by which no size grows; it may be 0 or at least 2"
+    assert reason == "option factor is 1, with which sizes do not grow; it may be 0 or at least 2"
 
 
 def test_sizes_that_are_none_are_refused() -> None:
@@ -74,7 +74,7 @@ def test_a_size_that_cuts_an_element_is_refused_with_those_that_do_not(
     precision: Precision, least: int, fitting: str
 ) -> None:
     (reason,) = AllReduceSpec().refusals(setup(precision=precision, min_bytes=least))
-    assert reason.endswith(f"so that {fitting} would fit")
+    assert reason.endswith(f"; {fitting} would fit")
 
 
 def test_measurements_are_those_of_the_library_and_of_each_algorithm_on_each_size() -> None:

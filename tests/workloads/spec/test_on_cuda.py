@@ -14,7 +14,7 @@ from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, OptionValue, StrategySpec
 
 TRAINING = [spec for spec in SPECS if spec.kind == "training" and (spec.name != "deepspeed" or not not_installed())]
-NO_MESSAGES = "backend gloo sends no tensor of a GPU from rank to rank; take --backend nccl, or --device cpu"
+NO_MESSAGES = "backend gloo cannot send GPU tensors from rank to rank; take --backend nccl, or --device cpu"
 
 
 def by_name(spec: StrategySpec) -> str:
@@ -56,8 +56,8 @@ def test_what_is_wrong_on_any_device_is_told_first() -> None:
     assert spec_of("gpipe").all_refusals(setup) == spec_of("gpipe").refusals(setup) != []
 
 
-IN_GRAPHS = "the block's own collectives would be in the graph, where NCCL's Flight Recorder sees none"
-GATHERED = "FSDP2 gathers its weights to another place each time, for which a graph is recorded anew"
+IN_GRAPHS = "the graph would contain the block's collectives, and NCCL's Flight Recorder sees none in graphs"
+GATHERED = "FSDP2 gathers weights at new addresses each time, so that the graph would be recorded anew"
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
@@ -162,9 +162,9 @@ def test_what_receives_that_begin_early_cost_on_nccl_is_told(
 ) -> None:
     spec = spec_of(strategy)
     setup = small_setup(strategy, ranks=ranks_of(spec), options=options, device="cuda", backend="nccl")
-    assert any("holds back the sends after it" in note for note in spec.notes(setup)) == is_told
+    assert any("delays the sends behind it" in note for note in spec.notes(setup)) == is_told
     on_gloo = replace(setup, device="cpu", backend="gloo")
-    assert not any("holds back the sends after it" in note for note in spec.notes(on_gloo))
+    assert not any("delays the sends behind it" in note for note in spec.notes(on_gloo))
 
 
 def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
@@ -172,19 +172,19 @@ def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
     assert list(deferring_refusals(setup, "interleaved", release=(2, 13))) == []
     assert list(deferring_refusals(setup, "interleaved", release=(3, 0))) == []
     assert list(deferring_refusals(setup, "interleaved", release=(2, 12))) == [
-        "option defer_receives is true, and torch 2.12 has no schedule that defers; leave it out, or install torch 2.13"
-        " or newer"
+        "option defer_receives is true, and torch 2.12 has no schedule that defers receives; leave it out, or install"
+        " torch 2.13 or newer"
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "because"),
     [
-        ({}, "one_f_one_b, which receives no earlier than it needs; leave it out, or take schedule interleaved"),
+        ({}, "one_f_one_b, which posts no receive early; leave it out, or take schedule interleaved"),
         (
             {"schedule": "zbv", "stages": 2},
-            "zbv, of which torch 2.13 defers receives out of the order of their sends, so that losses are wrong without"
-            " a word; leave it out, or take schedule interleaved",
+            "zbv, whose receives torch 2.13 defers out of the order of their sends, so that losses are silently wrong;"
+            " leave it out, or take schedule interleaved",
         ),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:
 
 def test_a_batch_that_its_parts_do_not_divide_is_refused_by_their_name() -> None:
     [reason] = batch_refusals(small_setup("ddp", options={MICROBATCHES.name: 3}), data_ranks=1)
-    assert reason == "batch 8 cannot be shared equally by 1 data ranks x microbatches 3; --batch 6 or 9 would fit"
+    assert reason == "batch 8 cannot be shared equally by 1 data rank x microbatches 3; --batch 6 or 9 would fit"
 
 
 def test_an_option_that_came_later_is_no_part_of_the_key_at_its_default() -> None:

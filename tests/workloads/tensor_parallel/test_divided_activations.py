@@ -17,11 +17,11 @@ def part(
     ranks: int = 2,
     precision: Precision = "fp32",
     checkpoint: Checkpoint = "none",
-    is_stream_divided: bool = False,
-    is_loss_divided: bool = False,
+    is_stream_sharded: bool = False,
+    is_loss_sharded: bool = False,
 ) -> ShardedMicrobatch:
     whole = Microbatch(shape=SHAPE, sequences=2, precision=precision, checkpoint=checkpoint)
-    return shard_microbatch(whole, ranks=ranks, is_stream_divided=is_stream_divided, is_loss_divided=is_loss_divided)
+    return shard_microbatch(whole, ranks=ranks, is_stream_sharded=is_stream_sharded, is_loss_sharded=is_loss_sharded)
 
 
 def test_a_block_by_hand() -> None:
@@ -35,7 +35,7 @@ def test_a_block_by_hand() -> None:
 def test_of_a_divided_stream_all_but_what_products_read_is_a_ranks_own() -> None:
     norms = 2 * (1 / 2 + 8 / 2 + 8)
     heads = 4 + 2 * 2 + 4 + 4 + 2
-    assert part(is_stream_divided=True).block_bytes == 4 * POSITIONS * (2 * 8 / 2 + norms + heads + 4 * 6)
+    assert part(is_stream_sharded=True).block_bytes == 4 * POSITIONS * (2 * 8 / 2 + norms + heads + 4 * 6)
 
 
 def test_in_half_precision_all_products_read_one_copy_and_weights_are_copied_in_part() -> None:
@@ -55,7 +55,7 @@ def test_one_rank_keeps_what_a_whole_model_does(checkpoint: Checkpoint) -> None:
 
 def test_checkpointed_blocks_keep_their_input_or_their_products() -> None:
     assert part(checkpoint="full").stored_block_bytes == 4 * POSITIONS * 8
-    assert part(checkpoint="full", is_stream_divided=True).stored_block_bytes == 4 * POSITIONS * 8 // 2
+    assert part(checkpoint="full", is_stream_sharded=True).stored_block_bytes == 4 * POSITIONS * 8 // 2
     # Beside the input: queries, both products by rows, keys and values, gate and up; attention's output and its sums.
     products = 4 + 2 * 8 + 2 * 2 + 2 * 6 + 4 + 2
     assert part(checkpoint="selective").stored_block_bytes == 4 * POSITIONS * (8 + products)
@@ -63,5 +63,5 @@ def test_checkpointed_blocks_keep_their_input_or_their_products() -> None:
 
 def test_logits_are_whole_unless_the_loss_is_divided() -> None:
     assert part().logits_bytes == part().probabilities_bytes == 4 * POSITIONS * 10
-    assert part(is_loss_divided=True).logits_bytes == part(is_loss_divided=True).probabilities_bytes
-    assert part(is_loss_divided=True).logits_bytes == 4 * POSITIONS * 5
+    assert part(is_loss_sharded=True).logits_bytes == part(is_loss_sharded=True).probabilities_bytes
+    assert part(is_loss_sharded=True).logits_bytes == 4 * POSITIONS * 5

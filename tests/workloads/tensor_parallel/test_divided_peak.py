@@ -16,8 +16,8 @@ SHAPE = PRESETS["tiny"]
 WHOLE = Microbatch(shape=SHAPE, sequences=SHAPE.batch, precision="fp32", checkpoint="none")
 
 
-def part(*, ranks: int, is_loss_divided: bool = False) -> ShardedMicrobatch:
-    return shard_microbatch(WHOLE, ranks=ranks, is_stream_divided=False, is_loss_divided=is_loss_divided)
+def part(*, ranks: int, is_loss_sharded: bool = False) -> ShardedMicrobatch:
+    return shard_microbatch(WHOLE, ranks=ranks, is_stream_sharded=False, is_loss_sharded=is_loss_sharded)
 
 
 def peak(microbatch: ShardedMicrobatch, *, microbatches: int = 1) -> Prediction:
@@ -41,7 +41,7 @@ def test_the_peak_is_at_the_loss_by_hand() -> None:
 
 
 def test_a_divided_loss_makes_its_gradient_in_three_tensors() -> None:
-    size = part(ranks=2, is_loss_divided=True)
+    size = part(ranks=2, is_loss_sharded=True)
     found = peak(size)
     kept = SHAPE.layers * size.block_bytes + size.head_bytes
     assert found.activations_bytes == kept + size.logits_bytes + size.tokens_bytes
@@ -49,5 +49,5 @@ def test_a_divided_loss_makes_its_gradient_in_three_tensors() -> None:
 
 
 def test_beside_a_second_microbatch_live_the_gradients_of_the_first() -> None:
-    found = peak(part(ranks=2, is_loss_divided=True), microbatches=2)
+    found = peak(part(ranks=2, is_loss_sharded=True), microbatches=2)
     assert found.gradients_bytes == tensor_parallel_states(SHAPE, 2).gradients_bytes

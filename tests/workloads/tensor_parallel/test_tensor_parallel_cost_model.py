@@ -28,8 +28,8 @@ def traffic(
     ranks: int = 2,
     microbatches: int = 1,
     product_bytes: int = 4,
-    is_stream_divided: bool = False,
-    is_loss_divided: bool = False,
+    is_stream_sharded: bool = False,
+    is_loss_sharded: bool = False,
     is_recomputed: bool = False,
     numbers: int = 0,
     has_all_to_all: bool = False,
@@ -40,8 +40,8 @@ def traffic(
         sequences=2,
         microbatches=microbatches,
         product_bytes=product_bytes,
-        is_stream_divided=is_stream_divided,
-        is_loss_divided=is_loss_divided,
+        is_stream_sharded=is_stream_sharded,
+        is_loss_sharded=is_loss_sharded,
         is_recomputed=is_recomputed,
         numbers=numbers,
         has_all_to_all=has_all_to_all,
@@ -63,13 +63,13 @@ def test_a_block_takes_two_all_reduces_forward_and_two_backward() -> None:
 
 def test_a_divided_stream_takes_as_many_all_gathers_and_reduce_scatters() -> None:
     """Korthikanti et al. 2022, figure 5: four of each, whose rings send together what four all_reduces do."""
-    assert calls(traffic(is_stream_divided=True).blocks(layers=1)) == {"all_gather": 4, "reduce_scatter": 4}
-    assert {transfer.payload_bytes for transfer in traffic(is_stream_divided=True).blocks(layers=1)} == {4 * STREAM * 4}
+    assert calls(traffic(is_stream_sharded=True).blocks(layers=1)) == {"all_gather": 4, "reduce_scatter": 4}
+    assert {transfer.payload_bytes for transfer in traffic(is_stream_sharded=True).blocks(layers=1)} == {4 * STREAM * 4}
 
 
 def test_a_block_that_runs_again_brings_attention_together_again_and_leaves_the_mlp() -> None:
     assert calls(traffic(is_recomputed=True).blocks(layers=1)) == {"all_reduce": 5}
-    again = traffic(is_recomputed=True, is_stream_divided=True)
+    again = traffic(is_recomputed=True, is_stream_sharded=True)
     assert calls(again.blocks(layers=1)) == {"all_gather": 6, "reduce_scatter": 5}
 
 
@@ -85,9 +85,9 @@ def test_the_columns_of_the_embedding_come_together_in_full_precision() -> None:
 
 def test_columns_are_exchanged_for_positions_and_back() -> None:
     """Each rank gives its half of the columns."""
-    (exchange,) = traffic(is_stream_divided=True, has_all_to_all=True).embedding()
+    (exchange,) = traffic(is_stream_sharded=True, has_all_to_all=True).embedding()
     assert exchange == Transfer(collective="all_to_all", axis="tensor", payload_bytes=2 * STREAM * 4 // 2, calls=2)
-    (gather,) = traffic(is_stream_divided=True).embedding()
+    (gather,) = traffic(is_stream_sharded=True).embedding()
     assert gather == Transfer(collective="all_gather", axis="tensor", payload_bytes=2 * STREAM * 4, calls=2)
 
 
@@ -95,12 +95,12 @@ def test_the_head_brings_logits_together_or_three_numbers_a_token() -> None:
     gradient, logits = traffic().head()
     assert gradient == Transfer(collective="all_reduce", axis="tensor", payload_bytes=STREAM * 4)
     assert logits == Transfer(collective="all_gather", axis="tensor", payload_bytes=2 * 6 * 10 * 4)
-    _, loss = traffic(is_loss_divided=True, product_bytes=2).head()
+    _, loss = traffic(is_loss_sharded=True, product_bytes=2).head()
     assert loss == Transfer(collective="all_reduce", axis="tensor", payload_bytes=3 * 2 * 6 * 4, calls=3)
 
 
 def test_what_has_seen_a_ranks_positions_only_is_added_up_once_a_step() -> None:
-    norms, numbers = traffic(is_stream_divided=True, microbatches=4, numbers=2).update()
+    norms, numbers = traffic(is_stream_sharded=True, microbatches=4, numbers=2).update()
     assert norms == Transfer(collective="all_reduce", axis="tensor", payload_bytes=7 * 8 * 4)
     assert numbers == Transfer(collective="all_reduce", axis="tensor", payload_bytes=2 * 4, calls=2)
     assert list(traffic().update()) == []
@@ -126,8 +126,8 @@ def test_the_states_of_one_rank_alone_are_those_of_the_whole_model() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["none", "selective"])
 def test_the_papers_activations_of_one_rank_are_those_of_the_whole_model(checkpoint: Checkpoint) -> None:
-    for is_stream_divided in (False, True):
-        alone = paper_activation_bytes(SHAPE, 2, checkpoint, ranks=1, is_stream_divided=is_stream_divided)
+    for is_stream_sharded in (False, True):
+        alone = paper_activation_bytes(SHAPE, 2, checkpoint, ranks=1, is_stream_sharded=is_stream_sharded)
         assert alone == whole_activation_bytes(SHAPE, 2, checkpoint)
 
 
@@ -145,13 +145,13 @@ def test_the_papers_activations_of_gpt_3() -> None:
     }
     for (checkpoint, is_divided), expected in by_paper.items():
         assert (
-            paper_activation_bytes(gpt_3, 1, checkpoint, ranks=8, is_stream_divided=is_divided)  # type: ignore[arg-type]
+            paper_activation_bytes(gpt_3, 1, checkpoint, ranks=8, is_stream_sharded=is_divided)  # type: ignore[arg-type]
             == expected
         )
 
 
 def test_the_papers_activations_are_rounded_up_to_the_byte() -> None:
     shape = PRESETS["tiny"]
-    assert paper_activation_bytes(shape, 1, "selective", ranks=3, is_stream_divided=True) * 3 >= whole_activation_bytes(
+    assert paper_activation_bytes(shape, 1, "selective", ranks=3, is_stream_sharded=True) * 3 >= whole_activation_bytes(
         shape, 1, "selective"
     )

@@ -64,14 +64,14 @@ def test_collectives_are_not_hidden_on_a_cpu() -> None:
     (reason,) = TensorParallelSpec().refusals(
         setup({"async_tp": True, "compile": "default", "sequence_parallel": True})
     )
-    assert reason.startswith("option async_tp is true on cpu; its ranks read each other's memory")
+    assert reason.startswith("option async_tp is true on cpu; it needs torch's symmetric memory")
 
 
 @pytest.mark.parametrize(
     ("options", "ranks", "words"),
     [
-        ({"sequence_parallel": True}, 2, "with compile=none, but it is the compiler that"),
-        ({"compile": "default"}, 2, "with sequence_parallel=false, but only all_gather and reduce_scatter are hidden"),
+        ({"sequence_parallel": True}, 2, "with compile=none, but the compiler is what"),
+        ({"compile": "default"}, 2, "with sequence_parallel=false, whose all_reduce it cannot overlap"),
         ({"compile": "default", "sequence_parallel": True}, 1, "on 1 rank, which sends nothing"),
     ],
 )
@@ -107,7 +107,7 @@ def test_columns_of_the_embedding_are_exchanged_by_what_the_device_has() -> None
 def test_a_reader_is_told_what_the_cpu_sends_in_place_of_an_exchange() -> None:
     options: dict[str, OptionValue] = {"sequence_parallel": True}
     (note,) = TensorParallelSpec().notes(setup(options))
-    assert "by an all_gather of the whole" in note
+    assert "by an all_gather of the full tensor" in note
     assert TensorParallelSpec().notes(setup(options, device="cuda")) == []
     assert TensorParallelSpec().notes(setup()) == []
 
@@ -116,7 +116,7 @@ def test_one_rank_alone_has_the_peak_of_single() -> None:
     assert TensorParallelSpec().peak(setup(ranks=1)) == spec_of("single").peak(small_setup())
 
 
-@pytest.mark.parametrize(("options", "words"), [({"compile": "default"}, "compiled blocks")])
+@pytest.mark.parametrize(("options", "words"), [({"compile": "default"}, "a compiled block")])
 def test_a_peak_that_is_not_covered_says_why(options: dict[str, OptionValue], words: str) -> None:
     absent = TensorParallelSpec().peak(setup(options))
     assert isinstance(absent, NotCovered)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -40,10 +41,29 @@ CASES: list[Mapping[str, OptionValue]] = [
     {"schedule": "interleaved_zero_bubble", "stages": 2, "bucket_mb": 0.02, "clip": 0.01},
     {"schedule": "zbv", "stages": 2, "sequence_parallel": True},
 ]
+ON_FOUR: Mapping[str, Mapping[str, OptionValue]] = {
+    "one_f_one_b": {},
+    "interleaved": {"tensor_ranks": 1},
+    "zbv": {},
+}
+"""Schedules that four ranks try in seconds: two stages of two tensor ranks each, or of two replicas.
+
+All three axes at once are tried with the others: with either kind of replicas, and either kind of schedule.
+"""
+
+
+def case_of(ranks: int, options: Mapping[str, OptionValue], marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
+    setup = small_setup("three_d", ranks=ranks, options={"clip": 0.0, **options})
+    return pytest.param(setup, id=f"{ranks}-{'-'.join(map(str, options.values()))}", marks=marks)
+
+
+ON_EIGHT_EACH = pytest.mark.parametrize("setup", [case_of(8, options) for options in CASES])
 EACH_CASE = pytest.mark.parametrize(
     "setup",
-    [small_setup("three_d", ranks=8, options={"clip": 0.0, **options}) for options in CASES],
-    ids=["-".join(map(str, options.values())) for options in CASES],
+    [
+        *(case_of(8, one, [pytest.mark.slow] if one["schedule"] in ON_FOUR else []) for one in CASES),
+        *(case_of(4, {**one, **ON_FOUR[str(one["schedule"])]}) for one in CASES if one["schedule"] in ON_FOUR),
+    ],
 )
 
 
@@ -121,7 +141,7 @@ def truth_of(on_ranks: OnRanks) -> Truth:
 
 
 @pytest.mark.slow
-@EACH_CASE
+@ON_EIGHT_EACH
 def test_eight_ranks_compute_what_one_does(setup: SmallSetup, watch: Watch, truth_of: Truth) -> None:
     assert ThreeDSpec().refusals(setup) == []
     truth, records = truth_of(setup), [seen.first for seen in watch(setup)]
@@ -222,10 +242,13 @@ def overflow_and_move(setup: SmallSetup) -> tuple[bool, bool]:
     return overflowed, moved
 
 
-@pytest.mark.parametrize("data_axis", ["ddp", "fsdp"])
-def test_all_ranks_skip_a_step_in_which_one_overflows(data_axis: str, on_ranks: OnRanks) -> None:
-    setup = small_setup("three_d", ranks=8, precision="fp16", options={"data_axis": data_axis, "clip": 0.0})
-    overflowed, moved = zip(*on_ranks(8, overflow_and_move, setup), strict=True)
-    assert overflowed[0] or overflowed[4]
+@pytest.mark.parametrize(("data_axis", "tensor_ranks"), [("ddp", 2), ("fsdp", 1)])
+def test_all_ranks_skip_a_step_in_which_one_overflows(data_axis: str, tensor_ranks: int, on_ranks: OnRanks) -> None:
+    """Two replicas of two stages; the ranks of an axis that is not there need not be told."""
+    ranks = 4 * tensor_ranks
+    options: Mapping[str, OptionValue] = {"data_axis": data_axis, "tensor_ranks": tensor_ranks, "clip": 0.0}
+    setup = small_setup("three_d", ranks=ranks, precision="fp16", options=options)
+    overflowed, moved = zip(*on_ranks(ranks, overflow_and_move, setup), strict=True)
+    assert overflowed[0] or overflowed[ranks // 2]
     assert not all(overflowed)
     assert not any(moved)
