@@ -35,7 +35,7 @@ class Beat:
         self._clock_ns, self._wait = clock_ns, wait
         self._begun_ns = clock_ns()
 
-    def wait(self, told_to_stop: threading.Event) -> bool:
+    def wait(self, stop_requested: threading.Event) -> bool:
         """Wait for the next moment that is still to come. Return True if told to stop before it."""
         now_ns = self._clock_ns()
         # Beat of 1 s, 3.2 s after the start, moment 1 kept: the next one is 4; 2 and 3 are missed.
@@ -43,7 +43,7 @@ class Beat:
         self.missed += following - self.passed - 1
         self.passed = following
         due_ns = self._begun_ns + following * self._beat_ns
-        if self._wait(told_to_stop, (due_ns - now_ns) / 1e9):
+        if self._wait(stop_requested, (due_ns - now_ns) / 1e9):
             return True
         self.kept += 1
         self.late_s += max(0, self._clock_ns() - due_ns) / 1e9
@@ -58,8 +58,8 @@ class BackgroundThread:
     """
 
     def __init__(self, name: str, run: Callable[[threading.Event], object]) -> None:
-        self._told_to_stop = threading.Event()
-        self._thread = threading.Thread(target=run, args=(self._told_to_stop,), name=name, daemon=True)
+        self._stop_requested = threading.Event()
+        self._thread = threading.Thread(target=run, args=(self._stop_requested,), name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread; once."""
@@ -67,7 +67,7 @@ class BackgroundThread:
 
     def stop(self, timeout_s: float) -> bool:
         """Tell the thread to stop and wait at most `timeout_s`; return whether it ended. It may be called again."""
-        self._told_to_stop.set()
+        self._stop_requested.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

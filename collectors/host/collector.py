@@ -67,7 +67,7 @@ class HostCollector:
         if (self._files.root / "proc").is_dir():
             self._watched = [_Watched(part=part) for part in parts()]
         else:
-            self._say(f"there is no /proc ({sys.platform}); its samples are left out")
+            self._say(f"this system has no /proc ({sys.platform}); samples of the host are left out")
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class HostCollector:
             return []
         except (LookupError, ValueError) as error:
             watched.is_given_up = True
-            self._say(f"{name}: not written as is known ({in_words(error)}); left out from here on")
+            self._say(f"{name}: its format is unknown ({in_words(error)}); left out from here on")
             return []
         for one in found:
             if isinstance(one, Absent):

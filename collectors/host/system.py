@@ -80,7 +80,7 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
     except OSError:  # A kernel without this switch always counts.
         is_counting = True
     if not is_counting:
-        yield Absent(f"NUMA: the kernel is told not to count allocations (/{_SWITCH} is 0); they are left out")
+        yield Absent(f"NUMA: the kernel is set not to count allocations (/{_SWITCH} is 0); they are left out")
     for name in files.names(_NUMA_FOLDER):
         numa = name.removeprefix("node")
         if not numa.isdecimal():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.metrics import agent, gpu, gpu_health, host, probes, rank, results
+from collectors.metrics import agent, gpu, gpu_health, host, probes, rank, results, suites
 from collectors.metrics.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
@@ -13,4 +13,5 @@ METRICS: tuple[Metric, ...] = (
     *host.METRICS,
     *agent.METRICS,
     *results.METRICS,
+    *suites.METRICS,
 )

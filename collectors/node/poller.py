@@ -98,7 +98,7 @@ class Poller:
             one.state = "failed"
             self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
         if one.state == "late":
-            late = f"{name}: no answer within {self._deadline_s:g} s at times; what is shown then is old"
+            late = f"{name}: no answer within {self._deadline_s:g} s at times; its last answer is shown then"
             self._reasons.setdefault(late)
 
     def _part(self, one: _PolledCollector) -> Part:

@@ -114,13 +114,13 @@ class Sampler:
         """End the polling; a second call does nothing."""
         if not self._thread.stop(self._stop_s):
             self._is_left_behind = True
-            self.problem = f"the node's last poll did not end within {self._stop_s:g} s and was left behind"
+            self.problem = f"the node's last poll did not end within {self._stop_s:g} s and was abandoned"
 
-    def _run(self, told_to_stop: threading.Event) -> None:
+    def _run(self, stop_requested: threading.Event) -> None:
         try:
             try:
                 self._poll()
-                while not self._beat.wait(told_to_stop):
+                while not self._beat.wait(stop_requested):
                     self._poll()
                 self._poll()
                 if self.missed and not self._is_left_behind:
@@ -229,7 +229,7 @@ class NodeWatch:
         now_ns = self._clock_ns()
         return samples + [sample for part in self._parts for sample in agent_samples(part, now_ns)]
 
-    def _run(self, told_to_stop: threading.Event) -> None:
+    def _run(self, stop_requested: threading.Event) -> None:
         self._collectors = self._opener()
         poller = Poller(
             self._collectors,
@@ -240,7 +240,7 @@ class NodeWatch:
         beat = self._beat = Beat(self._wanted.beat_s, clock_ns=self._clock_ns, wait=self._wait)
         try:
             self._poll(poller)
-            while not beat.wait(told_to_stop):
+            while not beat.wait(stop_requested):
                 self._poll(poller)
         finally:
             poller.close()
@@ -252,7 +252,7 @@ class NodeWatch:
         try:
             self.on_beat()
         except Exception as error:  # noqa: BLE001  # Whatever fails there, the node is watched.
-            self._on_notice(f"what is done at each beat failed: {in_words(error)}")
+            self._on_notice(f"the work after a poll failed: {in_words(error)}")
 
 
 def agent_samples(part: Part, now_ns: int) -> list[Sample]:

@@ -27,9 +27,9 @@ from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processe
 # Refused questions, summarised in few lines.
 
 _REFUSED: dict[Answer, str] = {
-    "not supported": "driver {driver} does not tell {questions}; they are left out of this run",
-    "not permitted": "this process may not ask for {questions}; they are left out of this run",
-    "not always": "no answer at times to {questions}; they are left out then",
+    "not supported": "driver {driver} does not report {questions}; they are left out of this run",
+    "not permitted": "this process is not permitted to read {questions}; they are left out of this run",
+    "not always": "at times no answer for {questions}; they are left out then",
 }
 _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
 """Words in questions that some kinds of GPU never support: an A100 has no GPM, a PCIe card no NVLink and no MIG, few
@@ -123,11 +123,11 @@ class NvmlCollector:
         opened = self._opening.latest
         if opened is None:
             return (
-                f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until then",
+                f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until it does",
             )
         events = [one.reason for one in opened.events if one.reason is not None]
         split = [
-            f"GPU {one.label}: split by MIG; NVML tells utilization neither of the whole nor of an instance"
+            f"GPU {one.label}: split by MIG; NVML reports no utilization of the GPU or of an instance"
             for one in opened.watched
             if one.gpu is not None and one.gpu.is_split
         ]

@@ -133,9 +133,9 @@ class EventWatch:
                 continue
             self.reason = None
             self._has_tried.set()
-            is_untold = self._listen(events)
+            is_unsupported = self._listen(events)
             self._free(events)
-            if is_untold:
+            if is_unsupported:
                 return
 
     def _register(self) -> Any:
@@ -169,24 +169,20 @@ class EventWatch:
                     return False
                 elif says_unsupported(error) or says_forbidden(error):
                     self.reason = (
-                        f"GPU {self._label}: its driver's events are not told ({error}); its XIDs are not counted"
+                        f"GPU {self._label}: its driver delivers no events ({error}); its XIDs are not counted"
                     )
-                    self._withdraw()
+                    with self._lock:  # Whether kinds that are still at 0 occurred is unknown.
+                        self._counts = {kind: count for kind, count in self._counts.items() if count}
                     return True
                 else:
                     self.reason = (
-                        f"GPU {self._label}: its driver's events are not always told ({error}); some may be missed"
+                        f"GPU {self._label}: its driver fails at times to deliver events ({error}); some may be missed"
                     )
                     self._pause(self._ending, _PAUSE_S)
             else:
                 self.reason = None
                 self._count(event)
         return False  # `start` may have been called meanwhile.
-
-    def _withdraw(self) -> None:
-        """Drop the counts that are still 0, since it is unknown whether such events occurred."""
-        with self._lock:
-            self._counts = {kind: count for kind, count in self._counts.items() if count}
 
     def _free(self, events: Any) -> None:
         with suppress(NVMLError):  # A lost GPU refuses.

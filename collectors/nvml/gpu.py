@@ -94,7 +94,7 @@ class Gpu:
         self._link: float | None = None
 
     def read(self) -> Reading:
-        """Return a whole reading of the GPU, or one that says that it is lost."""
+        """Return a complete reading of the GPU, or one that says that it is lost."""
         try:
             samples, processes = self._read()
         except GpuLost as error:
@@ -173,7 +173,7 @@ State = Literal["answering", "late", "lost", "failed", "forbidden"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Missed:
-    """The GPU was not found or gave no whole answer; it is tried again at the next beat."""
+    """The GPU was not found or gave no complete answer; it is tried again at the next beat."""
 
     reason: str
 
@@ -307,7 +307,7 @@ class WatchedGpu:
 
     def _miss(self, reason: str) -> None:
         self.state, self._reason = "late", None
-        self._misses.setdefault(f"GPU {self.label}: {reason} at times; what is shown then is old")
+        self._misses.setdefault(f"GPU {self.label}: {reason} at times; its last answer is shown then")
 
     def _leave_alone(self) -> None:
         self._is_waited_for = False
@@ -326,7 +326,7 @@ class WatchedGpu:
                 return self._give_up("lost", str(error))
             if self._found is None and says_forbidden(error):
                 return self._give_up("forbidden", str(error))
-            return _Missed(reason=f"no whole answer ({error})")
+            return _Missed(reason=f"no complete answer ({error})")
         except Exception as error:  # noqa: BLE001  # Whatever fails in one GPU, the others are read.
             return self._give_up("failed", in_words(error))
         if self._found.is_changed:

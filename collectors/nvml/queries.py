@@ -76,8 +76,8 @@ class Identity:
         """
         for fact in _FACTS:
             if fact.can_change or self._labels[fact.label] == UNKNOWN:
-                told = self._support.ask(fact.question, partial(fact.read, self._nvml, self._handle))
-                self._labels[fact.label] = told or self._labels[fact.label]
+                answer = self._support.ask(fact.question, partial(fact.read, self._nvml, self._handle))
+                self._labels[fact.label] = answer or self._labels[fact.label]
         return GPU_INFO.at(1, **self._labels)
 
 

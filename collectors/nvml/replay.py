@@ -33,11 +33,11 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedHandle:
-    """The handle of a GPU or of a MIG instance; the same object each time. whole: the GPU that has the instance."""
+    """The handle of a GPU or of a MIG instance; the same object each time. physical: the GPU that has the instance."""
 
     index: int
     gpu: RecordedGpu
-    whole: RecordedGpu
+    physical: RecordedGpu
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,9 +66,9 @@ class RecordedNvml:
         self._clock_s, self._wait = clock_s, wait
         self._begun_s: float | None = None
         self._is_open = False
-        self._handles = [RecordedHandle(index=place, gpu=gpu, whole=gpu) for place, gpu in enumerate(recording.gpus)]
+        self._handles = [RecordedHandle(index=place, gpu=gpu, physical=gpu) for place, gpu in enumerate(recording.gpus)]
         self._instances = {
-            (handle.index, place): RecordedHandle(index=handle.index, gpu=part, whole=handle.gpu)
+            (handle.index, place): RecordedHandle(index=handle.index, gpu=part, physical=handle.gpu)
             for handle in self._handles
             for place, part in handle.gpu.instances.items()
         }
@@ -243,12 +243,12 @@ class RecordedNvml:
         return track.at(0.0)
 
     def _check(self, handle: RecordedHandle) -> None:
-        hang = handle.whole.hang
+        hang = handle.physical.hang
         while hang is not None and hang.from_s <= self._elapsed_s() % self._recording.duration_s < hang.until_s:
             if not self._is_open:
                 raise NVMLError(NVML_ERROR_UNINITIALIZED)
             self._wait(_LOOK_S)
-        lost_s = handle.whole.lost_from_s
+        lost_s = handle.physical.lost_from_s
         if lost_s is not None and self._elapsed_s() >= lost_s:
             raise NVMLError(NVML_ERROR_GPU_IS_LOST)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from collectors.rank.reached import Reached
 from collectors.traces.event_names import OTHER, collective_of
 from collectors.traces.reading.collective_args import DTYPES, Issued
 from collectors.traces.timeline import Call
@@ -42,19 +43,6 @@ class Entered:
     name: str
     group: str
     payload_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """How far one rank came in a sequence of operations that the ranks of a process group do in the same order.
-
-    Each field is the number of the last operation, counted from the group's first. issued: by the host.
-    started, completed: by the device. started is None where torch does not time collectives (TORCH_NCCL_ENABLE_TIMING).
-    """
-
-    issued: int
-    started: int | None
-    completed: int
 
 
 class _Entry(msgspec.Struct):
@@ -172,6 +160,19 @@ def _reached(numbered: Sequence[tuple[int, str]], *, is_timed: bool) -> Reached:
     return Reached(
         issued=max(number for number, _ in numbered), started=started if is_timed else None, completed=completed
     )
+
+
+def last_entries(record: bytes, most: int) -> list[str]:
+    """Return a line on each of the newest entries, oldest first, for a person who asks where a rank hangs."""
+    return [
+        f"{entry.record_id}: {entry.profiling_name} in group {' '.join(filter(None, entry.process_group))},"
+        f" {_sizes(entry.input_sizes)} to {_sizes(entry.output_sizes)}, {entry.state}"
+        for entry in _entries(record)[-most:]
+    ]
+
+
+def _sizes(sizes: list[list[int]]) -> str:
+    return " ".join("x".join(map(str, size)) or "1" for size in sizes) or "nothing"
 
 
 def entered_since(before: bytes, after: bytes) -> list[Entered]:

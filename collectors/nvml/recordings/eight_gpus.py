@@ -78,10 +78,10 @@ def stepped(course: Course, value: Callable[[float], Any]) -> Track:
 def grown(course: Course, rate: Callable[[float], float], *, begun: int) -> Track:
     """Return a counter's track: the integral of a rate per second over the course, by the trapezoidal rule."""
     points: list[tuple[float, int]] = [(course[0][0], begun)]
-    whole = float(begun)
+    count = float(begun)
     for (earlier_s, earlier), (later_s, later) in pairwise(course):
-        whole += (rate(earlier) + rate(later)) / 2 * (later_s - earlier_s)
-        points.append((later_s, round(whole)))
+        count += (rate(earlier) + rate(later)) / 2 * (later_s - earlier_s)
+        points.append((later_s, round(count)))
     return at(*points, is_line=True, is_counter=True)
 
 

@@ -76,7 +76,7 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
     taken_again = (ended < rows.size) & (np.append(change_bytes, 0)[ended] > 0)
     change_bytes[ended[taken_again]] -= size_bytes[taken_again]
     total_bytes = allocations.allocated_bytes[rows]
-    is_told = device != HOST and bool((total_bytes >= 0).all())
+    has_totals = device != HOST and bool((total_bytes >= 0).all())
     return Blocks(
         taken=taken,
         ended=ended,
@@ -85,7 +85,7 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
         thread=allocations.thread[rows][taken],
         time_ns=allocations.time_ns[rows],
         change_bytes=change_bytes,
-        total_bytes=total_bytes if is_told else None,
+        total_bytes=total_bytes if has_totals else None,
     )
 
 
@@ -365,7 +365,7 @@ def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
     for memory in memories:
         if memory.begin_bytes is None:
             where = "the host" if memory.device is None else f"GPU {memory.device}"
-            yield f"what {where} held before the trace is not told: its bytes count from the first change"
+            yield f"what {where} held before the trace is unknown: its bytes count from the first change"
     if any(memory.device is None for memory in memories):
         yield (
             "what threads of other libraries drop on the host is not heard: such a block counts until its address is "

@@ -259,7 +259,7 @@ def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[st
         )
     rooted = sum(time.matched.collective in ROOTED for time in times)
     if rooted:
-        yield f"{rooted} rooted collectives are left out: in them who waits for whom is not told"
+        yield f"{rooted} rooted collectives are left out: in them it is unknown who waits for whom"
     if not any(timeline.of_kind("step").any() for timeline in alignment.timelines):
         yield "no trace marks steps: all lateness of a rank, until another is late, counts as of one step"
     yield (

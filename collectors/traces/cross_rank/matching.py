@@ -120,7 +120,9 @@ def match(timelines: Sequence[Timeline]) -> Matching:
             notes += aligned.notes
             is_guessed |= bool(of_group) and group.name is None and not group.ranks
     if is_guessed:
-        notes.append("process groups are not told: ranks that were in collectives of one name together are one group")
+        notes.append(
+            "the traces name no process groups: ranks that were in collectives of one name together are one group"
+        )
     # A rank's first match is that of its lowest row.
     first: dict[int, int] = {}
     for one in matched:
@@ -190,9 +192,7 @@ def _why_none(group: ProcessGroup, aligned: AlignedGroup, traced: Sequence[int])
     ):
         return f"ranks do not have the collectives of {_title(group)} in one order"
     if group.size is not None and len(traced) > group.size:
-        return (
-            f"{_title(group)} has {group.size} ranks and {len(traced)} traces hold it: which are together is not told"
-        )
+        return f"{_title(group)} has {group.size} ranks and {len(traced)} traces hold it: which are together is unknown"
     if len(traced) == 1:
         return f"no other rank's trace holds the same of {_title(group)}"
     return None
@@ -201,4 +201,4 @@ def _why_none(group: ProcessGroup, aligned: AlignedGroup, traced: Sequence[int])
 def _title(group: ProcessGroup) -> str:
     if group.name is not None:
         return f"process group {group.name}"
-    return "a process group without a name" if group.ranks else "a process group that is not told"
+    return "a process group without a name" if group.ranks else "an unknown process group"

@@ -448,7 +448,9 @@ def _notes(group: ProcessGroup, shifts: Mapping[int, Shift]) -> Iterator[str]:
         if shift.positions == earliest and not shift.ties:
             continue
         later = shift.positions - earliest
-        begins = f"group {group.name or 'not told'}: rank {rank}'s trace begins {later} collectives after the earliest"
+        begins = (
+            f"group {group.name or 'without a name'}: rank {rank}'s trace begins {later} collectives after the earliest"
+        )
         if shift.is_by_steps:
             yield f"{begins}, by the numbers of its steps"
             continue

@@ -92,13 +92,13 @@ def common_steps(timelines: Sequence[Timeline]) -> CommonSteps:
     row_of: list[dict[str, int]] = []
     notes = []
     for timeline in timelines:
-        whole = {}
+        complete = {}
         for row, step in zip(np.flatnonzero(timeline.of_kind("step")).tolist(), steps(timeline), strict=True):
             if step.part == "step":
-                whole[step.name] = row
+                complete[step.name] = row
             else:
                 notes.append(f"rank {timeline.rank}: {step.name} is left out: {step.why}")
-        row_of.append(whole)
+        row_of.append(complete)
     names = tuple(name for name in row_of[0] if all(name in of_rank for of_rank in row_of)) if row_of else ()
     if others := len(set().union(*row_of)) - len(names):
         notes.append(f"{others} of the steps are left out: not every rank's trace holds them whole")

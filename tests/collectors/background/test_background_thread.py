@@ -9,9 +9,9 @@ from tests.collectors.fake_collectors import FakeHang, ended
 def test_a_thread_runs_until_it_is_told_to_stop() -> None:
     has_begun = threading.Event()
 
-    def run(told_to_stop: threading.Event) -> None:
+    def run(stop_requested: threading.Event) -> None:
         has_begun.set()
-        told_to_stop.wait(60)
+        stop_requested.wait(60)
 
     thread = BackgroundThread("patient", run)
     thread.start()
@@ -22,7 +22,7 @@ def test_a_thread_runs_until_it_is_told_to_stop() -> None:
 
 def test_a_thread_that_hangs_is_left_behind() -> None:
     hang = FakeHang()
-    thread = BackgroundThread("hanging", lambda told_to_stop: hang())
+    thread = BackgroundThread("hanging", lambda stop_requested: hang())
     thread.start()
     assert not thread.stop(0.01)
     hang.let_go()

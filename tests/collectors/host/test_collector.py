@@ -53,14 +53,14 @@ def test_a_file_that_is_written_otherwise_leaves_its_part_out_alone(tmp_path: Pa
     assert of(samples, host.HOST_MEMORY_BYTES) == {}
     assert of(samples, host.HOST_LOAD) == {(): 3.5}
     assert collector.absent == (
-        "host: memory: not written as is known ('MemAvailable' is missing); left out from here on",
+        "host: memory: its format is unknown ('MemAvailable' is missing); left out from here on",
     )
 
 
 def test_a_system_without_proc_has_no_samples_and_one_reason(tmp_path: Path) -> None:
     collector = HostCollector(recorded(tmp_path, without=("proc",)))
     assert collector.read() == []
-    assert collector.absent == (f"host: there is no /proc ({sys.platform}); its samples are left out",)
+    assert collector.absent == (f"host: this system has no /proc ({sys.platform}); samples of the host are left out",)
 
 
 def test_a_part_that_costs_more_is_asked_less_often_and_shown_all_the_time(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_kernel_that_is_told_not_to_count_allocations_gives_memory_only(tmp_pa
     assert len(of(samples, host.HOST_NUMA_MEMORY_BYTES)) == 6
     assert of(samples, host.HOST_NUMA_ALLOCATIONS) == {}
     assert collector.absent == (
-        "host: NUMA: the kernel is told not to count allocations (/proc/sys/vm/numa_stat is 0); they are left out",
+        "host: NUMA: the kernel is set not to count allocations (/proc/sys/vm/numa_stat is 0); they are left out",
     )
 
 

@@ -34,6 +34,8 @@ BASE_UNITS |= {
     "pages",
     "lanes",
     "generation",
+    "runs",
+    "cases",
 }
 
 

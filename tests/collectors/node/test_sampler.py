@@ -188,7 +188,7 @@ def test_a_poll_that_does_not_end_is_left_behind_and_writes_no_more(tmp_path: Pa
             hang.has_begun.wait()
         hang.let_go()
         ended("node-sampler")
-    assert sampler.problem == "the node's last poll did not end within 0.01 s and was left behind"
+    assert sampler.problem == "the node's last poll did not end within 0.01 s and was abandoned"
     assert _polled(tmp_path / "log") == []
 
 
@@ -202,7 +202,7 @@ def test_a_collector_that_hangs_is_noted_and_the_others_are_logged(tmp_path: Pat
         hang.let_go()
     assert sampler.problem is None
     assert _loads(tmp_path / "log") == [[1], [2], [3]]
-    assert _notes(tmp_path / "log") == ["slow: no answer within 0.01 s at times; what is shown then is old"]
+    assert _notes(tmp_path / "log") == ["slow: no answer within 0.01 s at times; its last answer is shown then"]
 
 
 def test_a_node_is_polled_while_what_is_inside_goes_on(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_collector_has_less_than_a_beat_to_answer() -> None:
     hang, time, notices = FakeHang(), FakeTime(), list[str]()
     with _watch(time, FakeCollector("slow", at_read={0: hang}), notices=notices, beat_s=0.1):
         time.settle()
-    assert notices == ["slow: no answer within 0.09 s at times; what is shown then is old"]
+    assert notices == ["slow: no answer within 0.09 s at times; its last answer is shown then"]
     hang.let_go()
     ended("collector-slow")
 
@@ -192,7 +192,7 @@ def test_what_is_done_at_each_beat_may_fail_and_the_node_is_watched() -> None:
         time.settle()
         time.tick()
         assert _values(watch, HOST_LOAD) == [(2, {})]
-    assert set(notices) == {"what is done at each beat failed: lost my way"}
+    assert set(notices) == {"the work after a poll failed: lost my way"}
 
 
 def test_processes_are_those_that_gpus_were_asked_for() -> None:

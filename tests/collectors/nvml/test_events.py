@@ -196,7 +196,7 @@ def test_a_driver_that_never_tells_its_events_has_none_counted_and_not_a_count_o
     fake.happening[0].put(NVMLError(code))
     with _watching(fake) as watch:
         _until(lambda: fake.sets == [[]])
-        assert watch.reason == f"GPU 0: its driver's events are not told ({words}); its XIDs are not counted"
+        assert watch.reason == f"GPU 0: its driver delivers no events ({words}); its XIDs are not counted"
         assert watch.samples() == []
     assert fake.waits == 1
 
@@ -213,7 +213,7 @@ def test_events_that_may_have_been_missed_are_said_until_the_driver_is_heard_aga
     watch.start()
     _until(lambda: bool(told) and watch.reason is None)
     assert watch.close()
-    assert told == ["GPU 0: its driver's events are not always told (Unknown Error); some may be missed"]
+    assert told == ["GPU 0: its driver fails at times to deliver events (Unknown Error); some may be missed"]
 
 
 def test_a_driver_without_events_is_said_and_not_waited_for() -> None:

@@ -105,7 +105,7 @@ def test_links_that_may_not_be_asked_for_are_unknown_and_not_none() -> None:
     with opened(nvml, clock, per_link=True) as collector:
         assert _info(collector.read())["nvlink"] == "unknown"
         assert collector.absent == (
-            "GPU 0: this process may not ask for NVLinks, NVLink states; they are left out of this run",
+            "GPU 0: this process is not permitted to read NVLinks, NVLink states; they are left out of this run",
         )
 
 

@@ -31,7 +31,7 @@ class FakeForbidden:
         self._slice = None if of is None else SPLIT.instances[str(of)]
 
     def __call__(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if name == self._function and arguments[0].gpu is not arguments[0].whole:
+        if name == self._function and arguments[0].gpu is not arguments[0].physical:
             self.asked.update([name])
             if self._slice is None or arguments[0].gpu is self._slice:
                 raise NVMLError(self._code)
@@ -55,8 +55,8 @@ def test_processes_that_may_not_be_asked_for_take_neither_the_slice_nor_its_memo
         assert gpu_metrics.GPU_INSTANCE_TASKS.name not in found
     assert pids == set()
     assert (
-        "GPU 0: this process may not ask for processes of slice 1/0, processes of slice 2/0; they are left out of this"
-        " run" in absent
+        "GPU 0: this process is not permitted to read processes of slice 1/0, processes of slice 2/0; they are left out"
+        " of this run" in absent
     )
 
 
@@ -160,7 +160,7 @@ def test_slices_that_are_made_again_tell_their_memory_again() -> None:
     clock = FakeClock()
 
     def refuse(name: str, arguments: tuple[Any, ...]) -> None:
-        if name == MEMORY and arguments[0].gpu is not arguments[0].whole and clock.now_s == 5.0:
+        if name == MEMORY and arguments[0].gpu is not arguments[0].physical and clock.now_s == 5.0:
             raise NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     with opened(FakeFault(replayed(a_node(SPLIT), clock), spoil=refuse).spoilt, clock) as collector:

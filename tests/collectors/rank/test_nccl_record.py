@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from collectors.rank.flight_recorder import (
-    Reached,
     count,
     entered_since,
     group_ranks,
@@ -13,6 +12,7 @@ from collectors.rank.flight_recorder import (
     reached,
     works_since,
 )
+from collectors.rank.reached import Reached
 from collectors.traces.timeline import Call
 from tests.collectors.made_nccl_record import CREATED_NS, EMPTY, STEP_NS, MadeRecord
 from tests.support.ranks import OnRanks

@@ -90,8 +90,8 @@ def test_gpus_that_refuse_alike_share_a_line() -> None:
     alike = [one for gpu in "01" for one in _refused(gpu, "energy counter", pynvml.NVML_ERROR_NOT_SUPPORTED)]
     other = _refused("2", "power sensor", pynvml.NVML_ERROR_NO_PERMISSION)
     assert refusals([*alike, *other], driver="470.1") == [
-        "GPUs 0, 1: driver 470.1 does not tell energy counter; they are left out of this run",
-        "GPU 2: this process may not ask for power sensor; they are left out of this run",
+        "GPUs 0, 1: driver 470.1 does not report energy counter; they are left out of this run",
+        "GPU 2: this process is not permitted to read power sensor; they are left out of this run",
     ]
 
 

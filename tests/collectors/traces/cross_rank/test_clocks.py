@@ -29,7 +29,7 @@ def _ended(*end_ns: int, call: Call | None = None) -> list[Span]:
 
 
 @pytest.mark.parametrize("told", ["sequence", "group", "name"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 100_000))
 def test_offsets_of_up_to_a_second_are_found_within_the_spread_of_ends(told: Told, seed: int) -> None:
     truth = generate(seed, told=told)

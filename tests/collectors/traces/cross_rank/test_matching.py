@@ -127,8 +127,8 @@ def test_more_traces_than_a_group_has_ranks_are_of_several_groups(group: str | N
     spans = [ran(10 * place, 10 * place + 9, _of_size(2, group), place if is_numbered else None) for place in range(4)]
     matching = match(ranks_of(*(spans for _ in "abcd")))
     assert matching.matched == ()
-    title = "a process group that is not told" if group is None else "process group 1"
-    reason = f"{title} has 2 ranks and 4 traces hold it: which are together is not told"
+    title = "an unknown process group" if group is None else "process group 1"
+    reason = f"{title} has 2 ranks and 4 traces hold it: which are together is unknown"
     assert _reasons(matching) == {(rank, reason) for rank in range(4)}
 
 
@@ -194,7 +194,7 @@ def test_groups_that_are_not_told_are_told_apart_by_when_they_met() -> None:
     matching = match(timelines)
     assert {one.ranks for one in matching.matched} == {(0, 1), (2, 3)}
     assert len(matching.matched) == 18
-    assert matching.notes[-1].startswith("process groups are not told")
+    assert matching.notes[-1].startswith("the traces name no process groups")
 
 
 def test_without_calls_kernels_are_matched_by_what_their_names_say() -> None:

@@ -155,7 +155,7 @@ def test_rooted_collectives_are_left_out_and_said() -> None:
     spans = [ran(1_000 * step, 1_000 * step + 100) for step in range(9)]
     found = stragglers(ranks_of([*spans, ran(20_000, 30_000, broadcast)], [*spans, ran(29_000, 30_000, broadcast)]))
     assert found.notes[1].startswith("what it does are the parts of its delay")
-    assert found.notes[2] == "1 rooted collectives are left out: in them who waits for whom is not told"
+    assert found.notes[2] == "1 rooted collectives are left out: in them it is unknown who waits for whom"
     assert found.notes[3].startswith("no trace marks steps")
     assert [one.delay_ns for one in found.ranks] == [0, 0]
 

@@ -186,7 +186,7 @@ def test_what_is_odd_is_given_up(chunk: bytes) -> None:
 
 
 @built
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(damaged())
 @example(chunk_of(*EVENTS))
 def test_of_a_damaged_chunk_it_gives_what_python_gives_or_nothing(chunk: bytes) -> None:

@@ -1,0 +1,49 @@
+"""Metrics of suites: their runs and cases by outcome, when the newest began, got on and ended, and what runs now."""
+
+from __future__ import annotations
+
+from collectors.metrics.metric import NODE, metrics_in
+
+# Over the whole history. A counter takes back nothing: a case that failed and was repeated well counts as both.
+
+SUITE_RUNS = NODE.counter(
+    "observatory_suite_runs_total{suite, outcome}",
+    "Runs of a suite in the history that have ended, by outcome: done, failed or interrupted.",
+)
+SUITE_CASES = NODE.counter(
+    "observatory_suite_cases_total{suite, outcome}",
+    "Cases that have ended in all runs of a suite in the history, by outcome: done, failed, timed_out, interrupted,"
+    " skipped or left_out.",
+)
+
+
+# The newest runs: of each suite the newest that has ended, and those that go on.
+
+SUITE_LAST_CASES = NODE.gauge(
+    "observatory_suite_last_cases{suite, run, outcome}",
+    "Cases of the newest run of a suite that has ended, and of each run that goes on, by outcome: done, failed,"
+    " timed_out, interrupted, skipped or left_out; missing, which an ended run never ended; running and waiting, of a"
+    " run that goes on only.",
+)
+SUITE_LAST_PROGRESS = NODE.gauge(
+    "observatory_suite_last_progress_timestamp_seconds{suite, run}",
+    "Unix time at which a run of a suite last ended a step, or began or ended a case; at most 10 s late. Of the newest"
+    " run that has ended, its end; shown of the runs whose cases are.",
+)
+SUITE_LAST_START = NODE.gauge(
+    "observatory_suite_last_start_timestamp_seconds{suite}", "Unix time at which the newest run of a suite began."
+)
+SUITE_LAST_END = NODE.gauge(
+    "observatory_suite_last_end_timestamp_seconds{suite}",
+    "Unix time at which the newest run of a suite that has ended did so.",
+)
+SUITE_PERIOD = NODE.gauge(
+    "observatory_suite_period_seconds{suite}",
+    "Time from one start of a suite to the next, as its file declares it; absent where the newest run declares none.",
+)
+SUITE_CASE_INFO = NODE.info(
+    "observatory_suite_case_info{suite, run, case}",
+    "A case that runs now, of a run of a suite that goes on; the value is always 1.",
+)
+
+METRICS = metrics_in(globals())
