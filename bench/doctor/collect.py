@@ -13,7 +13,7 @@ from bench.doctor import node_state
 from bench.doctor.machine_diff import differences
 from bench.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
-from bench.engines.local import Engine
+from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.device_checks import too_old
 from bench.machine.gpus import Nvml, read_gpus
@@ -55,7 +55,7 @@ def gather(
     root: where /proc and /sys are.
     """
     environment = [Entry(name=name, value=value) for name, value in machine.environment.items()] or [
-        Entry(name="environment", value="nothing is set that can change a measurement")
+        Entry(name="environment", value="no variable is set that can change a measurement")
     ]
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
@@ -89,7 +89,7 @@ def _versions(machine: Machine) -> Iterator[Entry]:
     yield _known(machine, "torch_version", "torch")
     yield _known(machine, "torch_cuda_version", "CUDA of torch")
     if machine.torch_hip_version is not None:
-        yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does without its GPUs")
+        yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does not use its GPUs")
     yield _known(machine, "nccl_version", "NCCL")
     yield _known(machine, "driver_version", "driver")
     old = too_old(machine)

@@ -54,6 +54,7 @@ _NAMES = {
     "usable_cores": "usable cores",
     "physical_cores": "physical cores",
     "memory_bytes": "memory",
+    "nodes_here": "nodes of this machine",
 }
 """The fields of a machine that are compared one by one, each with its name for people."""
 
@@ -97,7 +98,7 @@ def _gpus(before: Machine, now: Machine) -> Iterator[Difference]:
     if not old.keys() & new.keys():  # If no GPU stayed, one line says more than a line for each.
         yield from _changed("GPUs", _all_gpus(before), _all_gpus(now))
         if old and _all_gpus(before) == _all_gpus(now):
-            yield Difference(field="GPUs", before="others of the same kind", now=_all_gpus(now))
+            yield Difference(field="GPUs", before="other GPUs of the same kind", now=_all_gpus(now))
         return
     for uuid in dict.fromkeys((*old, *new)):
         gpu = old.get(uuid) or new[uuid]
@@ -113,7 +114,7 @@ def _all_gpus(machine: Machine) -> str:
 
 def _one_gpu(machine: Machine, gpu: Gpu | None) -> str:
     if gpu is None:
-        return "not there"
+        return "absent"
     field = f"gpus[{gpu.index}].memory_bytes"
     memory = _unknown(machine, field) if gpu.memory_bytes is None else _gibibytes(gpu.memory_bytes)
     return f"{gpu.name}, {memory}, index {gpu.index}, {gpu.uuid}"

@@ -99,23 +99,23 @@ def monitors(fields: Sequence[FieldSupport], root: Path = Path("/")) -> tuple[En
     Hopper have monitors for one owner at a time, from Hopper on GPM is shared).
     """
     signs = signs_of_dcgm(root)
-    dcgm = Entry(name="DCGM", value="; ".join(signs) or "none is seen")
+    dcgm = Entry(name="DCGM", value="; ".join(signs) or "none found")
     held = gpus_with_held_monitors(fields)
     others = {answer: gpus for answer, gpus in gpus_by_monitors(fields).items() if set(gpus) - set(held)}
     if held:
         holder = (
             "another client, perhaps this DCGM;"
             if signs
-            else "a client that is not seen here, such as a DCGM in another container or a profiler; where it is DCGM,"
+            else "a client that is not visible here, such as a DCGM in another container or a profiler; if it is DCGM,"
         )
-        text = f"{_named(held)}: held by {holder} {_RELEASE}; activity of SMs is a gap meanwhile"
+        text = f"{_named(held)}: held by {holder} {_RELEASE}; SM activity is missing meanwhile"
     elif signs and "not supported" in others:
         text = (
-            f"{_named(others['not supported'])}: no GPM, so DCGM holds them alone while it watches fields 1001 and up,"
-            f" and profilers' counters are refused; {_RELEASE}"
+            f"{_named(others['not supported'])}: no GPM, so DCGM holds them exclusively while it watches fields 1001"
+            f" and up, and profilers get no counters; {_RELEASE}"
         )
     elif "answers" in others:
-        text = f"{_named(others['answers'])}: GPM answers, and nobody holds them alone"
+        text = f"{_named(others['answers'])}: GPM answers, and no client holds them exclusively"
     else:
         return (dcgm,)
     return dcgm, Entry(name="performance monitors", value=text)
@@ -132,7 +132,7 @@ def numa_nodes(root: Path = Path("/")) -> Iterator[Entry]:
     """Yield the CPUs and the memory of each NUMA node."""
     folders = _numbered(root / "sys/devices/system/node", "node")
     if not folders:
-        yield Entry(name="NUMA", reason="/sys/devices/system/node tells of no node")
+        yield Entry(name="NUMA", reason="/sys/devices/system/node lists no node")
     for folder in folders:
         name = f"NUMA node {folder.name.removeprefix('node')}"
         cpus = _line(root, folder / "cpulist", f"{name}, CPUs")
@@ -175,7 +175,7 @@ def interfaces(root: Path = Path("/")) -> Iterator[Entry]:
         if megabits.isdecimal():
             yield Entry(name=folder.name, value=int(megabits) * 1_000_000, unit="bits_per_second")
         else:
-            yield Entry(name=folder.name, reason="it is up, and its driver names no speed")
+            yield Entry(name=folder.name, reason="it is up, and its driver reports no speed")
 
 
 def infiniband_ports(root: Path = Path("/")) -> Iterator[Entry]:

@@ -120,7 +120,7 @@ def measured_ceilings(history: History, machine: Machine) -> tuple[Ceiling, ...]
 
 def _of_probe(history: History, machine: Machine, probe: str, device: Device, *, is_missed: bool) -> Iterator[Ceiling]:
     best: dict[str, tuple[float, Ceiling]] = {}
-    for summary in history.runs(RUNS_SEARCHED, probe):
+    for summary in history.runs(RUNS_SEARCHED, strategy=probe):
         for found in _figures(summary, machine, device):
             what, setting = _described(found, summary)
             if what not in best or found.median > best[what][0]:
@@ -156,11 +156,11 @@ def _why_missed(probe: str, machine: Machine, device: Device) -> str:
     on = f"it was not measured on {machine.hardware(device)}"
     if _METRICS[probe] is probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH:
         if device == "cuda" and len(machine.gpus) == 1:
-            return "it needs 2 ranks, of a GPU each, and there is one GPU"
-        return f"{on} with 2 ranks or more; `observatory run {probe} --ranks 2` does"
+            return "it needs 2 ranks with a GPU each, and there is one GPU"
+        return f"{on} with 2 ranks or more; `observatory run {probe} --ranks 2` measures it"
     if probe == "copies":
-        return f"{on} in buffers of {SIZE_BYTES[device]:,} B or more; `observatory run copies` does"
-    return f"{on}; `observatory run {probe}` does"
+        return f"{on} in buffers of {SIZE_BYTES[device]:,} B or more; `observatory run copies` measures it"
+    return f"{on}; `observatory run {probe}` measures it"
 
 
 def _described(found: Estimate, summary: Summary) -> tuple[str, str]:

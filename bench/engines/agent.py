@@ -1,28 +1,68 @@
 """The agent of a node, the same for every engine: it runs the trials that its runner orders, and reports their ends.
 
-Started as `python -P -m bench.engines.agent`. Orders come on standard input and answers go to standard output, one
-JSON message a line. The end of standard input means that the runner is gone: the agent then ends its ranks and itself.
+Started as `python -P -m bench.engines.agent --runs FOLDER`. Its runner is at the other end of its standard streams, or
+with --connect at a TCP address. When the runner hangs up, is silent or is refused, the agent ends its ranks and itself.
 Only the forkserver loads torch, not the agent.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import re
 import shutil
 import signal
+import sys
+import tempfile
 import threading
 import traceback
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from bench.engines.environment import LOOPBACK, environment
+from bench.engines.node_exporter import NodeExporter
 from bench.engines.supervisor import Supervisor
-from bench.rank.messages import AgentFailed, FromAgent, Ready, TrialOrder
+from bench.engines.wire.channel import Channel, Heartbeat
+from bench.engines.wire.frames import (
+    PipeStream,
+    Refused,
+    SocketStream,
+    Stream,
+    StreamEnded,
+    Wire,
+    meet,
+    read_key,
+    receive_key,
+)
+from bench.engines.wire.run_files import FileSender
+from bench.engines.wire.tcp import address_of, connect
+from bench.errors import say
+from bench.rank.messages import (
+    AgentFailed,
+    Cause,
+    EndTrial,
+    Progress,
+    Ready,
+    SendFiles,
+    ToAgent,
+    TrialOrder,
+    WatchFiles,
+)
+from workloads.options import check_of
+from workloads.registry import SPECS
+
+MEET_S = 60.0
+"""How long the runner may take to give the key and to meet; it does so at once, unless it is stopped."""
+LAST_WORDS_S = 1.0
+"""How long an agent that ends may take to send what it still has to say."""
 
 _MISSING = re.compile(
     r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
@@ -32,30 +72,215 @@ _MISSING = re.compile(
 
 def main() -> int:
     """Serve one runner until it hangs up; return the exit code."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # Nothing else that is printed may come between the answers.
-
-    def answer(message: FromAgent) -> None:
-        with suppress(BrokenPipeError):  # The runner is gone; standard input ends as well.
-            answers.write(msgspec.json.encode(message) + b"\n")
-
-    orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
-    stop, hung_up = os.pipe()
-    is_ready = threading.Event()
-    threading.Thread(target=_listen, args=(orders, hung_up, is_ready), daemon=True).start()
-    forkserver.set_forkserver_preload(["bench.engines.forkserver_preload"])
-    forkserver.ensure_running()
+    parser = argparse.ArgumentParser(prog="agent", description="The agent of a node, which an engine starts.")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="where the folders of runs are  [default: its own]")
+    parser.add_argument("--connect", type=address_of, metavar="HOST:PORT", help="where the runner listens")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="has the key, in place of the input's first line")
+    parser.add_argument("--send-files", dest="sends_files", action="store_true", help="the runner has another --runs")
+    parser.add_argument("--node", type=int, default=0, help="this node's number among those of the runner")
+    parser.add_argument("--exporter", type=address_of, metavar="HOST:PORT", help="where the node's /metrics are served")
+    parser.add_argument(
+        "--host", help="address at which ranks reach this node  [default: the one that reaches the runner]"
+    )
+    arguments = parser.parse_args()
+    limit = threading.Timer(MEET_S, _give_up)
+    limit.daemon = True
+    limit.start()
     try:
-        with closing(Supervisor(host="127.0.0.1")) as supervisor:
-            is_ready.set()
-            answer(Ready(machine=supervisor.machine))
-            while (order := orders.get()) is not None:
-                answer(supervisor.run(order, stop=stop, progress=answer))
-    except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.
-        traceback.print_exc()
-        answer(AgentFailed(text=_in_one_line(error)))
+        standard = _take_over_streams()
+        key = receive_key(standard) if arguments.key_file is None else read_key(arguments.key_file)
+        stream: Stream = standard if arguments.connect is None else connect(*arguments.connect)
+        host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
+        os.environ.update(environment(os.environ, host))
+    except (Refused, StreamEnded, OSError) as error:
+        say(f"agent: {error}")
         return 1
-    return 0
+    own = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
+    runs = Path(own) if own is not None else arguments.runs.absolute()
+    agent = Agent(
+        stream, key, node=arguments.node, sent_from=runs if arguments.sends_files else None, on_met=limit.cancel
+    )
+    forkserver.set_forkserver_preload(["bench.engines.forkserver_preload"])
+    try:
+        forkserver.ensure_running()
+        with ExitStack() as stack:
+            if arguments.exporter is not None:
+                host, port = arguments.exporter
+                stack.enter_context(closing(NodeExporter(host, port, runs)))
+            supervisor = stack.enter_context(closing(Supervisor(host=host, runs=runs)))
+            agent.serve(supervisor)
+    except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.
+        if not agent.is_leaving:  # Otherwise it is only that the forkserver was ended.
+            traceback.print_exc()
+            agent.fail(_in_one_line(error))
+    if own is not None and agent.is_all_sent:
+        shutil.rmtree(own, ignore_errors=True)
+    return agent.hang_up()
+
+
+class Agent:
+    """Takes its runner's messages, in a thread, and answers them.
+
+    node: this node's number among those of the runner.
+    sent_from: the folder of runs, where the runner has another one; None where it has the same.
+    on_met: is called when the runner has proved that it has the key.
+    is_leaving: another thread ends this process.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        key: bytes,
+        *,
+        node: int,
+        sent_from: Path | None = None,
+        on_met: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._trial: tuple[str, int] | None = None  # The one that runs.
+        self._reason: str | None = None  # Why no trial is run any more.
+        self._is_ready = self._has_failed = False
+        self.is_leaving = False
+
+        def opening(stream: Stream) -> Wire:
+            wire = meet(stream, key, "agent", node=node)
+            on_met()
+            return wire
+
+        self._channel: Channel[ToAgent] = Channel(
+            stream,
+            opening,
+            msgspec.json.Decoder(ToAgent | Heartbeat),
+            on_message=self._take,
+            on_end=self._end,
+        )
+        self._sent_from = sent_from
+        self._files = None if sent_from is None else FileSender(sent_from, self._channel.send)
+        self._channel.start()
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether the runner has all files of the runs here, or none was wanted."""
+        return self._files is None or self._files.is_all_sent
+
+    def serve(self, supervisor: Supervisor) -> None:
+        """Run the trials that are ordered until the connection ends."""
+        with self._lock:
+            self._is_ready = True
+        self._channel.send(
+            Ready(machine=supervisor.machine, store_host=supervisor.host, store_port=supervisor.store_port)
+        )
+        while (order := self._orders.get()) is not None:
+            with self._lock:
+                if self._reason is not None:
+                    return
+                self._trial = order.run, order.trial
+            if self._files is not None:
+                self._files.begin(order, supervisor.machine)
+            ended = supervisor.run(order, stop=self._stop, progress=self._report)
+            with self._lock:
+                self._trial = None
+                if self._reason is None:
+                    with suppress(BlockingIOError):  # An order to end the trial must not end the next one.
+                        os.eventfd_read(self._stop)
+                elif ended.outcome == "interrupted":
+                    cause = Cause(kind="interrupted", rank=None, step=None, text=f"the agent ended it: {self._reason}")
+                    ended = msgspec.structs.replace(ended, cause=cause)
+            if self._sent_from is not None and ended.cause is not None:  # The runner has the files elsewhere.
+                text = ended.cause.text.replace(f"{self._sent_from}/", "")
+                ended = msgspec.structs.replace(ended, cause=replace(ended.cause, text=text))
+            self._channel.send(ended)
+
+    def fail(self, text: str) -> None:
+        """Tell the runner why the agent cannot go on."""
+        self._has_failed = True
+        self._channel.send(AgentFailed(text=text))
+
+    def hang_up(self) -> int:
+        """Say the last words and hang up; return the exit code."""
+        self._channel.hang_up(LAST_WORDS_S)
+        return 1 if self._has_failed else 0
+
+    def _report(self, progress: Progress) -> None:
+        self._channel.send(progress)
+
+    def _take(self, message: ToAgent) -> None:
+        match message:
+            case TrialOrder():
+                check(message)
+                self._orders.put(message)
+            case EndTrial():
+                with self._lock:
+                    if self._trial == (message.run, message.trial):
+                        os.eventfd_write(self._stop, 1)
+            case SendFiles() | WatchFiles():
+                if self._files is None:
+                    raise Refused("files were asked for, and this agent was not started with --send-files")
+                self._files.ask(message)
+
+    def _end(self, reason: str) -> None:
+        if self._channel.is_refused:
+            say(f"agent: refused what came from the runner: {reason}")
+            self.fail(f"it refused what came: {reason}")
+        elif self._channel.is_silent:
+            say(f"agent: its runner was silent: {reason}")
+        with self._lock:
+            self._reason = f"the connection to the runner ended: {reason}"
+            os.eventfd_write(self._stop, 1)
+            is_ready = self._is_ready
+        self._orders.put(None)
+        if self._files is not None:
+            self._files.close()
+        if not is_ready:  # torch is still being loaded, and nobody needs it any more.
+            self.is_leaving = True
+            leave(self.hang_up())
+
+
+def _give_up() -> None:
+    say(f"agent: the runner has not met this agent within {MEET_S:g} s")
+    leave(1)
+
+
+def check(order: TrialOrder) -> None:
+    """Refuse an order of what the registry does not have; its form was checked when it was decoded.
+
+    Raises:
+        Refused: the strategy is unknown, or an option of it, or the node would have no rank.
+    """
+    case = order.case
+    spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
+    if spec is None:
+        raise Refused(f'an order is of strategy "{case.strategy[:100]}", which is not in the registry')
+    options = {option.name: option for option in spec.options}
+    try:
+        own = {} if (convergence := check_of(case)) is None else convergence.options()
+    except (KeyError, ValueError):
+        raise Refused("an order has a convergence check that lacks an option, or has none that can be read") from None
+    for name, value in case.options.items():
+        if name in own and own[name] == value:  # Of a convergence check, which each strategy takes.
+            continue
+        if name not in options:
+            raise Refused(f'an order has an option "{name[:100]}", which {spec.name} does not have')
+        if options[name].choices and value not in options[name].choices:
+            raise Refused(f'an order has {name} "{str(value)[:100]}"; it may be {options[name].allowed}')
+    if not order.ranks:
+        raise Refused(f"an order begins at rank {order.first_rank} of {case.ranks}, so that this node has none")
+
+
+def _take_over_streams() -> PipeStream:
+    """Return the standard streams for messages alone: what is printed goes to standard error, and no rank reads them.
+
+    Unbuffered, since the interpreter's shutdown would fail on a buffer's lock that a thread still holds.
+    """
+    reading = os.fdopen(os.dup(0), "rb", buffering=0)
+    writing = os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return PipeStream(reading, writing)
 
 
 def _in_one_line(error: Exception) -> str:
@@ -70,17 +295,6 @@ def _in_one_line(error: Exception) -> str:
     )
 
 
-def _listen(orders: queue.SimpleQueue[TrialOrder | None], hung_up: int, is_ready: threading.Event) -> None:
-    decoder = msgspec.json.Decoder(TrialOrder)
-    # Unbuffered, since the interpreter's shutdown would fail on a buffer's lock that this thread still holds.
-    for line in os.fdopen(0, "rb", buffering=0, closefd=False):
-        orders.put(decoder.decode(line))
-    orders.put(None)
-    os.close(hung_up)
-    if not is_ready.is_set():  # torch is still being loaded, and nobody needs it any more.
-        leave(0)
-
-
 def leave(code: int) -> NoReturn:
     """End the forkserver and this process at once, and leave no file behind.
 
@@ -92,6 +306,7 @@ def leave(code: int) -> NoReturn:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
     shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Has the forkserver's socket; nobody else removes it.
+    sys.stderr.flush()
     os._exit(code)
 
 

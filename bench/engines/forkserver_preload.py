@@ -4,16 +4,19 @@ Importing this module does the work. It starts no GPU driver: no process can use
 has started.
 """
 
+import gc
 import signal
 import warnings
 
 import torch
 import torch._dynamo  # Otherwise the first optimizer step of a process loads it.
 import torch.distributed.device_mesh
+import torch.distributed.pipelining
 import torch.nn.parallel
 import torch.utils.checkpoint
 import torch.utils.data
 
+import bench.engines.supervisor  # A rank's first function is there.
 import bench.rank.worker
 from collectors.rank import profiler
 
@@ -28,3 +31,8 @@ if profiler.may_start_before_fork():  # With a torch for GPUs, each rank does it
     profiler.warm(torch.device("cpu"))
 # SIGUSR1 asks a rank for its stacks. It would kill a new rank that has not installed its handler yet.
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+# What was made so far, 300,000 objects of modules, is no rank's garbage: without this each collection of a rank visits
+# them, and so copies their pages, and the account of memory looks for tensors among them. There are none.
+gc.collect()
+gc.freeze()

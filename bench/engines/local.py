@@ -1,37 +1,28 @@
-"""The engine of this machine, whose agent is a child of the runner; and the registry of engines."""
+"""The engine of this machine, whose agent is a child of the runner, or whose agents are on nodes as if."""
 
 from __future__ import annotations
 
-import os
-import queue
+import math
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import IO, Protocol
+from functools import partial
+from pathlib import Path
+from typing import IO
 
-import msgspec
-import psutil
-
-from bench.errors import InfrastructureFailed
+from bench.engines.agent_link import SILENT_S, AgentLink
+from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.environment import LOOPBACK
+from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
+from bench.errors import Misuse
 from bench.machine.machine import Machine
-from bench.rank.messages import AgentFailed, FromAgent, Progress, Ready, TrialEnded, TrialOrder
+from bench.rank.messages import Progress, TrialEnded, TrialOrder
 
-STOP_S = 10.0
-"""How long an agent may take to end its ranks and itself before it is killed."""
-
-SILENT_S = 120.0
-"""How long an agent may be silent beyond a trial's limit; ranks with a full GPU take most of a minute to end."""
-
-LOADING_S = 300.0
-"""How long an agent may take to load torch, also from a network disk."""
-
-DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-"""Environment variable: whether torch itself writes a rank's flight record when a collective on NCCL fails."""
+PROFILERS = "USDT:"
+"""Beginning of the lines that torch's profiler (kineto) prints in the forkserver, which tell nothing of the agent."""
 
 
 class LocalEngine:
@@ -39,22 +30,32 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, *, silent_s: float = SILENT_S) -> None:
-        """silent_s: how long the agent may be silent beyond a trial's limit."""
-        self._silent_s = silent_s
+    def __init__(self, runs: Path, *, silent_s: float = SILENT_S) -> None:
+        """runs: where the folders of runs are. silent_s: see `AgentLink`."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
-        self._decoder: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
         self._agent = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.engines.agent"],
+            [sys.executable, "-P", "-m", "bench.engines.agent", "--runs", str(runs.absolute())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment(os.environ),
+            bufsize=0,
             start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agent in order.
         )
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read_answers, name="agent's answers", daemon=True)
-        self._reader.start()
+        assert self._agent.stdin is not None
+        assert self._agent.stdout is not None
+        key = new_key()
+        with suppress(BrokenPipeError):  # The agent is gone already, which is found when it is to answer.
+            self._agent.stdin.write(key_line(key))
+        self._link = AgentLink(
+            PipeStream(self._agent.stdout, self._agent.stdin),
+            partial(meet, key=key, side="runner"),
+            runs=runs,
+            name="the agent of this machine",
+            process=self._agent.pid,
+            silent_s=silent_s,
+            kill=self._agent.kill,  # Its ranks see the end of their pipe and end themselves.
+            how_it_ended=self._how_it_ended,
+        )
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -63,120 +64,107 @@ class LocalEngine:
         self.stop()
 
     def machine(self) -> Machine:
-        """Wait until ranks can be started; return the machine on which they will run.
-
-        Raises:
-            InfrastructureFailed: the agent does not start.
-        """
-        message = self._receive(LOADING_S)
-        if not isinstance(message, Ready):
-            raise InfrastructureFailed(f"the agent answered {type(message).__name__} before it was ready")
-        return message.machine
+        """See `AgentLink`."""
+        return self._link.machine()
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
-        """Run one trial; return how it ended.
+        """See `AgentLink`."""
+        return self._link.run(order, progress)
 
-        Raises:
-            InfrastructureFailed: the agent is gone, or does not answer.
-        """
-        assert self._agent.stdin is not None
-        try:
-            self._agent.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._agent.stdin.flush()
-        except BrokenPipeError:
-            raise InfrastructureFailed(self._how_it_ended()) from None
-        until = time.monotonic() + order.limit_s + self._silent_s
-        while True:
-            message = self._receive(until - time.monotonic())
-            if isinstance(message, Progress):
-                progress(message)
-            elif isinstance(message, TrialEnded):
-                return message
+    def collect(self, run: str) -> tuple[str, ...]:
+        """See `Engine`: the agent has the runner's own folder of runs."""
+        return ()
 
     def stop(self) -> None:
         """End the agent and its ranks; a second call does nothing."""
         if self._errors.closed:
             return
-        assert self._agent.stdin is not None
-        assert self._agent.stdout is not None
-        with suppress(BrokenPipeError):  # The agent is gone, and the pipe still holds an order that it did not read.
-            self._agent.stdin.close()
+        if not self._link.hang_up(STOP_S):
+            self._agent.kill()
         try:
             self._agent.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
+            self._agent.kill()
             self._agent.wait()
-        self._reader.join()  # It ends, since nobody else has the other end of the pipe.
-        self._agent.stdout.close()
+        self._link.join(STOP_S)  # It ends, since nobody else has the other end of the pipe.
         self._errors.close()
-
-    def _read_answers(self) -> None:
-        """Queue each line of the agent; an empty one means that the agent has ended."""
-        assert self._agent.stdout is not None
-        for line in self._agent.stdout:
-            self._answers.put(line)
-        self._answers.put(b"")
-
-    def _receive(self, within_s: float) -> FromAgent:
-        try:
-            line = self._answers.get(timeout=max(0.0, within_s))
-        except queue.Empty:
-            self._agent.kill()  # Its ranks see the end of their pipe and end themselves.
-            raise InfrastructureFailed(
-                f"the agent of this machine (process {self._agent.pid}) has not answered in time, and was ended: it was"
-                " stopped, or the machine is too busy for it"
-            ) from None
-        if not line:
-            raise InfrastructureFailed(self._how_it_ended())
-        message = self._decoder.decode(line)
-        if isinstance(message, AgentFailed):
-            raise InfrastructureFailed(f"the agent of this machine failed: {message.text}")
-        return message
 
     def _how_it_ended(self) -> str:
         code = self._agent.wait()
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        last_line = f"; it said: {lines[-1]}" if lines else ""
-        return f"the agent of this machine ended with code {code}{last_line}"
+        return f"the agent of this machine ended with code {code}{_last_line(self._errors.read())}"
 
 
-def environment(user: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the forkserver and so of every rank: our settings of torch, unless the user set them.
+class LocalNodes:
+    """Places agents on this machine, as if each had a node of its own: it has a folder of runs of its own, too."""
 
-    NCCL's process groups read their settings when they are created, in the rank (HeartbeatMonitor's constructor in
-    ProcessGroupNCCL.cpp). By default a rank that has lost a peer writes its flight record and stacks to /tmp or
-    ~/.cache, and its watchdog sleeps four times 15 s meanwhile; we ask for the record ourselves, as JSON (torch 2.11
-    to 2.13).
-    """
-    # The Flight Recorder tells a hung rank from those that wait for it, and has what traced steps sent.
-    ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
-    if DUMPS not in user:
-        ours |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == "127.0.0.1" for address in addresses):
-            ours["GLOO_SOCKET_IFNAME"] = name  # Else gloo resolves the host's own name, which fails on laptops.
-            break
-    return {**ours, **user}
+    name = "local"
+    address = LOOPBACK
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = tuple(f"node {number}" for number in range(nodes))
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="observatory-nodes-")
+
+    def start(self, meeting: Meeting) -> None:
+        """See `Placement`."""
+        for node in range(len(self.nodes)):
+            words = ["--runs", f"{self._folder.name}/node{node}", "--send-files", *meeting.words(node)]
+            with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
+                self._agents.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-m", "bench.engines.agent", *words],
+                        stdin=subprocess.DEVNULL,
+                        stdout=errors,
+                        stderr=errors,
+                        start_new_session=True,  # As the agent of this machine alone.
+                    )
+                )
+
+    def failure(self) -> str | None:
+        """See `Placement`."""
+        for node, agent in enumerate(self._agents):
+            if (code := agent.poll()) is not None:
+                said = Path(self._folder.name, f"agent{node}.err").read_bytes()
+                return f"it ended with code {code}{_last_line(said)}"
+        return None
+
+    def left_s(self) -> float:
+        """See `Placement`."""
+        return math.inf
+
+    def stop(self) -> None:
+        """See `Placement`."""
+        until_s = time.monotonic() + STOP_S
+        for agent in self._agents:
+            try:
+                agent.wait(max(0.0, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+        self._folder.cleanup()
 
 
-# The registry of engines, one line each. Engines differ only in how an agent gets onto a node.
+def _last_line(said: bytes) -> str:
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith(PROFILERS)]
+    return f"; it said: {own[-1]}" if own else ""
 
 
-class Engine(Protocol):
-    """Starts agents and passes orders to them. Use it in a `with`: at its end none of its processes is left."""
+class LocalAllocation:
+    """This machine, once or as several nodes as if."""
 
-    name: str
+    def __init__(self, request: Request) -> None:
+        if request.file is not None:
+            raise Misuse("--engine-file is of a cluster, and the engine is local; leave it out")
+        self._nodes = request.nodes
 
-    def __enter__(self) -> Engine: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def machine(self) -> Machine: ...
-    def stop(self) -> None: ...
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded: ...
+    def __enter__(self) -> LocalAllocation:
+        return self
 
+    def __exit__(self, *error: object) -> None:
+        """Nothing is to be given back."""
 
-ENGINES: dict[str, Callable[[], Engine]] = {
-    LocalEngine.name: LocalEngine,
-}
+    def open(self, runs: Path) -> LocalEngine | ClusterEngine:
+        """See `Allocation`."""
+        return LocalEngine(runs) if self._nodes == 1 else ClusterEngine(LocalNodes(self._nodes), runs)

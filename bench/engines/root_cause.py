@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TYPE_CHECKING
 
-from bench.rank.messages import Cause
+import msgspec
+
+from bench.rank.messages import Cause, TrialEnded
+from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
 
-if TYPE_CHECKING:
-    from collectors.rank.flight_recorder import Reached
-
+SENT_CHARACTERS = 8192
+"""How much of what a rank printed goes to the runner with its end."""
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 """Without it, torch records no event before a collective on NCCL, so it never knows that one has begun."""
@@ -88,6 +89,11 @@ class RankEnd:
         return _PEER_ERROR.search(f"{self.result.error_type}: {self.result.error}") is not None
 
     @property
+    def has_timed_out(self) -> bool:
+        """Whether the rank itself gave up waiting, and no peer's end told it to."""
+        return self.result is not None and self.result.error is not None and "imed out" in self.result.error
+
+    @property
     def _is_watchdog_abort(self) -> bool:
         return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.output) is not None
 
@@ -101,12 +107,28 @@ _PEER_ERROR = re.compile(
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*(timeout|abort)")
 
 
+def encoded(ends: Sequence[RankEnd]) -> tuple[msgspec.Raw, ...]:
+    """Return the ends of a node's ranks for `TrialEnded`."""
+    shortened = (replace(end, output=end.output[-SENT_CHARACTERS:]) for end in ends)
+    return tuple(msgspec.Raw(msgspec.json.encode(end)) for end in shortened)
+
+
+def joint_cause(parts: Iterable[TrialEnded], folder: str, limit_s: float) -> Cause | None:
+    """Return the root cause of a trial whose ranks were on several nodes, from what each node's agent said of its own.
+
+    See `root_cause`. Which of two ranks ended first is told by their nodes' clocks.
+    """
+    ends = (msgspec.json.decode(end, type=RankEnd) for part in parts for end in part.ends)
+    return root_cause(tuple(sorted(ends, key=lambda end: end.rank)), folder, limit_s)
+
+
 def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
     """Return the rank that ended the trial by its own doing; None if every rank ended well.
 
     In this order: a log that cannot be written, a GPU that cannot be used, a rank killed by a signal that we did not
-    send, an error that is not the echo of a peer's, a rank that left without a result, a rank that hangs, the earliest
-    echo. Among several ranks of one kind, the one that ended first; among those that hang, the one the others wait for.
+    send, an error that is not the echo of a peer's, a rank that left without a result, a rank that hangs or gave up
+    waiting, the earliest echo. Among several ranks of one kind, the one that ended first; among those that hang, the
+    one the others wait for.
     """
     if all(end.is_good for end in ends):
         return None
@@ -135,7 +157,8 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
         if end.result is None and not end.is_hung and not end.is_echo:
             text = f"rank {end.rank} left with exit code {end.exit_code} and no result"
             return _cause("left", end, text, folder)
-    hung = [end for end in by_time if end.is_hung]
+    # Ranks that hang give up by themselves a little before the trial's limit, if they can.
+    hung = [end for end in by_time if end.is_hung] or [end for end in by_time if end.has_timed_out]
     if hung:
         return _hung(hung, ranks=len(ends), folder=folder, limit_s=limit_s)
     first = by_time[0]

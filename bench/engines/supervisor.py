@@ -22,10 +22,10 @@ import msgspec
 import psutil
 
 from bench.engines.node_store import NodeStore
-from bench.engines.root_cause import RankEnd, root_cause
+from bench.engines.root_cause import RankEnd, encoded, root_cause
 from bench.engines.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.machine.machine import Machine
-from bench.rank.messages import ABORT, DUMP, Cause, Outcome, Progress, RankOrder, TrialEnded, TrialOrder
+from bench.rank.messages import ABORT, DUMP, Cause, Outcome, Progress, RankOrder, Store, TrialEnded, TrialOrder
 from collectors.node.poller import Poller
 from collectors.node.registry import GpuCollector, open_collectors
 from collectors.node.watch import polling
@@ -46,8 +46,6 @@ LOOK_S = 0.5
 PEERS_S = 1.5
 """How long other ranks may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
 peers raise nothing; we end them after this time, so that none of them is blamed."""
-NODE = 0
-"""Number of the only node."""
 GIVES_UP_SHARE = 0.8
 """A rank that waits for a peer gives up after this share of the trial's limit, so that it can report it in time."""
 NCCL_SHARE = 1.25
@@ -246,12 +244,14 @@ class Supervisor:
     """Runs trials on one node, one at a time. The forkserver's preload must be set before.
 
     host: the address at which this node's store listens, and at which its ranks reach it.
+    runs: where the folders of runs are.
     """
 
-    def __init__(self, *, host: str) -> None:
+    def __init__(self, *, host: str, runs: Path) -> None:
         """Wait until the forkserver has loaded torch, once for all ranks."""
         self._context = multiprocessing.get_context("forkserver")
-        self._host = host
+        self.host = host
+        self._runs = runs
         self._trials = itertools.count()
         collectors = open_collectors()
         self._poller = Poller(collectors)
@@ -262,6 +262,11 @@ class Supervisor:
     def machine(self) -> Machine:
         """This node."""
         return self._store.machine
+
+    @property
+    def store_port(self) -> int:
+        """The port of this node's store."""
+        return self._store.port
 
     def close(self) -> None:
         """Close the node's collectors and the store; no trial can run afterwards."""
@@ -274,21 +279,23 @@ class Supervisor:
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
         ranks: list[RankProcess] = []
-        prefix = f"trial{next(self._trials)}"  # Used once: otherwise ranks would meet in the keys of earlier ranks.
+        # A prefix is used once: otherwise ranks would meet in the keys of earlier ranks.
+        store = order.store or Store(host=self.host, port=self._store.port, prefix=f"trial{next(self._trials)}")
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
-        node_log = Path(order.folder) / f"node{NODE}.jsonl"
+        folder = self._runs / order.run
+        node_log = folder / f"node{order.node}.jsonl"
         # Problems of the node's collectors do not affect ranks.
         with polling(
             self._poller,
             node_log,
             run=order.run,
-            node=NODE,
+            node=order.node,
             trial=order.trial,
             on_problem=partial(print, file=sys.stderr),
         ):
             try:
-                for rank in range(order.case.ranks):
-                    ranks.append(RankProcess(self._context, self._rank_order(order, rank, prefix)))
+                for rank in order.ranks:
+                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, store)))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome == "interrupted":
                     patience = ON_CPU  # No trial follows, and the runner waits for us.
@@ -304,26 +311,7 @@ class Supervisor:
                 for text in notes:
                     log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
                 log.close()
-        return _ended(order, ranks, outcome)
-
-    def _rank_order(self, order: TrialOrder, rank: int, prefix: str) -> RankOrder:
-        return RankOrder(
-            run=order.run,
-            trial=order.trial,
-            rank=rank,
-            local_rank=rank,
-            case=order.case,
-            folder=order.folder,
-            store_host=self._host,
-            store_port=self._store.port,
-            prefix=prefix,
-            store_timeout_s=GIVES_UP_SHARE * order.limit_s,
-            collective_timeout_s=collective_timeout_s(order),
-            keep_trace=order.keep_trace,
-            looks=order.looks,
-            ceiling_flops_per_second=order.ceiling_flops_per_second,
-            fault=order.fault,
-        )
+        return _ended(order, folder, ranks, outcome)
 
     def _watch(
         self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[Progress], None]
@@ -351,19 +339,40 @@ class Supervisor:
                 progress(Progress(run=order.run, trial=order.trial, steps=steps))
 
 
+def _rank_order(order: TrialOrder, rank: int, folder: Path, store: Store) -> RankOrder:
+    return RankOrder(
+        run=order.run,
+        trial=order.trial,
+        rank=rank,
+        local_rank=rank - order.first_rank,
+        case=order.case,
+        folder=str(folder),
+        store_host=store.host,
+        store_port=store.port,
+        prefix=store.prefix,
+        store_timeout_s=GIVES_UP_SHARE * order.limit_s,
+        collective_timeout_s=collective_timeout_s(order),
+        keep_trace=order.keep_trace,
+        instrumentation=order.instrumentation,
+        ceiling_flops_per_second=order.ceiling_flops_per_second,
+        fault=order.fault,
+    )
+
+
 def collective_timeout_s(order: TrialOrder) -> float:
     """Return after how long a collective of the trial times out; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
 
 
-def _ended(order: TrialOrder, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:
+def _ended(order: TrialOrder, folder: Path, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:
     ends = tuple(rank.end() for rank in ranks)
     for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
         with suppress(FileNotFoundError):
-            (Path(order.folder) / f"rank{rank.order.rank}.flight.json").unlink()
-    cause = root_cause(ends, order.folder, order.limit_s)
+            (folder / f"rank{rank.order.rank}.flight.json").unlink()
+    sent = encoded(ends) if len(order.ranks) < order.case.ranks else ()
+    cause = root_cause(ends, str(folder), order.limit_s)
     if cause is None:  # Late ranks ended well all the same.
-        return TrialEnded(run=order.run, trial=order.trial, outcome="done")
+        return TrialEnded(run=order.run, trial=order.trial, outcome="done", ends=sent)
     if outcome == "interrupted":
         cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
-    return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)
+    return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause, ends=sent)

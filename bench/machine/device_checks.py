@@ -85,12 +85,12 @@ def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misu
         driver = _kernel_driver(root)
         if driver is None:
             return Misuse(
-                f"device is cuda and no NVIDIA driver is here; {_CPU}, or look at `nvidia-smi`"
+                f"device is cuda and this machine has no NVIDIA driver; {_CPU}, or look at `nvidia-smi`"
                 " (a container sees GPUs only where it was started with them)"
             )
         return InfrastructureFailed(
-            f"device is cuda and {driver} is here without its library NVML (libnvidia-ml.so.1), which counts the GPUs:"
-            " install it, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            f"device is cuda and {driver} is loaded without its library NVML (libnvidia-ml.so.1), which counts the"
+            " GPUs: install it, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
     if gpus.failure == NVML_ERROR_DRIVER_NOT_LOADED:
         return InfrastructureFailed(
@@ -118,7 +118,7 @@ def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
         return gpus.hidden.text
     if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
         driver = _kernel_driver(root)
-        return "no NVIDIA GPU found" if driver is None else f"{driver} is here without its library NVML"
+        return "no NVIDIA GPU found" if driver is None else f"{driver} is loaded without its library NVML"
     return gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU")
 
 

@@ -146,7 +146,7 @@ def _answer_within(
     task.ask()
     first_s = min(late_s, within_s)
     if not task.wait(first_s):
-        on_late(f"NVML does not answer yet; it is waited for at most {within_s:g} s")
+        on_late(f"NVML has not answered yet; waiting at most {within_s:g} s")
         if not task.wait(within_s - first_s):
             return None
     task.close(within_s)
@@ -317,13 +317,13 @@ def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidde
         if not empty:
             return unsplit, None
         bare = ", ".join(map(str, empty))
-        return unsplit, Hidden(text=f"GPU {bare} has MIG on and no slice, so CUDA does not show it")
+        return unsplit, Hidden(text=f"GPU {bare} has MIG on but no slice, so CUDA does not show it")
     first = instances[0]
     if len(named) == len(instances) == 1 and first is named[0]:
         return [first], None
     uuid = nvml.nvmlDeviceGetUUID(first.handle)
     return [first], Hidden(
-        text=f"MIG splits GPU {first.index}, and CUDA shows a process one slice and no GPU beside it: here {uuid}, the"
+        text=f"MIG splits GPU {first.index}, and CUDA shows a process one slice and no other GPU: here {uuid}, the"
         f" first of {len(instances)}; CUDA_VISIBLE_DEVICES may name another (`nvidia-smi -L`), and NCCL joins no slices"
     )
 

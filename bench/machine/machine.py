@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -64,6 +64,7 @@ class Machine:
     memory_bytes: of the whole node, whatever a container allows.
     commit, is_dirty: of our own source tree, and whether it had changes.
     environment: variables that can change a measurement, see `relevant`.
+    nodes_here: how many nodes of an engine this machine is; more than one where nodes are only as if.
     """
 
     hostname: str
@@ -87,16 +88,31 @@ class Machine:
     environment: dict[str, str]
     torch_hip_version: str | None = None
     cuda_driver_version: str | None = None
+    nodes_here: int = 1
     absent: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def hardware(self, device: Device) -> str:
         """Return a description that is equal for machines whose results on this device can be compared."""
+        words = _gpu_words(self.gpus)
         if device == "cpu":
-            cores = "1 core" if self.usable_cores == 1 else f"{self.usable_cores} cores"
-            return f"{self.cpu or f'unnamed {self.architecture} CPU'}, {cores}"
-        counts = Counter(gpu.name for gpu in self.gpus)
-        return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "unnamed GPUs"
+            words = _cpu_words(self.cpu, self.architecture, self.usable_cores)
+        return words if self.nodes_here == 1 else f"{words}, as {self.nodes_here} nodes"
+
+
+def hardware_here(device: Device, *, cores: int, gpus: Sequence[Gpu], root: Path = Path("/")) -> str:
+    """Return the same as `Machine.hardware` of this machine, without importing torch. root: where /proc is."""
+    return _cpu_words(_cpu_model(root, {}), platform.machine(), cores) if device == "cpu" else _gpu_words(gpus)
+
+
+def _cpu_words(model: str | None, architecture: str, usable_cores: int) -> str:
+    cores = "1 core" if usable_cores == 1 else f"{usable_cores} cores"
+    return f"{model or f'unnamed {architecture} CPU'}, {cores}"
+
+
+def _gpu_words(gpus: Sequence[Gpu]) -> str:
+    counts = Counter(gpu.name for gpu in gpus)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "unnamed GPUs"
 
 
 def read(

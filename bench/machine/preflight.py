@@ -133,17 +133,17 @@ def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
     if processes * PROCESS_BYTES > host_bytes:
         who = f"{case.ranks} rank(s)" + (f" with {workers} worker(s) each" if workers else "")
         raise Misuse(
-            f"{case.strategy}: {who} take {_gigabytes(processes * PROCESS_BYTES)} before they hold anything, and this"
-            f" machine has available {_gigabytes(host_bytes)}; take fewer"
+            f"{case.strategy}: {who} take {_gigabytes(processes * PROCESS_BYTES)} before they allocate anything,"
+            f" and available memory is {_gigabytes(host_bytes)}; take fewer"
         )
     notices = []
     threads = case.ranks * case.threads
     if case.device == "cpu" and threads > cores:
         who = f"{case.ranks} ranks" + (f" of {case.threads} threads" if case.threads > 1 else "")
-        notices.append(f"{who} share {cores} core(s) and wait for each other there: no speed of as many cores")
+        notices.append(f"{who} share {cores} core(s) and wait for each other: speeds are not those of {threads} cores")
     if workers > 1 and case.ranks * workers > cores:
         who = f"{case.ranks} rank(s) with {workers} worker(s) each"
-        notices.append(f"{who} load batches on {cores} core(s): they hold each other and the ranks up")
+        notices.append(f"{who} load batches on {cores} core(s): they slow down each other and the ranks")
     return notices
 
 
@@ -164,7 +164,7 @@ def check_memory(
         InfrastructureFailed: the memory would do, but other processes hold too much of a GPU; the message names them.
     """
     if case.device == "cpu":
-        _refuse_beyond(_needs(case, range(case.ranks)), case, host_bytes, "this machine has available")
+        _refuse_beyond(_needs(case, range(case.ranks)), case, host_bytes, "available memory is")
         return
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.model is not None and sizes and len(sizes) == len(gpus):
@@ -211,7 +211,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
     held = sum(one.parameters_bytes + one.gradients_bytes + one.optimizer_bytes for one in states)
     built = sum(spec.building_bytes(case, rank) for rank in ranks)
     yield _need("parameters, gradients and optimizer state of", "take", ranks, held)
-    yield _need("the model, made whole on each of", "before it is divided, takes", ranks, built)
+    yield _need("the full model, built on each of", "before it is sharded, takes", ranks, built)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
@@ -222,7 +222,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         alike = 1 if spec.pipeline(case) is not None else len(ranks)
         live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
         kept = sum(one.parameters_bytes + one.optimizer_bytes for one in states)
-        yield _need("what lives in a step, activations included, of", "takes", ranks, kept + live)
+        yield _need("live tensors of a step, activations included, of", "take", ranks, kept + live)
 
 
 def _tokens(case: Case) -> _Need:
@@ -242,7 +242,7 @@ def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need
 def holders_text(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
     """Return in words which processes hold a GPU's memory, the largest first."""
     if not holders:
-        return "others hold the rest, and NVML names none of them (another container's, or just ended ones)"
+        return "other processes hold the rest, and NVML names none (they are in another container, or just ended)"
     ordered = sorted(holders, key=lambda one: one.memory_bytes or 0, reverse=True)
     words = []
     for holder in ordered[:HOLDERS_NAMED]:

@@ -210,7 +210,7 @@ class Instrumentation:
     def measure_memory(self) -> None:
         """Log live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
         samples = self._live_tensors() if self.device.type == "cpu" else self._allocations_of_stages()
-        if self.order.looks.memory_snapshot:
+        if self.order.instrumentation.memory_snapshot:
             samples += self._by_category()
             self._save_history()
         samples += state_bytes(self._states())

@@ -1,9 +1,12 @@
-"""Messages between runner and agent, and orders from agent to ranks: typed JSON, one message a line."""
+"""Messages between runner and agent, and orders from agent to ranks: typed JSON.
+
+A change of a message between runner and agent raises `bench.engines.wire.PROTOCOL`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,20 +20,22 @@ ABORT = b"abort"
 """Sent by the supervisor to a rank to make it abort its communicators and end."""
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True):
+RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")]
+"""The id of a run, which is also its folder's name: it can lead to no other place."""
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What agent and ranks are told of a trial.
 
-    folder: where each rank writes rank<k>.jsonl and rank<k>.err. keep_trace: keep the profiler's trace beside the
-    Timeline. looks: instrumentation in steps of its own.
+    keep_trace: keep the profiler's trace beside the Timeline. instrumentation: taken in steps of its own.
     ceiling_flops_per_second: the median of a matmul run in the same setting; None if there is no such run.
     """
 
-    run: str
+    run: RunId
     trial: int
     case: Case
-    folder: str
     keep_trace: bool = False
-    looks: InstrumentationOptions = NO_INSTRUMENTATION
+    instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
     ceiling_flops_per_second: float | None = None
     fault: Fault | None = None
 
@@ -38,6 +43,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 class RankOrder(_Order, frozen=True, kw_only=True):
     """Agent to rank: one rank's part in one trial.
 
+    folder: where the rank writes rank<k>.jsonl and rank<k>.err.
     store_host, store_port, prefix: the key-value store in which the ranks of this trial meet.
     store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
     collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
@@ -46,6 +52,7 @@ class RankOrder(_Order, frozen=True, kw_only=True):
 
     rank: int
     local_rank: int
+    folder: str
     store_host: str
     store_port: int
     prefix: str
@@ -53,22 +60,70 @@ class RankOrder(_Order, frozen=True, kw_only=True):
     collective_timeout_s: float
 
 
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """A key-value store in which ranks meet. prefix: of the keys of one trial, used once."""
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    prefix: str
+
+
 class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
-    """Runner to agent: measure this case once, with fresh ranks, within the limit."""
+    """Runner to agent: measure this case once, with fresh ranks, within the limit.
 
-    limit_s: float
+    It names the run alone: the agent knows the folder of runs. It carries no path and no code.
+    node: the number of the agent's node in the run. first_rank, local_ranks: the node has this many of the case's ranks
+    from this one on; None for all that follow. store: where the ranks of all nodes meet; None for the node's own.
+    """
+
+    limit_s: Annotated[float, msgspec.Meta(gt=0)]
+    node: Annotated[int, msgspec.Meta(ge=0)] = 0
+    first_rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    local_ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    store: Store | None = None
+
+    @property
+    def ranks(self) -> range:
+        """The numbers of the node's ranks."""
+        end = self.case.ranks if self.local_ranks is None else self.first_rank + self.local_ranks
+        return range(self.first_rank, min(end, self.case.ranks))
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Agent to runner: ranks can be forked now."""
+class EndTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="end_trial"):
+    """Runner to agent: end this trial as interrupted, if it is running: another node's part of it has ended."""
+
+    run: RunId
+    trial: int
+
+
+class SendFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="send_files"):
+    """Runner to agent: send what the node's ranks wrote for this run, and free its folder; the case has ended there."""
+
+    run: RunId
+
+
+class WatchFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files"):
+    """Runner to agent: from now on send, each second, what is appended to the run's logs; or send it no more."""
+
+    run: RunId
+    is_watched: bool
+
+
+ToAgent = TrialOrder | EndTrial | SendFiles | WatchFiles
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ready"):
+    """Agent to runner: ranks can be forked now. store_host, store_port: where the node's store listens."""
 
     machine: Machine
+    store_host: str
+    store_port: int
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="progress"):
     """Agent to runner: how many steps the slowest rank has finished, warm-up included."""
 
-    run: str
+    run: RunId
     trial: int
     steps: int
 
@@ -92,19 +147,61 @@ class Cause:
     last_lines: tuple[str, ...] = ()
 
 
-class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, tag="trial_ended"):
-    """Agent to runner: the trial ended, and all its ranks are gone."""
+class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trial_ended"):
+    """Agent to runner: the trial ended, and all its ranks on this node are gone.
 
-    run: str
+    ends: the `RankEnd` of each rank, where other nodes have some too, so that the runner finds the cause among all.
+    """
+
+    run: RunId
     trial: int
     outcome: Outcome
     cause: Cause | None = None
+    ends: tuple[msgspec.Raw, ...] = ()
 
 
-class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, tag="agent_failed"):
+class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="agent_failed"):
     """Agent to runner: the agent cannot go on. text: why."""
 
     text: str
 
 
-FromAgent = Ready | Progress | TrialEnded | AgentFailed
+FILE_NAME = (
+    r"\A(node[0-9]{1,6}\.jsonl|trial[0-9]{1,7}/rank[0-9]{1,6}\.timeline\.npz|rank[0-9]{1,6}\.(jsonl|err|evidence\.jsonl"
+    r"|nccl\.log|timeline\.npz|trace\.json\.gz|memory\.json\.gz|memory\.pickle))\Z"
+)
+FileName = Annotated[str, msgspec.Meta(pattern=FILE_NAME)]
+"""A file that a rank or a node writes, beneath the folder of its run."""
+
+
+class FilePiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_piece"):
+    """Agent to runner: a piece of a file, compressed by zlib.
+
+    start: of its first byte, from where the agent found the file when it began with the run. is_tail: was appended
+    just now to a watched log; other pieces of a file come in order, and `FileSent` after the last one.
+    """
+
+    run: RunId
+    name: FileName
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    data: bytes
+    is_tail: bool = False
+
+
+class FileSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_sent"):
+    """Agent to runner: all pieces of the file were sent. size, sha256: of all its bytes together."""
+
+    run: RunId
+    name: FileName
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: str
+
+
+class FilesSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files_sent"):
+    """Agent to runner: all files of the run were sent. left_out: a line on each that could not be read."""
+
+    run: RunId
+    left_out: tuple[str, ...] = ()
+
+
+FromAgent = Ready | Progress | TrialEnded | AgentFailed | FilePiece | FileSent | FilesSent

@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from bench.rank.distributed import TrialLog, all_agree, joined, wait_for_all
-from bench.rank.fault_injection import commit_at
+from bench.rank.fault_commit import commit_at
 from bench.rank.messages import RankOrder
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample
@@ -53,7 +53,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
             log.note(text)
         log.reading(mark, samples_of(figures, labels), begun_ns=begun_ns(figures))
         log.step += 1
-        commit_at(order.fault, rank=order.rank, step=log.step)
+        commit_at(order.fault, rank=order.rank, step=log.step, device=order.case.device)
 
     with joined(order, log) as device:
         mesh = make_mesh(case.spec().mesh(case), case.device)

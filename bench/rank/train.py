@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, peak_of
 from bench.case import Case
 from bench.rank.distributed import TrialLog, joined, wait_for_all
-from bench.rank.fault_injection import commit_at
+from bench.rank.fault_commit import commit_at
 from bench.rank.instrumentation import Instrumentation, PhaseMarks
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Metric, Sample
@@ -104,7 +104,7 @@ class TrainingLoop:
         wait_for_all(self.device)
 
         # The measured steps, in groups that are `every` long; a profiler window comes between two groups.
-        every = self.order.looks.trace_every or case.steps
+        every = self.order.instrumentation.trace_every or case.steps
         for done in range(0, case.steps, every):
             if done:
                 instrumentation.trace()
@@ -129,7 +129,7 @@ class TrainingLoop:
 
     def _train_step(self) -> Tensor | None:
         """Run one step of the workload; return the loss, on the device."""
-        commit_at(self.order.fault, rank=self.order.rank, step=self.log.step)
+        commit_at(self.order.fault, rank=self.order.rank, step=self.log.step, device=self.order.case.device)
         with self.marks.phase("data"):
             tokens_bs = to_device(next(self.batches), self.device)
         return self.workload.step(tokens_bs)

@@ -1,6 +1,6 @@
 """The process of one rank in one trial: its start, the thread that obeys the supervisor, and its end.
 
-Every engine starts ranks here. `python -P -m bench.rank.worker ORDER.json` runs a rank by hand, for a debugger.
+Every engine starts ranks here. By hand, torchrun or a debugger starts them in bench/runner/torchrun.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     obey = partial(
-        obey_supervisor, pipe, dump=partial(dump_flight_record, order), abort=partial(give_up, order), end=_end_group
+        obey_supervisor,
+        pipe,
+        dump=partial(dump_flight_record, order, is_printed=True),
+        abort=partial(give_up, order),
+        end=_end_group,
     )
     threading.Thread(target=obey, daemon=True).start()
     try:
@@ -97,7 +101,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
     )
     log.close(durable=True)
     if error is not None:
-        dump_flight_record(order)
+        dump_flight_record(order, is_printed=GAVE_UP_WAITING in str(error))
         give_up(order)
     return 0 if error is None else 1
 
@@ -109,15 +113,26 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def dump_flight_record(order: RankOrder) -> None:
+ENTRIES_PRINTED = 5
+"""How many entries of its flight record a rank prints that hangs, or that gave up waiting for a peer."""
+
+GAVE_UP_WAITING = "Timed out waiting"
+"""What gloo's error says when a peer's message has not come in time: such a rank ends before it is asked for stacks."""
+
+
+def dump_flight_record(order: RankOrder, *, is_printed: bool = False) -> None:
     """Write which collectives this rank has entered, to find the rank that did not.
 
     May run in any thread, so it selects the rank's GPU first: NCCL's record asks the current device how far it came.
     """
     with suppress(RuntimeError):  # An error of CUDA does not matter here.
         stay_on_device(order)
+    record = flight_recorder.dump(order.case.backend)
     with suppress(OSError):  # The disk is full; the root cause is found without it.
-        (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(flight_recorder.dump(order.case.backend))
+        (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(record)
+    if is_printed:
+        lines = ["Flight Recorder, newest entry last:", *flight_recorder.last_entries(record, ENTRIES_PRINTED)]
+        os.write(2, "\n  ".join(lines).encode() + b"\n")  # In one write: the stacks are printed at the same time.
 
 
 def obey_supervisor(
@@ -159,10 +174,3 @@ def _take_over_streams(path: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -P -m bench.rank.worker ORDER.json")
-    by_hand = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankOrder)
-    leave(work(by_hand, SampleLog(Path(by_hand.folder) / f"rank{by_hand.rank}.jsonl")))

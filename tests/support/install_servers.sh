@@ -9,6 +9,8 @@ command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || 
 command -v tc >/dev/null 2>&1 || packages="$packages iproute2"
 command -v systemd-analyze >/dev/null 2>&1 || packages="$packages systemd"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
+command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 || packages="$packages slurm-wlm"
+command -v munged >/dev/null 2>&1 || packages="$packages munge"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
 [ -z "$packages" ] && exit 0
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -53,6 +53,10 @@ class Node:
         """Bytes that have left the node since it was made, headers of Ethernet, IP and TCP included."""
         counter = f"/sys/class/net/{self.interface}/statistics/tx_bytes"
         return int(_output("ip", "netns", "exec", self.namespace, "cat", counter))
+
+    def set_link(self, state: Literal["up", "down"]) -> None:
+        """Cut the node off from the others, or join it again with the same address."""
+        _run("ip", "-n", self.namespace, "link", "set", self.interface, state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,14 @@
-"""What becomes of a test whose server is not installed."""
+"""What becomes of a test whose server is not installed, and a proxy whose target is gone and back."""
 
 from __future__ import annotations
+
+import socket
+from contextlib import closing
 
 import pytest
 
 from tests.support.servers import absent_server
+from tests.support.tcp_proxy import TcpProxy
 
 
 def test_an_absent_server_skips_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +21,24 @@ def test_an_absent_server_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no Prometheus; CI installs it"):
         absent_server("no Prometheus")
+
+
+def _ask(proxy: TcpProxy, target: socket.socket) -> socket.socket:
+    """Return a connection through the proxy, over which both sides have spoken."""
+    client = socket.create_connection(("127.0.0.1", proxy.port), timeout=30)
+    served, _ = target.accept()
+    with served:
+        client.sendall(b"question")
+        assert served.recv(8, socket.MSG_WAITALL) == b"question"
+        served.sendall(b"answer")
+        assert client.recv(6, socket.MSG_WAITALL) == b"answer"
+    return client
+
+
+def test_what_is_gone_ends_its_connections_and_comes_back_at_its_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target, closing(TcpProxy(target.getsockname()[1])) as proxy:
+        with _ask(proxy, target) as client, proxy.gone():
+            assert client.recv(1) == b""
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", proxy.port), timeout=30)
+        _ask(proxy, target).close()

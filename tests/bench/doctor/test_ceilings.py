@@ -37,7 +37,7 @@ def _known(found: list[Ceiling]) -> list[tuple[str, float, str | None]]:
 def test_an_empty_history_says_which_command_measures_each(history: History) -> None:
     found = _ceilings(history)
     assert [ceiling.what for ceiling in found] == ["matmul", "copies", "collectives", "all_reduce"]
-    assert found[0].reason == "it was not measured on AMD EPYC, 2 cores; `observatory run matmul` does"
+    assert found[0].reason == "it was not measured on AMD EPYC, 2 cores; `observatory run matmul` measures it"
 
 
 def test_the_best_size_of_a_matmul_counts(history: History) -> None:
@@ -87,7 +87,8 @@ def test_one_rank_has_no_bus_whose_bandwidth_counts(history: History, strategy: 
     assert _known(found) == []
     (reason,) = [ceiling.reason for ceiling in found if ceiling.what == strategy]
     assert reason == (
-        f"it was not measured on AMD EPYC, 2 cores with 2 ranks or more; `observatory run {strategy} --ranks 2` does"
+        "it was not measured on AMD EPYC, 2 cores with 2 ranks or more;"
+        f" `observatory run {strategy} --ranks 2` measures it"
     )
 
 
@@ -101,7 +102,7 @@ def test_where_only_small_copies_were_measured_the_size_that_is_wanted_is_said(h
     found = _ceilings(history, probe("run-b", "copies", copy("memory_copy", 9e10, 4096)))[1]
     assert found.best is None
     assert found.reason is not None
-    assert "in buffers of 268,435,456 B or more; `observatory run copies` does" in found.reason
+    assert "in buffers of 268,435,456 B or more; `observatory run copies` measures it" in found.reason
 
 
 def test_the_best_algorithm_of_all_reduce_counts(history: History) -> None:
@@ -142,6 +143,7 @@ def test_gpus_come_first_and_only_their_lack_is_said(history: History) -> None:
         ("memory_copy", "run-a"),
     ]
     assert found[1].reason == (
-        "it was not measured on 1 x NVIDIA H200 in buffers of 1,073,741,824 B or more; `observatory run copies` does"
+        "it was not measured on 1 x NVIDIA H200 in buffers of 1,073,741,824 B or more; `observatory run copies`"
+        " measures it"
     )
-    assert found[2].reason == "it needs 2 ranks, of a GPU each, and there is one GPU"
+    assert found[2].reason == "it needs 2 ranks with a GPU each, and there is one GPU"

@@ -40,7 +40,9 @@ def test_what_one_gpu_does_not_answer_is_told_of_that_gpu() -> None:
         gpu="0", question="power sensor", answer="not permitted", reason="Insufficient Permissions"
     )
     assert _standing(fields, "1", "power sensor").answer == "answers"
-    assert fields.left_out == ("GPU 0: this process may not ask for power sensor; they are left out of this run",)
+    assert fields.left_out == (
+        "GPU 0: this process is not permitted to read power sensor; they are left out of this run",
+    )
 
 
 def test_a_node_without_a_driver_has_no_fields_and_a_reason() -> None:

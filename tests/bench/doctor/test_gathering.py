@@ -120,7 +120,7 @@ def test_a_driver_is_held_against_torchs_cuda() -> None:
 def test_rocm_is_among_the_versions_where_torch_is_amds() -> None:
     assert "ROCm of torch" not in _section(_page(make_machine()), "versions")
     versions = _section(_page(replace(make_machine(), torch_hip_version="7.1")), "versions")
-    assert versions["ROCm of torch"].value == "7.1; `observatory run` does without its GPUs"
+    assert versions["ROCm of torch"].value == "7.1; `observatory run` does not use its GPUs"
 
 
 def test_a_machine_without_gpus_says_why() -> None:
@@ -146,15 +146,15 @@ def test_what_gpus_answer_is_on_the_page_and_decides_what_is_said_of_their_monit
     page = _page(make_machine())
     assert page.fields == FIELDS
     assert [(entry.name, entry.value) for entry in _section(page, "monitors").values()] == [
-        ("DCGM", "none is seen"),
-        ("performance monitors", "GPU 0: GPM answers, and nobody holds them alone"),
+        ("DCGM", "none found"),
+        ("performance monitors", "GPU 0: GPM answers, and no client holds them exclusively"),
     ]
 
 
 def test_the_environment_is_among_the_settings() -> None:
     assert _section(_page(make_machine()), "settings")["OMP_NUM_THREADS"].value == "1"
     bare = _section(_page(replace(make_machine(), environment={})), "settings")
-    assert bare["environment"].value == "nothing is set that can change a measurement"
+    assert bare["environment"].value == "no variable is set that can change a measurement"
 
 
 def test_a_history_that_cannot_be_read_leaves_the_rest_of_the_page() -> None:

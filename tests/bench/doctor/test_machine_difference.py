@@ -32,6 +32,7 @@ CHANGES: dict[str, Any] = {
     "usable_cores": 4,
     "physical_cores": 1,
     "memory_bytes": 1 << 35,
+    "nodes_here": 2,
     "environment": {"OMP_NUM_THREADS": "2"},
 }
 
@@ -101,8 +102,8 @@ def test_what_stays_unknown_differs_where_the_reason_does() -> None:
 
 def test_a_gpu_that_is_gone_is_one_difference() -> None:
     before, now = (replace(make_machine(), gpus=gpus) for gpus in (_gpus("a", "b"), _gpus("a")))
-    assert _only(before, now) == Difference(field="GPU 1", before="NVIDIA H200, 128.0 GiB, index 1, b", now="not there")
-    assert _only(now, before).before == "not there"
+    assert _only(before, now) == Difference(field="GPU 1", before="NVIDIA H200, 128.0 GiB, index 1, b", now="absent")
+    assert _only(now, before).before == "absent"
 
 
 def test_a_gpu_replaced_by_its_like_is_seen() -> None:
@@ -115,7 +116,7 @@ def test_gpus_of_which_none_stayed_are_one_difference() -> None:
     other = replace(make_machine(), gpus=_gpus("c", "d", name="NVIDIA B200"))
     alike = replace(make_machine(), gpus=_gpus("c", "d"))
     assert _only(before, other) == Difference(field="GPUs", before="2 x NVIDIA H200", now="2 x NVIDIA B200")
-    assert _only(before, alike) == Difference(field="GPUs", before="others of the same kind", now="2 x NVIDIA H200")
+    assert _only(before, alike) == Difference(field="GPUs", before="other GPUs of the same kind", now="2 x NVIDIA H200")
 
 
 def test_gpus_that_can_no_more_be_seen_say_why() -> None:

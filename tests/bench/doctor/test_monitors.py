@@ -35,7 +35,7 @@ def _said(entries: tuple[Entry, ...]) -> str:
 
 
 def test_a_node_without_gpus_and_dcgm_has_one_line(tmp_path: Path) -> None:
-    assert monitors((), tmp_path) == (Entry(name="DCGM", value="none is seen"),)
+    assert monitors((), tmp_path) == (Entry(name="DCGM", value="none found"),)
 
 
 def test_a_dcgm_is_named(with_dcgm: Path) -> None:
@@ -44,25 +44,25 @@ def test_a_dcgm_is_named(with_dcgm: Path) -> None:
 
 def test_monitors_that_answer_are_free_beside_a_dcgm(with_dcgm: Path) -> None:
     assert _said(monitors(_monitored("answers", "answers"), with_dcgm)) == (
-        "GPUs 0, 1: GPM answers, and nobody holds them alone"
+        "GPUs 0, 1: GPM answers, and no client holds them exclusively"
     )
 
 
 def test_held_monitors_name_the_dcgm_and_the_way_out(with_dcgm: Path) -> None:
     assert _said(monitors(_monitored("not always", reason=IN_USE), with_dcgm)) == (
-        f"GPU 0: held by another client, perhaps this DCGM; {RELEASE}; activity of SMs is a gap meanwhile"
+        f"GPU 0: held by another client, perhaps this DCGM; {RELEASE}; SM activity is missing meanwhile"
     )
 
 
 def test_held_monitors_without_a_dcgm_in_sight_say_so(tmp_path: Path) -> None:
     said = _said(monitors(_monitored("not always", "not always", reason=IN_USE), tmp_path))
-    assert said.startswith("GPUs 0, 1: held by a client that is not seen here, such as a DCGM in another container")
+    assert said.startswith("GPUs 0, 1: held by a client that is not visible here, such as a DCGM in another container")
 
 
 def test_gpus_without_gpm_lose_their_monitors_to_a_dcgm_that_profiles(with_dcgm: Path) -> None:
     assert _said(monitors(_monitored("not supported"), with_dcgm)) == (
-        "GPU 0: no GPM, so DCGM holds them alone while it watches fields 1001 and up, and profilers' counters are"
-        f" refused; {RELEASE}"
+        "GPU 0: no GPM, so DCGM holds them exclusively while it watches fields 1001 and up, and profilers get no"
+        f" counters; {RELEASE}"
     )
 
 

@@ -82,7 +82,7 @@ def test_interfaces_that_are_up_have_their_speed(tmp_path: Path) -> None:
         "sys/class/net/lo/operstate": "unknown\n",
     }
     assert tuple(interfaces(_write(tmp_path, files))) == (
-        Entry(name="eth0", reason="it is up, and its driver names no speed"),
+        Entry(name="eth0", reason="it is up, and its driver reports no speed"),
         Entry(name="eth1", value=100_000_000_000, unit="bits_per_second"),
     )
 

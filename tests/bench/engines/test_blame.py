@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from bench.engines.root_cause import RankEnd, root_cause
-from bench.rank.messages import Cause
-from collectors.rank.flight_recorder import Reached, reached
+from bench.engines.root_cause import RankEnd, encoded, joint_cause, root_cause
+from bench.rank.messages import Cause, TrialEnded
+from collectors.rank.flight_recorder import reached
+from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
 from tests.collectors.made_nccl_record import MadeRecord
 
@@ -269,3 +271,32 @@ def test_a_rank_without_its_gpu_is_the_nodes_failure_in_one_line() -> None:
     cause = _root_cause(ends, FOLDER)
     text = "rank 1 cannot use its GPU: CUDA shows it no GPU; see /runs/r/rank1.err"
     assert cause == Cause(kind="agent", rank=1, step=None, text=text)
+
+
+def test_of_ranks_that_all_gave_up_waiting_the_one_that_the_others_wait_for_hung() -> None:
+    error = "RuntimeError: [gloo] Timed out waiting 4800ms for recv operation to complete"
+    ends = (
+        _end(0, error=error, at_s=1.0, collectives=8),
+        _end(1, error=error, at_s=1.1, collectives=7),
+        _lost_peer(2, at_s=1.2),
+    )
+    cause = _root_cause(ends, FOLDER)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == ("hung", 1)
+
+
+def test_the_cause_among_ranks_of_two_nodes_is_that_of_all_of_them_together() -> None:
+    """Each node alone would blame a rank of its own: node 0 has only one that lost a peer."""
+    record = {"data": Reached(issued=3, started=None, completed=2)}
+    nodes = [
+        (_lost_peer(0, at_s=1.5), _hung(1, reached=record)),
+        (_end(2, error="ValueError: wrong", at_s=2.0), _lost_peer(3, at_s=1.7)),
+    ]
+    parts = [
+        msgspec.json.decode(
+            msgspec.json.encode(TrialEnded(run="r", trial=0, outcome="failed", ends=encoded(ends))), type=TrialEnded
+        )
+        for ends in nodes
+    ]
+    assert joint_cause(parts, FOLDER, 60.0) == _root_cause((*nodes[0], *nodes[1]), FOLDER)
+    assert joint_cause(reversed(parts), FOLDER, 60.0) == _root_cause((*nodes[0], *nodes[1]), FOLDER)

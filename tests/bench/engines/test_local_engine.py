@@ -1,6 +1,7 @@
 """The local engine blames the right rank for each fault, keeps to its limit, and leaves no process behind."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.engines.local import LocalEngine, environment
+from bench.engines.environment import environment
+from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault, FaultKind
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LocalEngine]:
-    with LocalEngine() as started:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+    """Each test's folder is that of a run."""
+    with LocalEngine(tmp_path_factory.getbasetemp()) as started:
         started.machine()
         yield started
 
@@ -37,7 +40,7 @@ def _run(
     limit_s: float = 60.0,
     progress: list[Progress] | None = None,
 ) -> TrialEnded:
-    order = TrialOrder(run=folder.name, trial=0, case=case, folder=str(folder), limit_s=limit_s, fault=fault)
+    order = TrialOrder(run=folder.name, trial=0, case=case, limit_s=limit_s, fault=fault)
     ended = engine.run(order, (progress if progress is not None else []).append)
     assert _ranks_left(folder) == []
     return ended
@@ -121,7 +124,26 @@ def test_a_hung_rank_is_ended_at_the_limit_and_told_from_those_that_wait_for_it(
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("hung", rank, 2)
     assert len(sessions.leaders) == 2  # Each rank; the plain scripts of the benchmark are started alike.
-    assert "fault_injection.py" in (tmp_path / f"rank{rank}.err").read_text()  # Its stack names the line.
+    printed = (tmp_path / f"rank{rank}.err").read_text()
+    assert "fault_commit.py" in printed  # Its stack names the line.
+    assert re.search(r"Flight Recorder, newest entry last:\n( .*\n)*  \d+: gloo:all_reduce in group 0", printed)
+
+
+@pytest.mark.parametrize("kind", ["stop", "wait"])
+def test_a_rank_that_waits_for_no_message_or_is_stopped_is_blamed_for_the_hang(
+    kind: FaultKind, engine: LocalEngine, tmp_path: Path
+) -> None:
+    case = small_case(ranks=3, model=replace(SMALL, batch=6))
+    ended = _run(engine, tmp_path, case, fault=Fault(kind=kind, rank=1, step=2), limit_s=6.0)
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("hung", 1, 2)
+
+
+def test_a_rank_that_runs_out_of_memory_says_how_much_it_asked_for(engine: LocalEngine, tmp_path: Path) -> None:
+    ended = _run(engine, tmp_path, small_case(ranks=2), fault=Fault(kind="memory", rank=1, step=2))
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("error", 1, 2)
+    assert "can't allocate memory" in ended.cause.text
 
 
 def test_the_others_are_gone_within_five_seconds_of_a_fault(engine: LocalEngine, tmp_path: Path) -> None:
@@ -143,14 +165,15 @@ def test_a_rank_that_cannot_write_its_log_is_named_with_the_reason(engine: Local
 
 
 def test_after_a_fault_the_next_trial_runs(engine: LocalEngine, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    assert _run(engine, tmp_path / "a", small_case(), fault=Fault(kind="kill", rank=0, step=1)).outcome == "failed"
-    assert _run(engine, tmp_path / "b", small_case()).outcome == "done"
+    beside = tmp_path.with_name(f"{tmp_path.name}-beside")
+    beside.mkdir()
+    assert _run(engine, tmp_path, small_case(), fault=Fault(kind="kill", rank=0, step=1)).outcome == "failed"
+    assert _run(engine, beside, small_case()).outcome == "done"
 
 
 def test_a_trial_that_is_only_slow_passes_its_limit_and_no_rank_is_blamed(engine: LocalEngine, tmp_path: Path) -> None:
-    ended = _run(engine, tmp_path, small_case(ranks=2, steps=1_000_000), limit_s=8.0)
+    slow = small_case(ranks=2, steps=1_000_000, options={"loader_delay_ms": 50.0})  # Whose ranks sleep, all alike.
+    ended = _run(engine, tmp_path, slow, limit_s=8.0)
     assert ended.outcome == "timed_out"
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank) == ("limit", None), ended.cause
@@ -160,7 +183,7 @@ def test_a_run_leaves_no_temporary_file(tmp_path: Path, short_path: Path, monkey
     folder = short_path
     monkeypatch.setenv("TMPDIR", str(folder))
     (tmp_path / "run").mkdir()
-    with LocalEngine() as own:
+    with LocalEngine(tmp_path) as own:
         own.machine()
         assert list(folder.iterdir())  # The socket of its forkserver.
         assert _run(own, tmp_path / "run", small_case(ranks=2)).outcome == "done"
@@ -197,7 +220,7 @@ def test_a_torch_that_lacks_a_library_ends_the_agent_in_one_line_that_names_it(
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(f"raise {error}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with LocalEngine() as engine, pytest.raises(InfrastructureFailed) as caught:
+    with LocalEngine(tmp_path) as engine, pytest.raises(InfrastructureFailed) as caught:
         engine.machine()
     said = str(caught.value)
     assert said.startswith(f"the agent of this machine failed: the library {library} is not found, which torch")
@@ -205,13 +228,23 @@ def test_a_torch_that_lacks_a_library_ends_the_agent_in_one_line_that_names_it(
     assert "\n" not in said
 
 
+def test_a_killed_agent_is_told_without_the_log_of_its_profiler(tmp_path: Path) -> None:
+    others = set(psutil.Process().children())
+    with LocalEngine(tmp_path) as engine:
+        (agent,) = set(psutil.Process().children()) - others
+        engine.machine()
+        agent.kill()
+        with pytest.raises(InfrastructureFailed, match=r"^the agent of this machine ended with code -9$"):
+            engine.machine()
+
+
 def test_an_agent_that_is_stopped_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
     others = set(psutil.Process().children())
-    with LocalEngine(silent_s=0.5) as engine:
+    with LocalEngine(tmp_path, silent_s=0.5) as engine:
         (agent,) = set(psutil.Process().children()) - others
         engine.machine()
         agent.suspend()
-        order = TrialOrder(run="r", trial=0, case=small_case(), folder=str(tmp_path), limit_s=0.5)
+        order = TrialOrder(run="r", trial=0, case=small_case(), limit_s=0.5)
         with pytest.raises(InfrastructureFailed, match=rf"\(process {agent.pid}\) has not answered in time"):
             engine.run(order, lambda _: None)
     assert not agent.is_running()

@@ -13,7 +13,7 @@ import pytest
 from bench.case import Case
 from bench.engines.supervisor import RankProcess, collective_timeout_s
 from bench.rank.messages import RankOrder, TrialOrder
-from collectors.rank.flight_recorder import Reached
+from collectors.rank.reached import Reached
 from collectors.sample_log import Ended, Reading, Record, SampleLog
 from tests.bench.made.examples import make_case
 from tests.collectors.made_nccl_record import MadeRecord
@@ -153,5 +153,5 @@ def test_a_rank_that_moved_when_its_time_was_over_moved_however_long_its_end_too
 def test_nccls_watchdog_does_not_decide_before_the_limit(device: str, backend: str, is_before: bool) -> None:
     """It would end all ranks, also those that could tell whose device stands still."""
     case = make_case(device=device, backend=backend)
-    order = TrialOrder(run="r", trial=0, case=case, folder="/runs/r", limit_s=600)
+    order = TrialOrder(run="r", trial=0, case=case, limit_s=600)
     assert (collective_timeout_s(order) < order.limit_s) is is_before

@@ -18,14 +18,15 @@ TRACE_STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LocalEngine]:
-    with LocalEngine() as started:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+    """Each test's folder is that of a run."""
+    with LocalEngine(tmp_path_factory.getbasetemp()) as started:
         started.machine()
         yield started
 
 
 def _run(engine: LocalEngine, folder: Path, case: Case, *, keep_trace: bool = False) -> Logs:
-    order = TrialOrder(run="r", trial=0, case=case, folder=str(folder), limit_s=60, keep_trace=keep_trace)
+    order = TrialOrder(run=folder.name, trial=0, case=case, limit_s=60, keep_trace=keep_trace)
     assert engine.run(order, lambda _: None).outcome == "done"
     return read_trials(folder, case.ranks)
 

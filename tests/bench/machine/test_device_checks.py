@@ -41,20 +41,20 @@ def _with_nodes(root: Path) -> Path:
 def test_a_machine_without_a_driver_is_misuse(tmp_path: Path) -> None:
     error = refuse_no_gpu(NO_LIBRARY, CUDA, tmp_path)
     assert isinstance(error, Misuse)
-    assert str(error).startswith("device is cuda and no NVIDIA driver is here; take --device cpu")
+    assert str(error).startswith("device is cuda and this machine has no NVIDIA driver; take --device cpu")
 
 
 def test_a_driver_without_nvml_is_named_with_what_the_container_lacks(tmp_path: Path) -> None:
     error = refuse_no_gpu(NO_LIBRARY, CUDA, _with_driver(tmp_path))
     assert isinstance(error, InfrastructureFailed)
-    assert "NVIDIA UNIX Open Kernel Module 580.82.07 is here without its library NVML" in str(error)
+    assert "NVIDIA UNIX Open Kernel Module 580.82.07 is loaded without its library NVML" in str(error)
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(error)
 
 
 def test_device_files_tell_of_a_driver_where_proc_does_not(tmp_path: Path) -> None:
     error = refuse_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path))
     assert isinstance(error, InfrastructureFailed)
-    assert "a device of NVIDIA's driver is here without its library NVML" in str(error)
+    assert "a device of NVIDIA's driver is loaded without its library NVML" in str(error)
 
 
 def test_a_container_without_device_files_is_named(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_rocm_is_refused_as_rocm_and_never_as_a_missing_nvidia_gpu(gpus: Gpus, t
 def test_a_run_that_names_no_device_says_why_it_takes_the_cpu(tmp_path: Path) -> None:
     hidden = read_gpus(RecordedNvml(names=("A",)), {"CUDA_VISIBLE_DEVICES": "-1"})
     assert why_no_gpu(NO_LIBRARY, CUDA, tmp_path) == "no NVIDIA GPU found"
-    assert why_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path)).endswith("is here without its library NVML")
+    assert why_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path)).endswith("is loaded without its library NVML")
     assert why_no_gpu(read_gpus(RecordedNvml(), {}), CUDA) == "driver 580.82.07 shows no GPU"
     assert why_no_gpu(hidden, CUDA) == 'CUDA_VISIBLE_DEVICES is "-1" and hides all 1 GPU(s)'
     assert why_no_gpu(NO_LIBRARY, ROCM) == "torch is built for ROCm 7.1.5, and `run` measures NVIDIA GPUs only"

@@ -102,7 +102,7 @@ def test_a_slice_is_named_with_what_cuda_leaves_out() -> None:
     found = read_gpus(SPLIT, {})
     assert (found.gpus[0].index, found.gpus[0].name, found.on_node) == (1, "B MIG 1g.5gb", 3)
     assert found.hidden is not None
-    assert found.hidden.text.startswith("MIG splits GPU 1, and CUDA shows a process one slice and no GPU beside it")
+    assert found.hidden.text.startswith("MIG splits GPU 1, and CUDA shows a process one slice and no other GPU")
     assert "here MIG-a, the first of 2" in found.hidden.text
     assert "NCCL joins no slices" in found.hidden.text
 
@@ -115,7 +115,7 @@ def test_a_slice_that_was_named_alone_is_what_was_asked_for() -> None:
 def test_a_gpu_with_mig_on_and_no_slice_is_said_to_be_hidden() -> None:
     hidden = read_gpus(SPLIT, {"CUDA_VISIBLE_DEVICES": "0,2"}).hidden
     assert hidden is not None
-    assert "GPU 2 has MIG on and no slice, so CUDA does not show it" in hidden.text
+    assert "GPU 2 has MIG on but no slice, so CUDA does not show it" in hidden.text
 
 
 def test_the_driver_tells_the_newest_cuda_that_it_runs() -> None:
@@ -161,7 +161,7 @@ def test_a_driver_that_hangs_is_waited_for_no_longer_than_told() -> None:
     assert (found.gpus, found.absent["gpus"]) == ((), "NVML: no answer within 0.05 s")
     assert found.failure is not None
     assert memory.reason == "NVML: no answer within 0.05 s"
-    assert said == ["NVML does not answer yet; it is waited for at most 0.05 s"]
+    assert said == ["NVML has not answered yet; waiting at most 0.05 s"]
 
 
 def test_memory_is_not_asked_for_without_gpus() -> None:

@@ -35,7 +35,7 @@ def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
     assert isinstance(peak, Prediction)
     assert least_bytes(case, 0) == peak.total_bytes - peak.buffers_bytes
     check_memory(case, host_bytes=2 * least_bytes(case, 0), gpus=())
-    with pytest.raises(Misuse, match=r"what lives in a step, activations included, of 2 rank\(s\) takes"):
+    with pytest.raises(Misuse, match=r"live tensors of a step, activations included, of 2 rank\(s\) take"):
         check_memory(case, host_bytes=2 * least_bytes(case, 0) - 1, gpus=())
 
 
@@ -56,7 +56,7 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
     need = 16 * PROCESS_BYTES
     check_processes(case, host_bytes=need, cores=16)
     with pytest.raises(
-        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each take 0\.3 GB before they hold anything"
+        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each take 0\.3 GB before they allocate anything"
     ):
         check_processes(case, host_bytes=need - 1, cores=16)
 
@@ -67,7 +67,7 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
         (2, 1, 1, []),
         (1, 2, 2, []),
         (2, 1, 2, ["2 rank(s) with 2 worker(s) each load batches on 2 core(s)"]),
-        (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other there"]),
+        (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other: speeds are not those of 64 cores"]),
         (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
         (2, 1, 3, ["2 rank(s) with 3 worker(s) each load batches on 2 core(s)"]),
     ],
@@ -93,13 +93,13 @@ def test_all_ranks_of_a_cpu_share_its_memory() -> None:
     case = make_case(ranks=2)
     need = 2 * least_bytes(case, 0)
     check_memory(case, host_bytes=need, gpus=())
-    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB and this machine has available"):
+    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB and available memory is"):
         check_memory(case, host_bytes=need - 1, gpus=())
 
 
 def test_a_shape_beyond_memory_is_refused_with_both_figures() -> None:
     case = make_case("single", ranks=1, model=PRESETS["70b"])
-    with pytest.raises(Misuse, match=r"take 1,128\.9 GB and this machine has available 25\.8 GB; take a smaller shape"):
+    with pytest.raises(Misuse, match=r"take 1,128\.9 GB and available memory is 25\.8 GB; take a smaller shape"):
         check_memory(case, host_bytes=24 * GIB, gpus=())
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_that_another_process_fills_is_refused_with_who_it_is() -> None:
 
 
 def test_a_gpu_that_is_full_by_nobody_that_nvml_names_says_so() -> None:
-    with pytest.raises(InfrastructureFailed, match="others hold the rest, and NVML names none of them"):
+    with pytest.raises(InfrastructureFailed, match="other processes hold the rest, and NVML names none"):
         check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0),))
 
 
@@ -164,7 +164,7 @@ def test_a_model_is_made_whole_before_it_is_divided() -> None:
     whole = 4 * PRESETS["8b"].parameters()
     assert least_bytes(case, 0) >= whole
     gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
-    with pytest.raises(Misuse, match=r"the model, made whole on each of 1 rank\(s\) before it is divided, takes 3"):
+    with pytest.raises(Misuse, match=r"the full model, built on each of 1 rank\(s\) before it is sharded, takes 3"):
         check_memory(case, host_bytes=0, gpus=gpus)
 
 
@@ -172,7 +172,7 @@ def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
     case = _on_gpus("fsdp", ranks=8)
     one = case.spec().building_bytes(case, 0)
     check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
-    with pytest.raises(Misuse, match=r"made whole on each of 8 rank\(s\)"):
+    with pytest.raises(Misuse, match=r"built on each of 8 rank\(s\)"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))
 
 

@@ -24,8 +24,9 @@ OFTEN = InstrumentationOptions(trace_every=2)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LocalEngine]:
-    with LocalEngine() as started:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+    """Each test's folder is that of a run."""
+    with LocalEngine(tmp_path_factory.getbasetemp()) as started:
         started.machine()
         yield started
 
@@ -33,18 +34,17 @@ def engine() -> Iterator[LocalEngine]:
 def _run(
     engine: LocalEngine,
     folder: Path,
-    looks: InstrumentationOptions,
+    options: InstrumentationOptions,
     *,
     fault: Fault | None = None,
     ceiling_flops_per_second: float | None = None,
 ) -> TrialEnded:
     order = TrialOrder(
-        run="r",
+        run=folder.name,
         trial=0,
         case=LOOKED_AT,
-        folder=str(folder),
         limit_s=60,
-        looks=looks,
+        instrumentation=options,
         fault=fault,
         ceiling_flops_per_second=ceiling_flops_per_second,
     )

@@ -1,0 +1,186 @@
+"""An agent as its engine sees it, wherever it runs: orders go to it, and its answers come back."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.engines.wire.channel import Channel, Heartbeat
+from bench.engines.wire.frames import Stream, Wire
+from bench.engines.wire.run_files import FileReceiver
+from bench.errors import InfrastructureFailed
+from bench.machine.machine import Machine
+from bench.rank.messages import (
+    AgentFailed,
+    EndTrial,
+    FilePiece,
+    FileSent,
+    FilesSent,
+    FromAgent,
+    Progress,
+    Ready,
+    SendFiles,
+    TrialEnded,
+    TrialOrder,
+    WatchFiles,
+)
+
+SILENT_S = 120.0
+"""How long an agent may leave an order unanswered beyond a trial's limit, though it lives; ranks with a full GPU take
+most of a minute to end."""
+
+LOADING_S = 300.0
+"""How long an agent may take to load torch, also from a network disk."""
+
+
+class AgentLink:
+    """The connection to one agent, which does one thing at a time: a trial runs, or files are collected.
+
+    stream, opening: see `Channel`. runs: where the runner keeps the folders of runs.
+    name: of the agent, in messages. process: which one that is, where it is known.
+    silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
+    kill: ends the agent's process at once, if the engine can. how_it_ended: says how a process ended that hung up, if
+    the engine knows it.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        opening: Callable[[Stream], Wire],
+        *,
+        runs: Path,
+        name: str,
+        process: int | None = None,
+        silent_s: float = SILENT_S,
+        kill: Callable[[], object] = lambda: None,
+        how_it_ended: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._name, self._silent_s = name, silent_s
+        self._process_name = name if process is None else f"{name} (process {process})"
+        self._kill, self._how_it_ended = kill, how_it_ended
+        self._stream, self._files = stream, FileReceiver(runs)
+        self._answers: queue.SimpleQueue[FromAgent | None] = queue.SimpleQueue()
+        self._channel: Channel[FromAgent] = Channel(
+            stream,
+            opening,
+            msgspec.json.Decoder(FromAgent | Heartbeat),
+            on_message=self._take,
+            on_end=self._end,
+        )
+        self._channel.start()
+
+    def ready(self) -> Ready:
+        """Wait until ranks can be started; return what the agent says of its node.
+
+        Raises:
+            InfrastructureFailed: the agent does not start.
+        """
+        message = self._receive(LOADING_S)
+        if not isinstance(message, Ready):
+            raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
+        return message
+
+    def machine(self) -> Machine:
+        """Wait until ranks can be started; return the machine on which they will run.
+
+        Raises:
+            InfrastructureFailed: the agent does not start.
+        """
+        return self.ready().machine
+
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        """Run one trial; return how it ended.
+
+        Raises:
+            InfrastructureFailed: the agent is gone, or does not answer.
+        """
+        self._files.expect(order.run)
+        self._channel.send(order)
+        until = time.monotonic() + order.limit_s + self._silent_s
+        while True:
+            message = self._receive(until - time.monotonic())
+            if isinstance(message, Progress):
+                progress(message)
+            elif isinstance(message, TrialEnded):
+                return message
+
+    def end_trial(self, run: str, trial: int) -> None:
+        """Make the agent end a trial that it runs; `run` then returns. From any thread."""
+        self._channel.send(EndTrial(run=run, trial=trial))
+
+    def watch(self, run: str, *, is_watched: bool = True) -> None:
+        """Have the agent send what is appended to the run's logs as it goes; for an agent that sends files."""
+        self._files.expect(run)
+        self._channel.send(WatchFiles(run=run, is_watched=is_watched))
+
+    def collect(self, run: str) -> tuple[str, ...]:
+        """Have the agent send the run's files; return a line on each that was not received whole.
+
+        They stay on the node. For an agent that sends files, when the run has ended there.
+
+        Raises:
+            InfrastructureFailed: the agent is gone, or does not answer.
+        """
+        self._files.expect(run)
+        self._channel.send(SendFiles(run=run))
+        while not isinstance(self._receive(self._silent_s), FilesSent):
+            pass  # A piece of a file: the agent is at it.
+        return self._files.problems(run)
+
+    def hang_up(self, within_s: float) -> bool:
+        """End the agent, which then ends its ranks; return whether it was told. A second call does nothing."""
+        return self._channel.hang_up(within_s)
+
+    def join(self, within_s: float) -> bool:
+        """Wait until the agent has hung up, too; return whether it has."""
+        has_ended = self._channel.join(within_s)
+        if has_ended:
+            self._files.close()
+            self._stream.close()
+        return has_ended
+
+    def _receive(self, within_s: float) -> FromAgent:
+        try:
+            message = self._answers.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            self._kill()
+            raise InfrastructureFailed(
+                f"{self._process_name} has not answered in time, and was ended: it was stopped, or the machine is too"
+                " busy for it"
+            ) from None
+        if message is None:
+            self._answers.put(None)  # Whoever asks next learns it, too.
+            raise InfrastructureFailed(self._why_it_ended())
+        if isinstance(message, AgentFailed):
+            raise InfrastructureFailed(f"{self._name} failed: {message.text}")
+        return message
+
+    def _take(self, message: FromAgent) -> None:
+        if isinstance(message, FilePiece | FileSent | FilesSent):
+            self._files.take(message)
+        match message:
+            case FilePiece(is_tail=True):
+                return
+            case FilePiece():
+                message = msgspec.structs.replace(message, data=b"")
+        self._answers.put(message)
+
+    def _end(self, reason: str) -> None:
+        self._answers.put(None)
+        self._channel.hang_up(0.0)  # It is sent no beat any more, and so ends, wherever it is.
+        if self._channel.is_silent:  # A call that waits for it shall not wait for ever.
+            self._stream.abort()
+
+    def _why_it_ended(self) -> str:
+        reason = str(self._channel.reason)
+        if self._channel.is_refused:
+            self._kill()
+            return f"{self._process_name} was refused and ended: {reason}"
+        if self._channel.is_silent:
+            self._kill()
+            return f"{self._process_name} was ended: {reason}; it was stopped, or its node is gone or cannot be reached"
+        return self._how_it_ended() or f"{self._name} ended: {reason}"

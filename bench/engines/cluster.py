@@ -1,0 +1,363 @@
+"""The engine of several nodes: each has an agent, wherever a placement starts it, and a share of a trial's ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from bench.engines.agent_link import LOADING_S, SILENT_S, AgentLink
+from bench.engines.root_cause import joint_cause
+from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.tcp import AgentListener
+from bench.errors import InfrastructureFailed, Misuse, say
+from bench.machine.machine import Machine
+from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
+
+PEERS_S = 5.0
+"""How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
+ranks lose their peers at once on gloo, and their agents then wait 1.5 s; on NCCL they wait until they are ended."""
+SPARE_S = 60.0
+"""How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
+LEAST_S = 5.0
+"""The least time that is worth a trial."""
+LOOK_S = 0.5
+"""How often the placement is asked whether the agents may still come."""
+STOP_S = 10.0
+"""How long an agent may take to end its ranks and itself before the placement ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where agents meet their runner. key_file: has the key of this engine; the user alone may read it."""
+
+    host: str
+    port: int
+    key_file: Path
+
+    def words(self, node: int) -> list[str]:
+        """Return what the agent of a node has on its command line."""
+        return ["--connect", f"{self.host}:{self.port}", "--key-file", str(self.key_file), "--node", str(node)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a command line asks of an engine. file: of the engine's own settings. tell: is told what it waits for."""
+
+    nodes: int = 1
+    file: Path | None = None
+    tell: Callable[[str], None] = say
+
+
+class Placement(Protocol):
+    """Starts one agent on each node, and ends it: all in which engines of clusters differ.
+
+    name: of the engine. nodes: the name of each, in their order. address: of the runner, where all nodes reach it.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    address: str
+
+    def start(self, meeting: Meeting) -> None:
+        """Start the agents.
+
+        Raises:
+            InfrastructureFailed: the cluster cannot be reached, or gives no such nodes.
+        """
+
+    def failure(self) -> str | None:
+        """Return why an agent has ended or will not come; None as long as all may."""
+
+    def left_s(self) -> float:
+        """Return for how many seconds the nodes are ours yet; infinity where nobody takes them back."""
+
+    def stop(self) -> None:
+        """End what is left of the agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node whose agent is ready."""
+
+    number: int
+    name: str
+    link: AgentLink
+    ready: Ready
+
+
+def spread(ranks: int, nodes: int) -> list[range]:
+    """Return the ranks of each node: evenly, and in their order, so that neighbours in number share a node.
+
+    Example: 5 ranks over 2 nodes are [0, 1, 2] and [3, 4].
+    """
+    firsts = [-(-ranks * node // nodes) for node in range(nodes + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(firsts)]
+
+
+class ClusterEngine:
+    """Runs trials on the nodes of a placement. Use it in a `with`: at its end no agent is left.
+
+    runs: where the runner keeps the folders of runs; files of the nodes are sent there.
+    silent_s: see `AgentLink`.
+    """
+
+    def __init__(self, placement: Placement, runs: Path, *, silent_s: float = SILENT_S) -> None:
+        self.name = placement.name
+        self._placement, self.runs = placement, runs
+        self._silent_s = silent_s
+        self._nodes: tuple[Node, ...] = ()
+        self._links: dict[int, AgentLink] = {}
+        self._trials = itertools.count()
+        self._watched: set[str] = set()
+        self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
+        with ExitStack() as stack:
+            key, folder = new_key(), Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
+            write_key(folder / "key", key)
+            self._listener = AgentListener(placement.address, key, expected=len(placement.nodes))
+            stack.callback(self._listener.close)
+            stack.callback(placement.stop)
+            placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> ClusterEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def machine(self) -> Machine:
+        """Wait for all agents; return the first node's machine.
+
+        Raises:
+            InfrastructureFailed: an agent does not come, or does not start.
+        """
+        first, *others = (node.ready.machine for node in self.nodes())
+        return replace(first, nodes_here=1 + sum(other.hostname == first.hostname for other in others))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Wait for all agents; return their nodes by number.
+
+        Raises:
+            InfrastructureFailed: as `machine`.
+        """
+        if not self._nodes:
+            until_s = time.monotonic() + LOADING_S
+            while len(self._links) < len(self._placement.nodes):
+                self._meet(until_s)
+            ready = {number: link.ready() for number, link in sorted(self._links.items())}
+            self._nodes = tuple(
+                Node(number=number, name=self._placement.nodes[number], link=self._links[number], ready=one)
+                for number, one in ready.items()
+            )
+        return self._nodes
+
+    def _meet(self, until_s: float) -> None:
+        """Take the next agent that comes."""
+        if (wire := self._listener.accept(LOOK_S)) is not None:
+            assert wire.peer is not None, "the sides have met"
+            number = wire.peer.node
+            if number >= len(self._placement.nodes):
+                wire.stream.close()
+                raise InfrastructureFailed(f"an agent says that it is of node {number}, which is none of the engine's")
+            self._links[number] = AgentLink(
+                wire.stream,
+                lambda _: wire,
+                runs=self.runs,
+                name=f"the agent of {self._placement.nodes[number]}",
+                silent_s=self._silent_s,
+            )
+            return
+        reason = self._placement.failure()
+        if reason is None and time.monotonic() >= until_s:
+            reason = f"nothing was heard of it for {LOADING_S:g} s"
+        if reason is not None:
+            missing = [name for number, name in enumerate(self._placement.nodes) if number not in self._links]
+            raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not come: {reason}")
+
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        """Run one trial on as many nodes as its case says; return how it ended, when no rank of it is left.
+
+        Raises:
+            InfrastructureFailed: an agent is gone, or does not answer.
+            Misuse: the case wants more nodes.
+        """
+        nodes = self.nodes()
+        if order.case.nodes > len(nodes):
+            raise Misuse(f"{order.case.title} wants more nodes than the {len(nodes)} of this engine")
+        shares = spread(order.case.ranks, order.case.nodes)
+        left_s = self._placement.left_s() - SPARE_S
+        if left_s < LEAST_S:
+            raise InfrastructureFailed(f"the nodes are ours for {max(0.0, left_s + SPARE_S):.0f} s more, too few")
+        is_cut = left_s < order.limit_s
+        order = msgspec.structs.replace(order, limit_s=min(order.limit_s, left_s))
+        first = nodes[0].ready
+        store = Store(host=first.store_host, port=first.store_port, prefix=f"cluster-trial{next(self._trials)}")
+        orders = [
+            msgspec.structs.replace(order, node=node.number, first_rank=share[0], local_ranks=len(share), store=store)
+            for node, share in zip(nodes, shares, strict=False)
+        ]
+        taking = nodes[: len(orders)]
+        self._used[order.run] = max(len(taking), self._used.get(order.run, 0))
+        if order.run not in self._watched:
+            self._watched.add(order.run)
+            for node in taking:
+                node.link.watch(order.run)
+            for node in taking[1:]:  # That of the first is machine.json.
+                path = self.runs / order.run / f"machine{node.number}.json"
+                path.write_bytes(msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n")
+        parts = _Parts(taking, orders).run(progress)
+        ended = _joined(order, parts, str(self.runs / order.run))
+        if is_cut and ended.outcome == "timed_out":
+            raise InfrastructureFailed(
+                f"the nodes were ours for {left_s:.0f} s more, and the trial did not end in them"
+            )
+        return ended
+
+    def collect(self, run: str) -> tuple[str, ...]:
+        """Have the files of a run sent here; return a line on each that did not come whole, and stays on its node.
+
+        And a line on each node whose machine differs from the first one's.
+        """
+        taking = self._nodes[: self._used.pop(run, 0)]
+        self._watched.discard(run)
+        if not taking:
+            return ()
+        with ThreadPoolExecutor(len(taking)) as pool:
+            lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
+        return (*lines, *(line for node in taking[1:] if (line := _difference(taking[0], node)) is not None))
+
+    def stop(self) -> None:
+        """End the agents and their ranks; a second call does nothing."""
+        for link in self._links.values():
+            link.hang_up(0.0)
+        until_s = time.monotonic() + STOP_S
+        for link in self._links.values():
+            link.join(max(0.0, until_s - time.monotonic()))
+        self._links, self._nodes = {}, ()
+        self._stack.close()
+
+
+def _difference(first: Node, node: Node) -> str | None:
+    """Return in what the node's machine differs from the first one's, where that may change a measurement."""
+    its, theirs = node.ready.machine, first.ready.machine
+    pairs = [
+        (name, getattr(its, field), getattr(theirs, field))
+        for name, field in (
+            *(("torch", "torch_version"), ("NCCL", "nccl_version"), ("driver", "driver_version"), ("CPU", "cpu")),
+            *(("cores", "usable_cores"), ("kernel", "kernel"), ("commit", "commit")),
+        )
+    ]
+    pairs.append(("GPUs", its.hardware("cuda"), theirs.hardware("cuda")))
+    differences = [f"{name} {here}, there {there}" for name, here, there in pairs if here != there]
+    return f"{node.name} differs from {first.name}: {'; '.join(differences)}" if differences else None
+
+
+def _collect(node: Node, run: str) -> list[str]:
+    try:
+        return [f"{node.name}: {line}" for line in node.link.collect(run)]
+    except InfrastructureFailed as error:
+        return [f"{node.name}: its last files did not come: {error}"]
+
+
+class _Parts:
+    """The parts of one trial on their nodes, each in a thread; what they report is taken in the caller's."""
+
+    def __init__(self, nodes: Sequence[Node], orders: Sequence[TrialOrder]) -> None:
+        self._nodes, self._orders = nodes, orders
+        self._events: queue.SimpleQueue[tuple[int, Progress | TrialEnded | InfrastructureFailed]] = queue.SimpleQueue()
+
+    def run(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
+        """Run all parts; return how each ended, by its place among the nodes.
+
+        Raises:
+            InfrastructureFailed: an agent is gone; the other parts have ended.
+        """
+        threads = [threading.Thread(target=self._run_part, args=(place,)) for place in range(len(self._nodes))]
+        for thread in threads:
+            thread.start()
+        try:
+            return self._wait(progress)
+        except BaseException:
+            self._end(set())
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+
+    def _run_part(self, place: int) -> None:
+        try:
+            ended = self._nodes[place].link.run(
+                self._orders[place], lambda progress: self._events.put((place, progress))
+            )
+        except InfrastructureFailed as error:
+            self._events.put((place, error))
+        else:
+            self._events.put((place, ended))
+
+    def _wait(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
+        steps = dict.fromkeys(range(len(self._nodes)), 0)
+        reported = -1
+        ended: dict[int, TrialEnded] = {}
+        lost: dict[int, InfrastructureFailed] = {}
+        until_s = math.inf  # When the parts that go on are ended.
+        while len(ended) + len(lost) < len(self._nodes):
+            left_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
+            try:
+                place, event = self._events.get(timeout=left_s)
+            except queue.Empty:
+                self._end({*ended, *lost})
+                until_s = math.inf
+                continue
+            match event:
+                case Progress():
+                    steps[place] = event.steps
+                    if min(steps.values()) != reported:
+                        reported = min(steps.values())
+                        progress(msgspec.structs.replace(event, steps=reported))
+                case TrialEnded():
+                    ended[place] = event
+                    if event.outcome != "done":
+                        until_s = min(until_s, time.monotonic() + PEERS_S)
+                case InfrastructureFailed():
+                    lost[place] = event
+                    until_s = time.monotonic()
+        if lost:
+            raise lost[min(lost)]
+        return ended
+
+    def _end(self, ended: set[int]) -> None:
+        """End the parts that go on."""
+        for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
+            if place not in ended:
+                with suppress(InfrastructureFailed):
+                    node.link.end_trial(order.run, order.trial)
+
+
+def _joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> TrialEnded:
+    """Return how the trial ended whose parts ended so."""
+    ended = [parts[place] for place in sorted(parts)]
+    if len(ended) == 1 and not ended[0].ends:
+        return ended[0]
+    cause = joint_cause(ended, folder, order.limit_s)
+    if cause is None:
+        return TrialEnded(run=order.run, trial=order.trial, outcome="done")
+    outcomes = {one.outcome for one in ended}
+    outcome: Outcome = next(one for one in ("failed", "timed_out", "interrupted") if one in outcomes)
+    if outcome == "interrupted":
+        cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
+    return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

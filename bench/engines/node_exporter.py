@@ -1,0 +1,76 @@
+"""The exporter of a node, started by its agent where none runs, and ended with it: `observatory serve` as a child.
+
+Run as a module, it serves until its standard input ends, so that it does not outlive an agent that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from bench.errors import say
+
+ASK_S = 2.0
+"""How long the port may take to answer."""
+END_S = 3.0
+"""How long the exporter may take to end before it is killed."""
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where one that listens on all addresses is asked."""
+
+
+class NodeExporter:
+    """Serves the node's /metrics at host and port until it is closed, unless something serves there already.
+
+    runs: the folder whose running runs it shows.
+    """
+
+    def __init__(self, host: str, port: int, runs: Path) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if _is_served(host, port):
+            say(f"agent: {host}:{port} is served already, so that no exporter is started")
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, "--host", host, "--port", str(port), "--runs", str(runs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End the exporter that was started here; a second call does nothing."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _is_served(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((_ANY.get(host, host), port), timeout=ASK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _end_with_input() -> None:
+    """End this process, as Ctrl-C would, when standard input ends."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    sys.argv[1:1] = ["serve"]
+    runpy.run_module("bench", run_name="__main__", alter_sys=True)

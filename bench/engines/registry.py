@@ -1,0 +1,53 @@
+"""The registry of engines, one line each, and what all have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from bench.engines.cluster import Request
+from bench.engines.local import LocalAllocation
+from bench.engines.slurm import SlurmAllocation
+from bench.machine.machine import Machine
+from bench.rank.messages import Progress, TrialEnded, TrialOrder
+
+
+class Engine(Protocol):
+    """Starts agents and passes orders to them. Use it in a `with`: at its end none of its processes is left.
+
+    collect: brings what nodes have of a run into its folder, when its trials are over; returns a line on each file
+    that did not come whole.
+    """
+
+    name: str
+
+    def __enter__(self) -> Engine: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def machine(self) -> Machine: ...
+    def stop(self) -> None: ...
+    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded: ...
+    def collect(self, run: str) -> tuple[str, ...]: ...
+
+
+class Allocation(Protocol):
+    """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is given back.
+
+    open: opens an engine, with the folder of runs; raises InfrastructureFailed where the nodes are no longer there.
+    """
+
+    def __enter__(self) -> Allocation: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def open(self, runs: Path) -> Engine: ...
+
+
+ENGINES: dict[str, Callable[[Request], Allocation]] = {
+    "local": LocalAllocation,
+    "slurm": SlurmAllocation,
+}
+"""What engines run on, by the engine's name."""

@@ -1,0 +1,349 @@
+"""The wire between a runner and an agent: signed frames over a stream of bytes, with a key made for the suite.
+
+A frame is a header of 44 bytes (length of the body, sequence number, HMAC-SHA256) and a body of JSON. The length comes
+first and not the end of a line, so that a frame that is too long is refused before it is read into memory. The HMAC is
+over the direction, the nonces of both sides, the sequence number and the body: a frame that another connection, the
+other direction or an earlier moment had is refused. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Annotated, Literal, Protocol
+
+import msgspec
+
+PROTOCOL = 2
+"""Raise it with each change of the frames or of a message: sides that differ refuse each other."""
+Side = Literal["runner", "agent"]
+KEY_BYTES = NONCE_BYTES = 32
+HELLO_BYTES = 4096
+"""Limit of a body while the other side has not proved that it has the key."""
+MOST_BYTES: dict[Side, int] = {"runner": 1 << 20, "agent": 16 << 20}
+"""Limit of a body, by who sends it: the runner sends orders, an agent pieces of files and its machine."""
+REASON_CHARACTERS = 300
+"""Length of a refusal's reason: what was refused may be long, and is not all said."""
+MET = b'{"type":"heartbeat"}'
+"""Body of the agent's first frame after both hellos; the first one that only a fresh connection can have."""
+
+_HEADER = struct.Struct(">IQ32s")
+_NO_NONCE = bytes(NONCE_BYTES)
+_PIECE_BYTES = 1 << 16
+_OTHER: dict[Side, Side] = {"runner": "agent", "agent": "runner"}
+
+
+class Refused(RuntimeError):
+    """The other side sent what is not accepted; the connection is of no further use. The message is one short line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(" ".join(reason.split())[:REASON_CHARACTERS])
+
+
+class StreamEnded(RuntimeError):
+    """The other side closed its end."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Each side's first message. program: its version. node: the number of the agent's node."""
+
+    protocol: int
+    program: Annotated[str, msgspec.Meta(max_length=100)]
+    nonce: bytes
+    node: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+# Streams.
+
+
+class Stream(Protocol):
+    """Bytes to and from the other side: a pipe, the standard streams of a step, an actor's, or a TCP connection.
+
+    read: returns what there is, at most that many bytes; none at the end of the stream.
+    write: returns when all is written. hang_up: closes the way out. abort: also ends a call that waits, if it can.
+    close: frees what is open, when nobody reads or writes any more.
+    """
+
+    def read(self, most: int) -> bytes: ...
+    def write(self, data: bytes) -> None: ...
+    def hang_up(self) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class PipeStream:
+    """Two pipes, one for each direction. Both files must be unbuffered."""
+
+    def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
+        self._reading, self._writing = reading, writing
+
+    def read(self, most: int) -> bytes:
+        """See `Stream`."""
+        return self._reading.read(most)
+
+    def write(self, data: bytes) -> None:
+        """See `Stream`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._writing.write(rest) :]
+
+    def hang_up(self) -> None:
+        """See `Stream`."""
+        with suppress(BrokenPipeError):
+            self._writing.close()
+
+    def abort(self) -> None:
+        """Do nothing: a call that waits ends with the process at the other end, whoever ends it."""
+
+    def close(self) -> None:
+        """See `Stream`."""
+        self.hang_up()
+        self._reading.close()
+
+
+class SocketStream:
+    """A connected socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+
+    @property
+    def address(self) -> str:
+        """This side's address."""
+        address: str = self._socket.getsockname()[0]
+        return address
+
+    def read(self, most: int) -> bytes:
+        """See `Stream`."""
+        return self._socket.recv(most)
+
+    def write(self, data: bytes) -> None:
+        """See `Stream`."""
+        self._socket.sendall(data)
+
+    def hang_up(self) -> None:
+        """See `Stream`."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def abort(self) -> None:
+        """See `Stream`."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Stream`."""
+        self._socket.close()
+
+
+# Keys: made for a suite, given to agents in a file that only its owner can read, or as the first line of their input.
+
+
+def new_key() -> bytes:
+    """Return a key for one suite."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def key_line(key: bytes) -> bytes:
+    """Return the line that a key's file has, or that an agent is given first."""
+    return key.hex().encode() + b"\n"
+
+
+def write_key(path: Path, key: bytes) -> None:
+    """Write the key to a new file that only its owner can read.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(key_line(key))
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key that a file holds.
+
+    Raises:
+        Refused: others can read the file, or it is another user's, or it holds no key. The message never has the key.
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # A named pipe must not keep us waiting.
+    with os.fdopen(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid not in (os.geteuid(), 0):
+            raise Refused(f"the key file {path} is no file of this user")
+        if about.st_mode & 0o077:
+            raise Refused(
+                f"others can read or write the key file {path} (mode {about.st_mode & 0o777:o}); chmod it 600"
+            )
+        return _key_of(file.read(4 * KEY_BYTES), f"the key file {path}")
+
+
+def receive_key(stream: Stream) -> bytes:
+    """Return the key that is the first line of a stream; not one byte behind it is read.
+
+    Raises:
+        Refused: the line is no key.
+        StreamEnded: there was no line.
+    """
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 4 * KEY_BYTES:
+        byte = stream.read(1)
+        if not byte:
+            raise StreamEnded("the runner hung up before it gave a key")
+        line += byte
+    return _key_of(line, "the first line of standard input")
+
+
+def _key_of(line: bytes, where: str) -> bytes:
+    with suppress(ValueError):
+        key = bytes.fromhex(line.decode("ascii").removesuffix("\n"))
+        if len(key) == KEY_BYTES:
+            return key
+    raise Refused(f"{where} holds no key, which is a line of {2 * KEY_BYTES} hexadecimal digits")
+
+
+# Frames.
+
+
+class Wire:
+    """One end of a connection whose two sides have proved to each other that they have the key; see `meet`.
+
+    One thread may send while another receives.
+    peer: what the other side said of itself.
+    """
+
+    def __init__(self, stream: Stream, key: bytes, side: Side) -> None:
+        self.stream = stream
+        self.side: Side = side
+        self.peer: Hello | None = None
+        self._key = key
+        self._nonces: dict[Side, bytes] = {"agent": _NO_NONCE, "runner": _NO_NONCE}
+        self._sent = self._received = 0
+
+    def send(self, body: bytes) -> None:
+        """Send a message, which is JSON.
+
+        Raises:
+            OSError, ValueError: the other side is gone, or this one hung up.
+        """
+        assert len(body) <= MOST_BYTES[self.side], f"a message has {len(body)} bytes"
+        header = _HEADER.pack(len(body), self._sent, self._signature(self.side, self._sent, body))
+        self._sent += 1
+        self.stream.write(header + body)
+
+    def receive(self, most_bytes: int | None = None) -> bytes:
+        """Return the next message of the other side, which has signed it.
+
+        Raises:
+            Refused: the frame is too long, or is not signed with the key for this connection and this place in it.
+            StreamEnded: the other side hung up.
+            OSError: the connection is lost.
+        """
+        sender = _OTHER[self.side]
+        limit = MOST_BYTES[sender] if most_bytes is None else most_bytes
+        header = self._read_exactly(_HEADER.size, is_start=True)
+        length, sequence, signature = _HEADER.unpack(header)
+        if length > limit:
+            raise Refused(f"a frame of {length} bytes is longer than {limit}, or is none of ours")
+        body = self._read_exactly(length, is_start=False)
+        if not hmac.compare_digest(signature, self._signature(sender, sequence, body)):
+            raise Refused("a frame is not signed with the key for this connection")
+        if sequence != self._received:
+            kind = "was received before (a replay)" if sequence < self._received else "comes out of order"
+            raise Refused(f"frame {sequence} {kind}; frame {self._received} is due")
+        self._received += 1
+        return body
+
+    def bind(self, side: Side, nonce: bytes) -> None:
+        """Sign and check from now on with this nonce of a side."""
+        self._nonces[side] = nonce
+
+    def _signature(self, sender: Side, sequence: int, body: bytes) -> bytes:
+        mac = hmac.new(self._key, digestmod=hashlib.sha256)
+        # All parts but the last are of fixed length, so that no two frames have the same bytes here.
+        mac.update(b"observatory frame\0" + sender[:1].encode() + self._nonces["agent"] + self._nonces["runner"])
+        mac.update(sequence.to_bytes(8, "big"))
+        mac.update(body)
+        return mac.digest()
+
+    def _read_exactly(self, size: int, *, is_start: bool) -> bytes:
+        """Return that many bytes. Memory grows with what has arrived, not with what was announced."""
+        data = bytearray()
+        while len(data) < size:
+            piece = self.stream.read(min(size - len(data), _PIECE_BYTES))
+            if not piece:
+                if is_start and not data:
+                    raise StreamEnded(f"the {_OTHER[self.side]} hung up")
+                raise StreamEnded(f"the {_OTHER[self.side]}'s last frame was cut off")
+            data += piece
+        return bytes(data)
+
+
+def program_version() -> str:
+    """Return the version of this program."""
+    try:
+        return metadata.version("parallel-observatory")
+    except metadata.PackageNotFoundError:
+        return "source tree"
+
+
+def meet(stream: Stream, key: bytes, side: Side, *, node: int = 0, program: str | None = None) -> Wire:
+    """Exchange hellos over a new stream; return the wire when the other side has proved that it has the key.
+
+    The agent speaks first, wherever the stream comes from. Its hello could be an old one, so it is trusted only when a
+    frame has come that is signed with both sides' nonces.
+
+    Raises:
+        Refused: the other side has no key or another one, or is of another version.
+        StreamEnded, OSError: the connection is lost.
+    """
+    wire = Wire(stream, key, side)
+    own = Hello(
+        protocol=PROTOCOL, program=program or program_version(), nonce=secrets.token_bytes(NONCE_BYTES), node=node
+    )
+    if side == "agent":
+        wire.send(msgspec.json.encode(own))
+        wire.bind("agent", own.nonce)
+        peer = _receive_hello(wire)
+        _check_versions(own, peer, side)
+        wire.send(MET)
+    else:
+        peer = _receive_hello(wire)
+        wire.send(msgspec.json.encode(own))  # Also to another version, so that it can say the same.
+        wire.bind("runner", own.nonce)
+        _check_versions(own, peer, side)
+        if wire.receive(HELLO_BYTES) != MET:
+            raise Refused("the agent's first frame is not the one that proves a fresh connection")
+    wire.peer = peer
+    return wire
+
+
+def _receive_hello(wire: Wire) -> Hello:
+    body = wire.receive(HELLO_BYTES)
+    try:
+        hello = msgspec.json.decode(body, type=Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(f"the first frame is no hello: {error}") from None
+    if len(hello.nonce) != NONCE_BYTES:
+        raise Refused(f"the hello's nonce has {len(hello.nonce)} bytes; it must have {NONCE_BYTES}")
+    wire.bind(_OTHER[wire.side], hello.nonce)
+    return hello
+
+
+def _check_versions(own: Hello, peer: Hello, side: Side) -> None:
+    if (own.protocol, own.program) != (peer.protocol, peer.program):
+        raise Refused(
+            f"this {side} has version {own.program} (protocol {own.protocol}), and the {_OTHER[side]} has version"
+            f" {peer.program} (protocol {peer.protocol}); use one version on all nodes"
+        )

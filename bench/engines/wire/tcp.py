@@ -1,0 +1,146 @@
+"""TCP connections of agents and their runner: agents connect, the runner listens, and takes only who has the key."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from bench.engines.wire.frames import Refused, SocketStream, StreamEnded, Wire, meet
+from bench.errors import InfrastructureFailed, say
+
+CONNECT_S = 30.0
+"""How long an agent tries to reach its runner, which may still be starting."""
+AGAIN_S = 0.5
+MEET_S = 10.0
+"""How long a connection may take to prove that it has the key."""
+MOST_UNKNOWN = 8
+"""How many connections may be proving it at once, beside one for each agent that is expected."""
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT; an IPv6 address is in brackets.
+
+    Raises:
+        argparse.ArgumentTypeError: the text has another form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f'"{text}" is not HOST:PORT')
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStream:
+    """Connect to the runner; where it does not answer, try again.
+
+    Raises:
+        OSError: it has not answered in time.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            connected = socket.create_connection((host, port), timeout=max(0.1, until_s - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() + AGAIN_S >= until_s:
+                raise OSError(f"the runner at {host}:{port} is not reached: {error.strerror or error}") from None
+            time.sleep(AGAIN_S)
+        else:
+            connected.settimeout(None)
+            return SocketStream(connected)
+
+
+class AgentListener:
+    """Listens for agents until it is closed. Whoever does not prove in time to have the key is refused and logged.
+
+    host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
+    from any thread.
+    """
+
+    def __init__(
+        self, host: str, key: bytes, *, expected: int = 1, meet_s: float = MEET_S, log: Callable[[str], None] = say
+    ) -> None:
+        """Listen at a free port.
+
+        Raises:
+            InfrastructureFailed: the address is none of this machine.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, 0), family=family, backlog=expected + MOST_UNKNOWN)
+        except OSError as error:
+            raise InfrastructureFailed(f"agents cannot be awaited at {host}: {error.strerror or error}") from None
+        self._key, self._meet_s, self._log = key, meet_s, log
+        self._free = threading.Semaphore(expected + MOST_UNKNOWN)
+        self._met: queue.SimpleQueue[Wire] = queue.SimpleQueue()
+        self._nodes: set[int] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._listen, name="listening for agents", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that agents connect to."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def accept(self, within_s: float) -> Wire | None:
+        """Return the wire of the next agent, which says its node in its hello; None where none has come in time."""
+        with suppress(queue.Empty):
+            return self._met.get(timeout=within_s)
+        return None
+
+    def close(self) -> None:
+        """Listen no longer, and end the connections of agents that nobody has taken."""
+        self._is_closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
+        self._thread.join()
+        self._socket.close()
+        with suppress(queue.Empty):
+            while True:
+                self._met.get_nowait().stream.close()
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            try:
+                connected, address = self._socket.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(AGAIN_S)  # Too many files are open, for instance: agents try again, too.
+                continue
+            where = f"{address[0]}:{address[1]}"
+            if not self._free.acquire(blocking=False):
+                connected.close()
+                self._log(
+                    f"refused the connection from {where}: too many others have not proved yet that they have the key"
+                )
+                continue
+            threading.Thread(target=self._meet, args=(connected, where), name=f"meeting {where}", daemon=True).start()
+
+    def _meet(self, connected: socket.socket, where: str) -> None:
+        stream = SocketStream(connected)
+        limit = threading.Timer(self._meet_s, stream.abort)  # However slowly its bytes come.
+        limit.start()
+        try:
+            wire = meet(stream, self._key, "runner")
+            self._take(wire)
+        except (Refused, StreamEnded, OSError) as error:
+            self._log(f"refused the connection from {where}: {error}")
+            stream.close()
+        finally:
+            limit.cancel()
+            self._free.release()
+
+    def _take(self, wire: Wire) -> None:
+        assert wire.peer is not None, "the sides have met"
+        with self._lock:
+            if self._is_closed or wire.peer.node in self._nodes:
+                raise Refused(f"node {wire.peer.node} has an agent already")
+            self._nodes.add(wire.peer.node)
+        self._met.put(wire)

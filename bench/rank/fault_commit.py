@@ -1,0 +1,65 @@
+"""Commits an injected fault in the rank that is told to."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+from bench.rank.fault_injection import Fault
+from workloads.spec import Device
+
+SPARE_BYTES = 1 << 30
+"""What a rank on a CPU that runs out of memory may allocate until then: the node keeps its memory."""
+
+
+def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> None:
+    """Commit the fault in this process, if it is due in this rank at this step."""
+    if fault is None or (fault.rank, fault.step) != (rank, step):
+        return
+    match fault.kind:
+        case "raise":
+            raise RuntimeError("a fault was asked for")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "wait":
+            _wait_for_no_message(device)
+        case "memory":
+            _use_up_memory(device)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "exit":
+            sys.exit(7)
+        case "leave":
+            os._exit(0)
+
+
+def _wait_for_no_message(device: Device) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.empty(1, device=device), src=(dist.get_rank() + 1) % dist.get_world_size(), tag=7)
+    if device == "cuda":  # The host is not made to wait.
+        torch.cuda.synchronize()
+
+
+def _use_up_memory(device: Device) -> None:
+    """Allocate until torch raises. On a CPU a limit makes that soon, so that the kernel ends no other process.
+
+    Raises:
+        RuntimeError: there is no memory left; torch.OutOfMemoryError on CUDA.
+    """
+    import torch
+
+    if device == "cpu":
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + SPARE_BYTES, resource.RLIM_INFINITY))
+    held = []
+    while True:
+        held.append(torch.empty(SPARE_BYTES // 4, dtype=torch.uint8, device=device))

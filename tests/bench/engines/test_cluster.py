@@ -1,0 +1,185 @@
+"""An engine of several nodes, which are agents of this machine: what is placed where, collected, and told of faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from bench.analysis.trials import read_trials
+from bench.case import Case
+from bench.engines.cluster import ClusterEngine, Meeting, spread
+from bench.engines.local import LocalNodes
+from bench.errors import InfrastructureFailed, Misuse
+from bench.rank.fault_injection import Fault
+from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from tests.bench.made.examples import small_case
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "shares"),
+    [(4, 2, [[0, 1], [2, 3]]), (5, 2, [[0, 1, 2], [3, 4]]), (2, 2, [[0], [1]]), (3, 1, [[0, 1, 2]])],
+)
+def test_ranks_are_spread_evenly_and_in_their_order(ranks: int, nodes: int, shares: list[list[int]]) -> None:
+    assert [list(share) for share in spread(ranks, nodes)] == shares
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
+    """Two nodes."""
+    with ClusterEngine(LocalNodes(2), tmp_path_factory.mktemp("runs")) as engine:
+        engine.machine()
+        yield engine
+
+
+def _run(engine: ClusterEngine, run: str, case: Case, fault: Fault | None = None) -> tuple[TrialEnded, list[int]]:
+    (engine.runs / run).mkdir()
+    steps: list[int] = []
+
+    def see(progress: Progress) -> None:
+        steps.append(progress.steps)
+
+    return engine.run(TrialOrder(run=run, trial=0, case=case, limit_s=60.0, fault=fault), see), steps
+
+
+def test_the_files_of_all_nodes_come_together(engine: ClusterEngine) -> None:
+    case = small_case(ranks=4, steps=4, nodes=2)
+    ended, steps = _run(engine, "four", case)
+    assert ended == TrialEnded(run="four", trial=0, outcome="done")
+    assert steps == sorted(set(steps))
+    assert engine.collect("four") == ()
+    names = {path.name for path in (engine.runs / "four").glob("*.jsonl")}
+    assert names == {*(f"rank{rank}.jsonl" for rank in range(4)), "node0.jsonl", "node1.jsonl"}
+    (trial,) = read_trials(engine.runs / "four", 4).trials
+    assert trial.step_s > 0
+
+
+def test_a_case_of_one_rank_is_the_first_node_s(engine: ClusterEngine) -> None:
+    ended, _ = _run(engine, "one", small_case("single", 1))
+    assert ended.outcome == "done"
+    assert engine.collect("one") == ()
+    assert {path.name for path in (engine.runs / "one").glob("node*.jsonl")} == {"node0.jsonl"}
+
+
+def test_the_root_cause_is_found_among_the_ranks_of_all_nodes(engine: ClusterEngine) -> None:
+    ended, _ = _run(engine, "killed", small_case(ranks=4, nodes=2), Fault(kind="kill", rank=3, step=2))
+    assert ended.outcome == "failed"
+    assert ended.cause is not None
+    assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("killed", 3, 2)
+    assert str(engine.runs / "killed/rank3.err") in ended.cause.text
+    assert engine.collect("killed") == ()
+    assert (engine.runs / "killed/rank3.err").is_file()
+    assert _run(engine, "afterwards", small_case(ranks=2))[0].outcome == "done"
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_dies_is_named_and_leaves_no_process(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with ClusterEngine(LocalNodes(2), tmp_path) as engine:
+        engine.machine()
+        family = [one for one in psutil.Process().children(recursive=True) if one not in before]
+        agents = [one for one in family if "bench.engines.agent" in one.cmdline()]
+        (last,) = (one for one in agents if one.cmdline()[-1] == "1")
+
+        def strike(progress: Progress) -> None:
+            if progress.steps > 2 and last.is_running():
+                last.kill()
+
+        (tmp_path / "r").mkdir()
+        order = TrialOrder(run="r", trial=0, case=small_case(ranks=2, steps=10_000_000, nodes=2), limit_s=200.0)
+        with pytest.raises(InfrastructureFailed, match="the agent of node 1 ended: "):
+            engine.run(order, strike)
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_case_of_more_nodes_than_there_are_is_refused(engine: ClusterEngine) -> None:
+    with pytest.raises(Misuse, match="ddp on 4 over 3 nodes wants more nodes than the 2 of this engine"):
+        _run(engine, "three", small_case(ranks=4, nodes=3))
+
+
+def test_nodes_that_are_one_machine_are_other_hardware_than_it(engine: ClusterEngine) -> None:
+    machine = engine.machine()
+    assert machine.nodes_here == 2
+    assert machine.hardware("cpu") == f"{replace(machine, nodes_here=1).hardware('cpu')}, as 2 nodes"
+
+
+def test_each_further_node_has_a_file_on_its_machine_and_a_line_on_what_differs(
+    engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = engine.nodes()
+    other = msgspec.structs.replace(second.ready, machine=replace(second.ready.machine, torch_version="2.0", cpu="old"))
+    monkeypatch.setattr(engine, "_nodes", (first, replace(second, ready=other)))
+    assert _run(engine, "unlike", small_case(ranks=2, nodes=2))[0].outcome == "done"
+    mine = first.ready.machine
+    assert engine.collect("unlike") == (
+        f"node 1 differs from node 0: torch 2.0, there {mine.torch_version}; CPU old, there {mine.cpu}",
+    )
+    assert json.loads((engine.runs / "unlike/machine1.json").read_bytes())["torch_version"] == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "said"),
+    [
+        (62.0, "the nodes are ours for 62 s more, too few"),
+        (67.0, "the nodes were ours for 7 s more, and the trial did"),
+    ],
+)
+def test_a_trial_ends_before_the_nodes_are_taken_back(
+    left_s: float, said: str, engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalNodes, "left_s", lambda _: left_s)
+    run = f"ending-{left_s:.0f}"
+    with pytest.raises(InfrastructureFailed, match=said):
+        _run(engine, run, small_case(ranks=2, nodes=2, steps=10_000_000))
+    engine.collect(run)
+
+
+class Foreign(LocalNodes):
+    """Its agents say that they are of other nodes."""
+
+    def start(self, meeting: Meeting) -> None:
+        """Start them with other numbers."""
+        super().start(Elsewhere(host=meeting.host, port=meeting.port, key_file=meeting.key_file))
+
+
+class Elsewhere(Meeting):
+    """Numbers that no node has."""
+
+    def words(self, node: int) -> list[str]:
+        """See `Meeting`."""
+        return super().words(node + 5)
+
+
+def test_an_agent_of_a_node_that_the_engine_has_not_is_refused(tmp_path: Path) -> None:
+    with (
+        ClusterEngine(Foreign(1), tmp_path) as engine,
+        pytest.raises(InfrastructureFailed, match="an agent says that it is of node 5, which is none of the engine's"),
+    ):
+        engine.machine()
+
+
+class Absent(LocalNodes):
+    """One of its agents is never started."""
+
+    def start(self, meeting: Meeting) -> None:
+        """Start none."""
+
+    def failure(self) -> str | None:
+        """Say so."""
+        return "the partition is down"
+
+
+def test_an_agent_that_does_not_come_is_told_with_the_reason(tmp_path: Path) -> None:
+    with (
+        ClusterEngine(Absent(2), tmp_path) as engine,
+        pytest.raises(InfrastructureFailed, match="the agent of node 0, node 1 has not come: the partition is down"),
+    ):
+        engine.machine()

@@ -1,0 +1,291 @@
+"""An agent over TCP with a folder of its own: its files arrive, and neither side outlives the other."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.analysis.trials import read_trials
+from bench.case import Case
+from bench.engines.agent_link import AgentLink
+from bench.engines.root_cause import joint_cause
+from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.tcp import AgentListener
+from bench.errors import InfrastructureFailed
+from bench.rank.fault_injection import Fault
+from bench.rank.messages import Progress, Store, TrialEnded, TrialOrder
+from bench.runs.active_runs import stage_of
+from tests.bench.made.examples import small_case
+
+pytestmark = pytest.mark.timeout(300)
+
+RUN = "20261123-010203-ddp-abc123"
+WITHIN_S = 100.0
+GONE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """An agent that is not a child of its engine, and the link to it. folder: has `node` and `runner`, both of runs."""
+
+    agent: subprocess.Popen[bytes]
+    link: AgentLink
+    folder: Path
+
+    def run(self, run: str, case: Case, *, limit_s: float = 60.0, fault: Fault | None = None) -> TrialEnded:
+        """Measure the case once."""
+        (self.folder / "runner" / run).mkdir(exist_ok=True)
+        order = TrialOrder(run=run, trial=0, case=case, limit_s=limit_s, fault=fault)
+        return self.link.run(order, self._see)
+
+    def _see(self, _: Progress) -> None:
+        """Nobody watches."""
+
+
+@contextmanager
+def _remote(folder: Path, *arguments: str) -> Iterator[Remote]:
+    key, key_file, runs = new_key(), folder / "key", folder / "node"
+    write_key(key_file, key)
+    (folder / "runner").mkdir()
+    with closing(AgentListener("127.0.0.1", key)) as listener, (folder / "agent.err").open("wb") as errors:
+        words = ["--connect", f"127.0.0.1:{listener.port}", "--key-file", str(key_file), "--runs", str(runs)]
+        agent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bench.engines.agent", "--send-files", *words, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+        try:
+            wire = listener.accept(WITHIN_S)
+            assert wire is not None, (folder / "agent.err").read_text()
+            link = AgentLink(
+                wire.stream, lambda _: wire, runs=folder / "runner", name="the agent of node 0", kill=agent.kill
+            )
+            yield Remote(agent=agent, link=link, folder=folder)
+            link.hang_up(WITHIN_S)
+            agent.wait(WITHIN_S)
+            assert link.join(WITHIN_S)
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    with _remote(tmp_path_factory.mktemp("remote")) as started:
+        started.link.machine()
+        yield started
+
+
+def test_files_of_a_case_that_was_watched_arrive_whole(remote: Remote) -> None:
+    node, kept = remote.folder / "node" / RUN, remote.folder / "runner" / RUN
+    case = small_case(ranks=2, steps=4, trace_steps=2)
+    remote.link.watch(RUN)
+    assert remote.run(RUN, case).outcome == "done"
+    assert stage_of(node) == "running"  # As the node's exporter sees it, until the case has ended here.
+    assert remote.link.collect(RUN) == ()
+    names = {
+        "rank0.jsonl",
+        "rank1.jsonl",
+        "node0.jsonl",
+        "rank0.timeline.npz",
+        "trial0/rank1.timeline.npz",
+        "rank1.err",
+    }
+    assert names <= {path.relative_to(kept).as_posix() for path in kept.rglob("*")}
+    for path in kept.rglob("*.*"):
+        assert path.read_bytes() == (node / path.relative_to(kept)).read_bytes(), path
+    (measured,) = read_trials(kept, case.ranks).trials
+    assert measured.step_s > 0
+
+
+def test_a_cause_names_files_as_the_runner_finds_them(remote: Remote) -> None:
+    ended = remote.run("fault", small_case(ranks=2), fault=Fault(kind="kill", rank=1, step=2))
+    assert ended.cause is not None
+    assert ended.cause.text.endswith("its last lines are in fault/rank1.err")
+    assert remote.link.collect("fault") == ()
+    assert (remote.folder / "runner/fault/rank1.err").is_file()
+
+
+def test_a_trial_can_be_ended_and_the_next_one_runs(remote: Remote) -> None:
+    endless = small_case(ranks=2, steps=10_000_000)
+    (remote.folder / "runner/endless").mkdir()
+    order = TrialOrder(run="endless", trial=0, case=endless, limit_s=200.0)
+    ended = remote.link.run(order, lambda progress: remote.link.end_trial("endless", 0))
+    assert ended.outcome == "interrupted"
+    assert remote.run("afterwards", small_case(ranks=1)).outcome == "done"
+
+
+def _family(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    itself = psutil.Process(process.pid)
+    return [itself, *itself.children(recursive=True)]
+
+
+def _left(family: Sequence[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_agent_that_is_killed_or_stopped_is_found_and_leaves_no_process(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with _remote(tmp_path) as remote:
+        remote.link.machine()
+        family: list[psutil.Process] = []
+
+        def strike(progress: Progress) -> None:
+            if not family and progress.steps > 2:
+                family.extend(_family(remote.agent))
+                remote.agent.send_signal(number)
+
+        order = TrialOrder(run=RUN, trial=0, case=small_case(ranks=2, steps=10_000_000), limit_s=200.0)
+        reason = {signal.SIGKILL: "the agent of node 0 ended: ", signal.SIGSTOP: "nothing was heard for 7 s"}[number]
+        with pytest.raises(InfrastructureFailed, match=reason):
+            remote.link.run(order, strike)
+        assert _left(family) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wire", "number"),
+    [("pipe", signal.SIGSTOP), ("TCP", signal.SIGSTOP), ("TCP", signal.SIGKILL)],  # The fourth: test_runner_ends.py.
+)
+def test_an_agent_whose_runner_is_stopped_or_killed_leaves_no_process(
+    wire: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """The runner is a process of its own; one that goes on after a stop finds the trial interrupted."""
+    script = tmp_path / "runner.py"
+    script.write_text({"pipe": LOCAL, "TCP": REMOTE}[wire])
+    words = [sys.executable, "-P", str(script), str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as runner:
+        try:
+            assert runner.stdout is not None
+            assert runner.stdout.readline() == "running\n"
+            _, *family = _family(runner)
+            assert len(family) >= 4, "agent, forkserver and two ranks"
+            runner.send_signal(number)
+            assert _left(family) == []
+            if number == signal.SIGSTOP:
+                runner.send_signal(signal.SIGCONT)
+                said = runner.stdout.readline()
+                assert said.startswith("interrupted the agent ended it: the connection to the runner ended: nothing")
+        finally:
+            runner.kill()
+
+
+_RUN = """
+import subprocess, sys
+from pathlib import Path
+from bench.rank.messages import TrialOrder
+from tests.bench.made.examples import small_case
+
+folder = Path(sys.argv[1])
+(folder / "r").mkdir()
+said = []
+
+def run(engine):
+    engine.machine()
+    def see(progress):
+        if not said:
+            said.append(print("running", flush=True))
+    order = TrialOrder(run="r", trial=0, case=small_case(ranks=2, steps=10_000_000), limit_s=200.0)
+    ended = engine.run(order, see)
+    print(ended.outcome, ended.cause.text, flush=True)
+"""
+LOCAL = f"""{_RUN}
+from bench.engines.local import LocalEngine
+with LocalEngine(folder) as engine:
+    run(engine)
+"""
+REMOTE = f"""{_RUN}
+from bench.engines.agent_link import AgentLink
+from bench.engines.root_cause import joint_cause
+from bench.engines.wire.tcp import AgentListener
+from bench.engines.wire.frames import new_key, write_key
+key = new_key()
+write_key(folder / "key", key)
+listener = AgentListener("127.0.0.1", key)
+words = ["--connect", f"127.0.0.1:{{listener.port}}", "--key-file", str(folder / "key"), "--runs", str(folder)]
+agent = subprocess.Popen([sys.executable, "-P", "-m", "bench.engines.agent", *words])
+wire = listener.accept(100)
+run(AgentLink(wire.stream, lambda _: wire, runs=folder, name="the agent"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
+def test_a_nodes_exporter_lives_as_long_as_its_agent(is_killed: bool, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    with _remote(tmp_path, "--exporter", f"127.0.0.1:{port}") as remote:
+        remote.link.machine()
+        family = _family(remote.agent)
+        assert "# HELP" in _metrics(port)
+        if is_killed:
+            remote.agent.kill()
+        else:
+            remote.link.hang_up(WITHIN_S)
+        assert _left(family) == []
+
+
+@pytest.mark.slow
+def test_two_agents_run_the_ranks_of_one_trial(tmp_path: Path) -> None:
+    """Each has one of two ranks, which meet in the store of the first; their files come together at the runner."""
+    case = small_case(ranks=2)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with _remote(folders[0]) as first, _remote(folders[1]) as second, ThreadPoolExecutor(2) as pool:
+        store = Store(host="127.0.0.1", port=first.link.ready().store_port, prefix="suite-trial0")
+        second.link.ready()
+
+        def run(node: int, remote: Remote) -> TrialEnded:
+            (remote.folder / "runner" / RUN).mkdir()
+            order = TrialOrder(
+                run=RUN, trial=0, case=case, limit_s=60.0, node=node, first_rank=node, local_ranks=1, store=store
+            )
+            return remote.link.run(order, lambda _: None)
+
+        ended = list(pool.map(run, (0, 1), (first, second)))
+        assert [(one.outcome, len(one.ends)) for one in ended] == [("done", 1), ("done", 1)]
+        assert joint_cause(ended, "r", 60.0) is None
+        for node, remote in enumerate((first, second)):
+            assert remote.link.collect(RUN) == ()
+            kept = {path.name for path in (remote.folder / "runner" / RUN).glob("*.jsonl")}
+            assert kept == {f"node{node}.jsonl", f"rank{node}.jsonl"}
+
+
+def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from bench.engines.node_exporter import NodeExporter
+
+    with socket.create_server(("127.0.0.1", 0)) as served:
+        port: int = served.getsockname()[1]
+        NodeExporter("127.0.0.1", port, tmp_path).close()
+    assert capfd.readouterr().err == f"agent: 127.0.0.1:{port} is served already, so that no exporter is started\n"
+
+
+def _metrics(port: int) -> str:
+    until_s = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            assert time.monotonic() < until_s
+            time.sleep(0.2)

@@ -1,0 +1,182 @@
+"""A channel passes messages, beats while it is silent, and ends with a reason when the other side does."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+import pytest
+
+from bench.engines.wire.channel import BEAT_S, SILENT_S, TICK_S, Channel, Heartbeat, Silence
+from bench.engines.wire.frames import Side, SocketStream, Wire, meet
+from bench.rank.messages import AgentFailed, EndTrial, FromAgent, Progress, ToAgent
+
+KEY = bytes(32)
+WITHIN_S = 60.0
+
+
+class FakeClock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def _ticks_until_given_up(silence: Silence, clock: FakeClock, *, every_s: float = TICK_S, most: int = 1000) -> float:
+    begun_s = clock.now_s
+    for _ in range(most):
+        clock.now_s += every_s
+        if silence.tick():
+            return clock.now_s - begun_s
+    return float("inf")
+
+
+def test_who_is_silent_is_given_up_within_eight_seconds_of_the_last_word(clock: FakeClock) -> None:
+    silence = Silence(clock=clock)
+    silence.heard()
+    clock.now_s += 2 * TICK_S - 0.01  # A tick came just before the word, and the next one is late.
+    silence.tick()
+    assert clock.now_s + _ticks_until_given_up(silence, clock) <= 8.0
+
+
+def test_who_beats_is_never_given_up_even_if_three_beats_are_late(clock: FakeClock) -> None:
+    silence = Silence(clock=clock)
+    for _ in range(100):
+        silence.heard()
+        assert _ticks_until_given_up(silence, clock, most=int(3.2 * BEAT_S / TICK_S)) == float("inf")
+
+
+def test_who_cannot_count_because_the_machine_is_busy_gives_nobody_up_early(clock: FakeClock) -> None:
+    """Ten seconds without a tick are ten seconds in which nothing could be read, either."""
+    silence = Silence(clock=clock)
+    clock.now_s += 10.0
+    assert not silence.tick()
+    clock.now_s += 60.0
+    assert not silence.tick()
+    assert _ticks_until_given_up(silence, clock) <= SILENT_S
+
+
+class Received:
+    """What came, and why it ended."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def message(self) -> object:
+        """The next one."""
+        return self.messages.get(timeout=WITHIN_S)
+
+    def reason(self) -> str:
+        """Why it ended, when it has."""
+        return self.reasons.get(timeout=WITHIN_S)
+
+
+@contextmanager
+def _channel(
+    stream: SocketStream, side: Side, received: Received, *, beat_s: float = 0.02, silent_s: float = SILENT_S
+) -> Iterator[Channel[ToAgent] | Channel[FromAgent]]:
+    channel: Channel[object] = Channel(
+        stream,
+        partial(meet, key=KEY, side=side),
+        msgspec.json.Decoder((ToAgent if side == "agent" else FromAgent) | Heartbeat),
+        on_message=received.messages.put,
+        on_end=received.reasons.put,
+        beat_s=beat_s,
+        tick_s=0.01,
+        silence=lambda: Silence(limit_s=silent_s, tick_s=0.01),
+    )
+    channel.start()
+    try:
+        yield channel  # type: ignore[misc]
+    finally:
+        stream.abort()
+        channel.hang_up(WITHIN_S)
+        assert channel.join(WITHIN_S)
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[SocketStream, SocketStream]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield SocketStream(ours), SocketStream(theirs)
+
+
+def test_messages_pass_in_both_directions(streams: tuple[SocketStream, SocketStream]) -> None:
+    agent, runner = Received(), Received()
+    with _channel(streams[0], "agent", agent) as one, _channel(streams[1], "runner", runner) as other:
+        assert one.send(Progress(run="r", trial=0, steps=1))
+        assert other.send(EndTrial(run="r", trial=0))
+        assert runner.message() == Progress(run="r", trial=0, steps=1)
+        assert agent.message() == EndTrial(run="r", trial=0)
+
+
+def test_what_is_queued_is_sent_before_a_side_hangs_up(streams: tuple[SocketStream, SocketStream]) -> None:
+    runner = Received()
+    with _channel(streams[0], "agent", Received()) as one, _channel(streams[1], "runner", runner):
+        assert one.send(AgentFailed(text="the last word"))
+        assert one.hang_up(WITHIN_S)
+        assert runner.message() == AgentFailed(text="the last word")
+        assert runner.reason() == "the agent hung up"
+        assert not one.send(AgentFailed(text="too late"))
+
+
+def test_a_side_that_neither_beats_nor_hangs_up_is_given_up(streams: tuple[SocketStream, SocketStream]) -> None:
+    agent = Received()
+    with (
+        _channel(streams[0], "agent", agent, silent_s=0.2),
+        _channel(streams[1], "runner", Received(), beat_s=3600.0),
+    ):
+        assert agent.reason() == "nothing was heard for 0.2 s"
+
+
+def test_who_does_not_read_keeps_nobody_from_ending(streams: tuple[SocketStream, SocketStream]) -> None:
+    """The other side is stopped: what is sent to it fills the pipe, and then the queue."""
+    agent = Received()
+    with _channel(streams[0], "agent", agent, silent_s=0.5) as one:
+        meet(streams[1], KEY, "runner")
+        while one.send(AgentFailed(text="x" * 1_000_000)):
+            pass
+        assert agent.reason() == "nothing was heard for 0.5 s"
+
+
+def _runner_sends(stream: SocketStream, body: bytes) -> Wire:
+    wire = meet(stream, KEY, "runner")
+    wire.send(body)
+    return wire
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "a message is malformed: Input data was truncated"),
+        (b'{"type":"call","code":"import os"}', "a message is malformed: Invalid value 'call'"),
+        (b'{"type":"trial"}', "a message is malformed: Object missing required field"),
+        (b'{"type":"end_trial","run":"../r","trial":0}', "a message is malformed: Expected `str` matching regex"),
+        (b'{"type":"end_trial","run":"r","trial":0,"folder":"/etc"}', "contains unknown field `folder`"),
+        (b"\x80\x04\x95.", "a message is malformed: "),  # The beginning of a pickle.
+        (b"[" * 100_000, "a message is malformed: "),
+        (b'{"type":"end_trial","run":"\xff","trial":0}', "a message is malformed: "),
+    ],
+)
+def test_what_is_signed_but_malformed_is_refused(
+    body: bytes, reason: str, streams: tuple[SocketStream, SocketStream]
+) -> None:
+    agent = Received()
+    with _channel(streams[0], "agent", agent) as channel:
+        _runner_sends(streams[1], body)
+        assert reason in agent.reason()
+        assert channel.is_refused
+        assert agent.messages.empty()

@@ -1,0 +1,235 @@
+"""Files of a run arrive at the runner whole or not at all, under the names that ranks and nodes write."""
+
+from __future__ import annotations
+
+import os
+import queue
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.engines.wire.frames import Refused
+from bench.engines.wire.run_files import PIECE_BYTES, FileReceiver, FileSender
+from bench.errors import InfrastructureFailed
+from bench.rank.messages import FilePiece, FileSent, FilesSent, FromAgent, SendFiles, TrialOrder, WatchFiles
+from bench.runs import run_dir
+from bench.runs.active_runs import stage_of
+from tests.bench.made.examples import make_machine, small_case
+
+RUN = "20261123-010203-ddp-abc123"
+ORDER = TrialOrder(run=RUN, trial=0, case=small_case(), limit_s=60.0)
+WITHIN_S = 60.0
+
+
+class Node:
+    """A node's folder of runs and its sender, with a runner that receives what is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs, self.runner_runs = folder / "node", folder / "runner"
+        self.folder, self.kept = self.runs / RUN, self.runner_runs / RUN
+        self.kept.mkdir(parents=True)
+        self.receiver = FileReceiver(self.runner_runs)
+        self.sent: queue.SimpleQueue[FilePiece | FileSent | FilesSent] = queue.SimpleQueue()
+        self.sender = FileSender(self.runs, self._send, look_s=0.01)
+
+    def _send(self, message: msgspec.Struct) -> bool:
+        decoded = msgspec.json.decode(msgspec.json.encode(message), type=FilePiece | FileSent | FilesSent)
+        self.receiver.take(decoded)
+        self.sent.put(decoded)
+        return True
+
+    def begin(self) -> None:
+        """As the agent and the runner do with the first order."""
+        self.receiver.expect(RUN)
+        self.sender.begin(ORDER, make_machine())
+
+    def write(self, **files: bytes) -> None:
+        """Append to files of the node; a `__` is a folder's slash, a `_` a dot."""
+        for name, content in files.items():
+            path = self.folder / name.replace("__", "/").replace("_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(content)
+
+    def collect(self) -> tuple[str, ...]:
+        """Have all files sent."""
+        self.sender.ask(SendFiles(run=RUN))
+        while not isinstance(self.sent.get(timeout=WITHIN_S), FilesSent):
+            pass
+        return self.receiver.problems(RUN)
+
+    def received(self) -> dict[str, bytes]:
+        """What the runner has."""
+        files = (path for path in self.kept.rglob("*") if path.is_file())
+        return {path.relative_to(self.kept).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    with closing(made.sender), closing(made.receiver):
+        yield made
+
+
+def test_what_ranks_and_nodes_wrote_arrives_and_nothing_else(node: Node) -> None:
+    node.begin()
+    large = os.urandom(2 * PIECE_BYTES + 17)
+    node.write(rank0_jsonl=b"{}\n" * 1000, rank0_err=b"", node0_jsonl=b"{}\n", trial0__rank0_timeline_npz=large)
+    node.write(secrets_txt=b"not a rank's")
+    (node.folder / "rank1.jsonl").symlink_to("/etc/passwd")
+    assert node.collect() == ("rank1.jsonl cannot be read: Too many levels of symbolic links",)
+    assert node.received() == {
+        "rank0.jsonl": b"{}\n" * 1000,
+        "rank0.err": b"",
+        "node0.jsonl": b"{}\n",
+        "trial0/rank0.timeline.npz": large,
+    }
+
+
+def test_files_are_sent_again_as_they_are_then(node: Node) -> None:
+    node.begin()
+    node.write(rank0_jsonl=b"1\n")
+    node.collect()
+    node.write(rank0_jsonl=b"2\n")
+    assert node.collect() == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n"}
+
+
+def test_a_node_knows_whether_something_is_left_to_send(node: Node) -> None:
+    assert node.sender.is_all_sent
+    node.begin()
+    assert not node.sender.is_all_sent
+    node.collect()
+    assert node.sender.is_all_sent
+
+
+def test_a_run_may_go_on_with_the_same_agent_after_its_files_were_sent(node: Node) -> None:
+    node.begin()
+    node.write(rank0_jsonl=b"1\n")
+    node.collect()
+    node.begin()
+    node.write(rank0_jsonl=b"2\n")
+    assert node.collect() == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n"}
+
+
+def test_of_a_run_that_goes_on_the_logs_grow_where_the_runner_has_them(node: Node) -> None:
+    """An earlier agent has sent, and the runner has cut what was incomplete; the node still has all of it."""
+    node.write(case_json=b"{}")
+    node.write(rank0_jsonl=b"1\n2 incomplete\n")
+    (node.kept / "rank0.jsonl").write_bytes(b"1\n")
+    node.begin()
+    node.write(rank0_jsonl=b"2\n3\n", rank0_timeline_npz=b"new")
+    assert node.collect() == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n3\n", "rank0.timeline.npz": b"new"}
+
+
+def test_a_watched_log_grows_at_the_runner_as_it_does_on_the_node(node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.sender.ask(WatchFiles(run=RUN, is_watched=True))
+    node.sender.begin(ORDER, make_machine())
+    node.write(rank0_jsonl=b"1\n", rank0_err=b"not a log")
+    assert node.sent.get(timeout=WITHIN_S).run == RUN
+    assert node.received() == {"rank0.jsonl": b"1\n"}
+    node.write(rank0_jsonl=b"2\n")
+    node.sent.get(timeout=WITHIN_S)
+    assert node.received() == {"rank0.jsonl": b"1\n2\n"}
+    node.sender.ask(WatchFiles(run=RUN, is_watched=False))
+    assert node.collect() == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n", "rank0.err": b"not a log"}
+
+
+def test_the_folder_of_a_run_is_as_a_runner_makes_it_until_its_files_are_sent(node: Node) -> None:
+    node.begin()
+    assert run_dir.case_file(node.folder).case == ORDER.case
+    assert run_dir.machine_of(node.folder) == make_machine()
+    assert stage_of(node.folder) == "running"
+    node.collect()
+    assert stage_of(node.folder) == "ended"
+
+
+def test_an_agent_that_is_given_the_runners_own_folder_says_so(node: Node) -> None:
+    run = run_dir.begin(ORDER.case, make_machine(), node.runs, name=RUN)
+    try:
+        with pytest.raises(InfrastructureFailed, match="is in use: it is the runner's own, or another agent's"):
+            node.begin()
+    finally:
+        run.close()
+
+
+def test_files_of_a_run_that_the_agent_never_ran_are_not_there(node: Node) -> None:
+    node.receiver.expect(RUN)
+    assert node.collect() == (f"this agent has run nothing of {RUN}",)
+
+
+# What arrives damaged, or where it must not.
+
+
+def _piece(content: bytes = b"1\n", **changes: object) -> FilePiece:
+    piece = FilePiece(run=RUN, name="rank0.jsonl", start=0, data=zlib.compress(content))
+    return msgspec.structs.replace(piece, **changes)
+
+
+SENT = FileSent(run=RUN, name="rank0.jsonl", size=2, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "problem"),
+    [
+        ([_piece(), SENT], "rank0.jsonl came damaged: 2 of 2 bytes, or others than were sent"),
+        ([_piece(), _piece(start=7), SENT], "rank0.jsonl came damaged: 2 of 2 bytes"),
+        ([_piece(data=b"no zlib"), SENT], "rank0.jsonl cannot be kept: a piece of it is damaged (Error -3"),
+        ([_piece(bytes(PIECE_BYTES + 1)), SENT], "(it is cut off, or longer than a piece may be)"),
+    ],
+)
+def test_a_file_that_comes_damaged_is_named_and_the_old_one_stays(
+    pieces: list[FilePiece | FileSent], problem: str, node: Node
+) -> None:
+    node.receiver.expect(RUN)
+    (node.kept / "rank0.jsonl").write_bytes(b"old\n")
+    for piece in pieces:
+        node.receiver.take(piece)
+    (line,) = node.receiver.problems(RUN)
+    assert problem in line
+    assert node.received() == {"rank0.jsonl": b"old\n"}
+
+
+def test_a_file_that_finds_no_place_is_named_with_the_reason(node: Node) -> None:
+    node.receiver.expect(RUN)
+    (node.kept / ".rank0.jsonl.part").mkdir()
+    for piece in (_piece(), SENT):
+        node.receiver.take(piece)
+    assert node.receiver.problems(RUN) == ("rank0.jsonl cannot be kept: Is a directory",)
+
+
+def test_a_tail_behind_one_that_was_lost_is_left_to_the_end(node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.receiver.take(_piece(is_tail=True))
+    node.receiver.take(_piece(is_tail=True, start=100))
+    assert node.received() == {"rank0.jsonl": b"1\n"}
+
+
+def test_a_draft_is_removed_when_the_agent_is_gone(node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.receiver.take(_piece())
+    node.receiver.close()
+    assert node.received() == {}
+
+
+def test_a_file_of_a_run_that_was_not_ordered_is_refused(node: Node) -> None:
+    with pytest.raises(Refused, match=f"run {RUN} came, of which this agent was ordered nothing"):
+        node.receiver.take(_piece())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../rank0.jsonl", "/etc/passwd", "case.json", "summary.json", "rank0.jsonl\n", "rank0.jsonl/..", "trial0/../x",
+     "rank.jsonl", "trial0/rank0.jsonl", ".rank0.jsonl.part", "rank0.jsonl\0", "rank0.py", "rank-1.err", ""],
+)  # fmt: skip
+def test_a_name_that_no_rank_writes_is_refused(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"regex .* - at `\$\.name`"):
+        msgspec.json.decode(msgspec.json.encode(_piece(name=name)), type=FromAgent)

@@ -1,0 +1,128 @@
+"""Agents that connect over TCP: only who has the key is taken, and one for each node."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from bench.engines.wire.frames import StreamEnded, Wire, meet, new_key
+from bench.engines.wire.tcp import MOST_UNKNOWN, AgentListener, address_of, connect
+from bench.errors import InfrastructureFailed
+
+KEY = new_key()
+WITHIN_S = 60.0
+
+
+class Log(queue.SimpleQueue[str]):
+    """What was refused."""
+
+    def line(self) -> str:
+        """The next line."""
+        return self.get(timeout=WITHIN_S)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def listener(log: Log) -> Iterator[AgentListener]:
+    with closing(AgentListener("127.0.0.1", KEY, log=log.put)) as made:
+        yield made
+
+
+@contextmanager
+def _agent(listener: AgentListener, *, key: bytes = KEY, node: int = 0) -> Iterator[Wire]:
+    stream = connect("127.0.0.1", listener.port)
+    try:
+        yield meet(stream, key, "agent", node=node)
+    finally:
+        stream.close()
+
+
+def _next(listener: AgentListener) -> Wire:
+    wire = listener.accept(WITHIN_S)
+    assert wire is not None
+    return wire
+
+
+def test_each_node_is_taken_once(listener: AgentListener, log: Log) -> None:
+    with _agent(listener, node=0), _agent(listener, node=1), _agent(listener, node=1) as twin:
+        wires = [_next(listener), _next(listener)]
+        assert sorted(wire.peer.node for wire in wires if wire.peer is not None) == [0, 1]
+        with pytest.raises(StreamEnded):
+            twin.receive()
+        assert log.line().endswith(": node 1 has an agent already")
+        for wire in wires:
+            wire.stream.close()
+
+
+def test_who_has_another_key_is_refused_and_logged(listener: AgentListener, log: Log) -> None:
+    with pytest.raises((StreamEnded, OSError)), _agent(listener, key=new_key()):
+        pass
+    line = log.line()
+    assert line.startswith("refused the connection from 127.0.0.1:")
+    assert line.endswith(": a frame is not signed with the key for this connection")
+    assert listener.accept(0.0) is None
+
+
+def test_who_says_nothing_is_sent_away(log: Log) -> None:
+    with (
+        closing(AgentListener("127.0.0.1", KEY, meet_s=0.1, log=log.put)) as impatient,
+        socket.create_connection(("127.0.0.1", impatient.port), timeout=WITHIN_S) as silent,
+    ):
+        assert silent.recv(1) == b""
+        assert log.line().startswith("refused the connection from 127.0.0.1:")
+
+
+def test_more_strangers_than_allowed_are_sent_away_at_once(listener: AgentListener, log: Log) -> None:
+    address = ("127.0.0.1", listener.port)
+    strangers = [socket.create_connection(address, timeout=WITHIN_S) for _ in range(MOST_UNKNOWN + 1)]
+    try:
+        with socket.create_connection(address, timeout=WITHIN_S) as one_more:
+            assert one_more.recv(1) == b""
+            assert log.line().endswith(": too many others have not proved yet that they have the key")
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_an_agent_waits_for_a_runner_that_is_still_starting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    found: list[socket.socket] = []
+
+    def listen() -> None:
+        with socket.create_server(("127.0.0.1", port)) as late:
+            found.append(late.accept()[0])
+
+    with pytest.raises(OSError, match=rf"the runner at 127\.0\.0\.1:{port} is not reached: Connection refused"):
+        connect("127.0.0.1", port, within_s=0.1)
+    timer = threading.Timer(0.2, listen)
+    timer.start()
+    connect("127.0.0.1", port).close()
+    timer.join()
+    found[0].close()
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
+    with pytest.raises(InfrastructureFailed, match=r"agents cannot be awaited at 192\.0\.2\.1: Cannot assign"):
+        AgentListener("192.0.2.1", KEY)
+
+
+@pytest.mark.parametrize("text", ["", "node0", "node0:", ":80", "node0:0", "node0:65536", "node0:x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not HOST:PORT"):
+        address_of(text)
+
+
+def test_an_address_may_be_of_ipv6() -> None:
+    assert address_of("[::1]:80") == ("::1", 80)
+    assert address_of("node0:80") == ("node0", 80)
