@@ -28,6 +28,7 @@ class Case:
     steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that come before these, and that come
     after them under the profiler. For a probe: calls of each measurement, none under the profiler.
     options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
+    nodes: the ranks are spread over so many, evenly and in their order.
     """
 
     strategy: str
@@ -44,6 +45,12 @@ class Case:
     trace_steps: int
     seed: int
     options: Mapping[str, OptionValue]
+    nodes: int = 1
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words: "ddp on 4", "ddp on 16 over 2 nodes"."""
+        return f"{self.strategy} on {self.ranks}" + (f" over {self.nodes} nodes" if self.nodes > 1 else "")
 
     @property
     def shape(self) -> Shape:
@@ -56,6 +63,8 @@ class Case:
         fields = asdict(self)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
+        if self.nodes == 1:  # So are the keys of runs that were measured before there were nodes.
+            del fields["nodes"]
         # The history may have strategies that no longer exist.
         for spec in SPECS:
             if spec.name == self.strategy:
@@ -124,8 +133,16 @@ def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionV
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
 """How often and how long a case is measured by default."""
 SEED = 0
-LEAST = {"ranks": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
-MOST = {"ranks": 4096, "trials": 10**6, "steps": 10**9, "warm_up": 10**9, "trace_steps": 10**6, "seed": 2**63 - 1}
+LEAST = {"ranks": 1, "nodes": 1, "threads": 1, "trials": 1, "steps": 1, "warm_up": 0, "trace_steps": 0, "seed": 0}
+MOST = {
+    "ranks": 4096,
+    "nodes": 4096,
+    "trials": 10**6,
+    "steps": 10**9,
+    "warm_up": 10**9,
+    "trace_steps": 10**6,
+    "seed": 2**63 - 1,
+}
 """Upper limits that no node reaches; memory and cores allow less, which `bench.machine.preflight` checks."""
 
 
@@ -142,6 +159,8 @@ def check(case: Case) -> Case:
     for name, most in MOST.items():
         if getattr(case, name) > most:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {most} or less")
+    if case.nodes > case.ranks:
+        raise Misuse(f"nodes is {case.nodes}, and {case.ranks} rank(s) are too few for them; take fewer nodes")
     needs = spec.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
         raise Misuse(f"{spec.name}: ranks is {case.ranks}; it needs {needs.text()}")
@@ -173,6 +192,7 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
         strategy=single.name,
         version=single.version_on(case.device),
         ranks=1,
+        nodes=1,
         model=replace(case.shape, batch=batch),
         options=options,
         backend="nccl" if case.device == "cuda" else "gloo",
@@ -237,11 +257,20 @@ Origin = Literal["run", "nightly"]
 LONGEST_NOTE = 200
 
 
+class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
+    """The suite run that a run was measured in. suite: the suite's name. id: of the suite run. case: its name there."""
+
+    suite: str
+    id: str
+    case: str
+
+
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is for. note: words of a person; a run with a note is ad hoc."""
+    """What a run is for. note: words of a person; a run with a note is ad hoc. member: None outside of suites."""
 
     origin: Origin = "run"
     note: str | None = None
+    member: SuiteMember | None = None
 
 
 ONE_RUN = Purpose()

@@ -106,9 +106,7 @@ def memory_estimates(
         if isinstance(prediction, NotCovered)
     ]
     if missing := [part for part in STATE_PARTS if not measured[part]]:
-        notes.append(
-            f"measured {', '.join(missing)} are absent: no rank told of bytes of them after its measured steps"
-        )
+        notes.append(f"measured {', '.join(missing)} are absent: no rank reported their bytes after its measured steps")
     if not measured["activations"]:
         notes.append("measured activations are absent: live tensors were not tracked, or none lived at their peak")
     return tuple(found), tuple(notes)

@@ -19,7 +19,7 @@ from bench.convergence.updates import clipped_steps
 from bench.errors import Misuse
 from bench.rank.evidence import StepEvidence, read_evidence
 from bench.rank.messages import Cause
-from bench.runner import Measured
+from bench.runner.measure import Measured
 from workloads.options import Check, Mistake, check_of, rate_factor
 from workloads.spec import DATA_AXES, LIMITS
 

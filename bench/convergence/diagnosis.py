@@ -165,7 +165,7 @@ def _initial_weights(evidence: ConvergenceEvidence) -> Finding:
     firsts = [steps[0] for steps in evidence.ranks]
     recorded = {name for own in firsts for name in own.initial if name in alone.initial}
     if not recorded and all(own.weights is None for own in firsts):
-        return NoCause(verdict="not examined", text="initial weights: no rank told of any")
+        return NoCause(verdict="not examined", text="initial weights: no rank reported any")
     other = []
     for rank, own in enumerate(firsts):
         # Bit by bit where the rank holds all weights, else by the sketches of those that it holds.
@@ -188,7 +188,7 @@ def _initial_weights(evidence: ConvergenceEvidence) -> Finding:
     if all(own.weights is not None for own in firsts):
         return NoCause(verdict="ruled out", text="initial weights: the same to the bit")
     missing = len(alone.initial) - len(recorded)
-    some = f" of the {len(recorded)} weights that ranks told of (of {missing} none did)" if missing else ""
+    some = f" of the {len(recorded)} weights that ranks reported ({missing} were not reported)" if missing else ""
     return NoCause(verdict="ruled out", text=f"initial weights{some}: the same, by norm and one direction of each")
 
 

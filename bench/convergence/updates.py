@@ -60,7 +60,7 @@ def compare_updates(evidence: ConvergenceEvidence, earlier: Sequence[RootCause])
             return [found, _clipping_before(evidence, step)]
     text = f"gradients of all {evidence.steps} steps: the same, so that forward, backward and averaging are not it"
     known, missing = _examined_weights(evidence)
-    some = f" of the {known} weights that ranks told of (of {missing} none did)" if missing else ""
+    some = f" of the {known} weights that ranks reported ({missing} were not reported)" if missing else ""
     return [
         NoCause(verdict="ruled out", text=text),
         NoCause(
@@ -68,7 +68,7 @@ def compare_updates(evidence: ConvergenceEvidence, earlier: Sequence[RootCause])
             text=f"updates{some}: each changed weights as the one rank's did, by norm and one direction",
         )
         if known
-        else NoCause(verdict="not examined", text="updates: no rank told what its steps changed of a weight"),
+        else NoCause(verdict="not examined", text="updates: no rank reported by how much its steps changed a weight"),
         _clipping_before(evidence, evidence.steps),
     ]
 
@@ -136,7 +136,7 @@ def _clipping_before(evidence: ConvergenceEvidence, end: int) -> NoCause:
         return NoCause(verdict="not examined", text="clipping: clip is 0, which clips nothing")
     norms = [own.gradient_norm for own in evidence.reference if own.gradient_norm is not None]
     if not norms:
-        return NoCause(verdict="not examined", text="clipping: the one rank told no norm of its gradient")
+        return NoCause(verdict="not examined", text="clipping: the only rank reported no gradient norm")
     if not clipped_steps(evidence):
         text = f"clipping: the norm was {max(norms):.3g} at the most, and never above the clip of {evidence.clip:g}"
         return NoCause(verdict="not examined", text=text)
@@ -175,7 +175,7 @@ def _gradients(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
         weights = f"{known} weights began alike" + (f", and were updated alike before step {step}" if step else "")
         weights += f", and {missing} were not examined" if missing else ""
     else:
-        weights = "whether weights were the same was not examined, as no rank told of any"
+        weights = "whether weights were equal was not examined, because no rank reported any"
     return RootCause(
         cause="gradients",
         step=step,

@@ -14,6 +14,8 @@ from collectors.files import try_lock
 
 Stage = Literal["not begun", "running", "ended"]
 
+PRUNED = ".pruned-"
+"""Beginning of the name of a folder that is being deleted: no run any more, whatever is left in it."""
 SETTLED_S = 5.0
 """How long a folder's mtime must have been unchanged before a listing of it can be reused: file systems give mtime in
 ticks, some of seconds, and two changes within one tick look alike."""
@@ -23,12 +25,12 @@ AGAIN_S = 30.0
 
 def ended_folders(runs: Path) -> Iterator[Path]:
     """Return the folders of runs that no process works on any more, oldest first."""
-    return (folder for folder in _folders(runs) if not is_running(folder))
+    return (folder for folder in run_folders(runs) if not is_running(folder))
 
 
 def running_folders(runs: Path) -> Iterator[Path]:
     """Return the folders of runs that a process works on, oldest first."""
-    return (folder for folder in _folders(runs) if stage_of(folder) == "running")
+    return (folder for folder in run_folders(runs) if stage_of(folder) == "running")
 
 
 def stage_of(folder: Path) -> Stage:
@@ -101,7 +103,11 @@ class FollowedFolders:
         elif self._listed_ns - self._changed_ns >= SETTLED_S * 1e9 and now_ns - self._listed_ns < AGAIN_S * 1e9:
             return
         with os.scandir(self._runs) as entries:
-            found = {entry.name for entry in entries if entry.name in self._ended or entry.is_dir()}
+            found = {
+                entry.name
+                for entry in entries
+                if entry.name in self._ended or (entry.is_dir() and not entry.name.startswith(PRUNED))
+            }
         self._ended &= found
         self._names = sorted(found - self._ended)
         self._listed_ns = now_ns
@@ -131,11 +137,12 @@ def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     return None
 
 
-def _folders(runs: Path) -> Iterator[Path]:
+def run_folders(runs: Path) -> Iterator[Path]:
+    """Return the folders of all runs that we may read, oldest first."""
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
         with contextlib.suppress(PermissionError):  # Another user's.
-            if not (folder / "case.json").is_file():
+            if folder.name.startswith(PRUNED) or not (folder / "case.json").is_file():
                 continue
             yield folder

@@ -85,26 +85,30 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
     rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
-
-    def conditions(of: Case, version: int) -> tuple[object, ...]:
-        shared = (of.ranks, of.threads) if of.device == "cpu" else ()
-        return version, of.device, of.precision, *shared
-
-    wanted = conditions(case, MatmulSpec().version_on(case.device))
+    wanted = _conditions(case, MatmulSpec().version_on(case.device))
     alike = [
         ceiling_from(summary)
-        for summary in history.runs(RUNS_SEARCHED, MatmulSpec.name)
+        for summary in history.runs(RUNS_SEARCHED, strategy=MatmulSpec.name)
         if summary.outcome == "done"
         and summary.hardware == hardware
-        and conditions(summary.case, summary.case.version) == wanted
+        and _conditions(summary.case, summary.case.version) == wanted
     ]
     found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
     if found:
-        return max(found, key=lambda ceiling: ceiling.flops_per_second.median)
+        return max(found, key=_rate)
     command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
-        command += f" --ranks {case.ranks} --threads {case.threads}"
+        command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
     return Absent(reason=f"no matmul run on {hardware} is in the history that is like this one; `{command}` makes one")
+
+
+def _nodes_option(case: Case) -> str:
+    return "" if case.nodes == 1 else f" --nodes {case.nodes}"
+
+
+def _conditions(case: Case, version: int) -> tuple[object, ...]:
+    shared = (case.ranks, case.nodes, case.threads) if case.device == "cpu" else ()
+    return version, case.device, case.precision, *shared
 
 
 def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
@@ -267,17 +271,16 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
 
 
 def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
-    """Return the link from the newest sweep on as many ranks of the same hardware and backend.
+    """Return the link from the newest sweep on as many ranks over as many nodes of the same hardware and backend.
 
     collectives: those whose sweep may give it, the preferred one first.
     """
     case = summary.case
-    candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
     alike = [
         run
-        for run in sorted(candidates, key=lambda run: run.started_ns, reverse=True)
-        if run.outcome == "done"
-        and (run.case.ranks, run.case.backend, run.hardware) == (case.ranks, case.backend, summary.hardware)
+        for run in _sweeps(history)
+        if (run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
+        == (case.ranks, case.nodes, case.backend, summary.hardware)
     ]
     for collective in collectives:
         for run in alike:
@@ -285,6 +288,43 @@ def _find_link(summary: Summary, history: History, collectives: Sequence[str] = 
                 return link
     best = collectives[0]
     return Absent(
-        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} that tells a link"
-        f" is in the history; `observatory run collectives --ranks {case.ranks} --option collectives={best}` makes one"
+        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} from which a link"
+        " can be fitted is in the history; `observatory run collectives"
+        f" --ranks {case.ranks}{_nodes_option(case)} --option collectives={best}` makes one"
     )
+
+
+def _sweeps(history: History) -> list[Summary]:
+    """Return the probes' runs that ended well, newest first."""
+    candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
+    done = [run for run in candidates if run.outcome == "done"]
+    return sorted(done, key=lambda run: run.started_ns, reverse=True)
+
+
+# All of them at once
+
+
+def reference_runs(history: History) -> dict[str, str]:
+    """Return the runs of probes that later runs are read against, and what each gives: a ceiling or a link.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    ceilings: dict[tuple[object, ...], Ceiling] = {}
+    for summary in history.runs(RUNS_SEARCHED, strategy=MatmulSpec.name):
+        case, ceiling = summary.case, ceiling_from(summary)
+        if summary.outcome != "done" or isinstance(ceiling, Absent):
+            continue
+        setup = (summary.hardware, *_conditions(case, case.version))
+        if setup not in ceilings or _rate(ceilings[setup]) < _rate(ceiling):
+            ceilings[setup] = ceiling
+    links: dict[tuple[object, ...], str] = {}
+    for run in _sweeps(history):
+        for collective in ("send", CALIBRATION):
+            if link_by(run.estimates, collective) is not None:
+                links.setdefault((collective, run.case.ranks, run.case.backend, run.hardware), run.run)
+    return dict.fromkeys(links.values(), "a link") | {ceiling.run: "a ceiling" for ceiling in ceilings.values()}
+
+
+def _rate(ceiling: Ceiling) -> float:
+    return ceiling.flops_per_second.median

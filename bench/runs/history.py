@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Select, delete, func, insert, select, update
 
-from bench.errors import Misuse
+from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
+from bench.runs import suite_record
 from bench.runs.database import NoStoreYet, connect, default_url, parse_url, saying, shown
-from bench.runs.schema import ESTIMATES, RUNS, TRIAL_VALUES, check_version, upgrade
+from bench.runs.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
+from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary, decode, encode
 
 __all__ = ["History", "NoStoreYet", "default_url", "find_run"]
@@ -25,8 +27,8 @@ class History:
 
     url: in SQLAlchemy's form; by default SQLite in the user's data folder.
     writable: create and migrate the store on entering, which proves that it can be written. Without it a read-only
-        store is enough.
-    is_glance: the store is read for a moment only, so that SQLite leaves no files of its own behind.
+        store is enough, unless it is of an older version and so must be migrated.
+    is_glance: the store is read for a moment only: it is not migrated, and SQLite leaves no files of its own behind.
 
     Raises:
         InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
@@ -34,7 +36,7 @@ class History:
 
     def __init__(self, url: str | None = None, *, writable: bool = True, is_glance: bool = False) -> None:
         self._url = parse_url(url or default_url())
-        self._writable = writable
+        self._writable, self._is_glance = writable, is_glance
         self._engine = connect(self._url, writable=writable, is_glance=is_glance)
 
     def __enter__(self) -> History:
@@ -43,12 +45,25 @@ class History:
                 if self._writable:
                     upgrade(self._engine)
                 else:
-                    with self._engine.begin() as connection:
-                        check_version(connection)
+                    self._check_or_upgrade()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _check_or_upgrade(self) -> None:
+        """Refuse a store that cannot be read; bring an older one up to date, unless this is but a glance at it."""
+        try:
+            with self._engine.begin() as connection:
+                check_version(connection)
+        except OlderStore as error:
+            if self._is_glance:
+                raise
+            try:
+                with History(self._url.render_as_string(hide_password=False)):
+                    pass
+            except InfrastructureFailed:
+                raise error from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,6 +76,7 @@ class History:
 
     def add(self, summary: Summary, machine: Machine) -> None:
         """Keep the run, in place of an earlier one of the same id."""
+        member = summary.purpose.member
         run = {
             "id": summary.run,
             "key": summary.case.key(),
@@ -76,6 +92,9 @@ class History:
             "case_json": msgspec.json.encode(summary.case).decode(),
             "machine_json": msgspec.json.encode(machine).decode(),
             "summary_json": encode(summary).decode(),
+            "suite": None if member is None else member.suite,
+            "suite_run": None if member is None else member.id,
+            "suite_case": None if member is None else member.case,
         }
         estimates: list[dict[str, Any]] = []
         values: list[dict[str, Any]] = []
@@ -91,10 +110,41 @@ class History:
                 if rows:
                     connection.execute(insert(table), rows)
 
-    def runs(self, limit: int, strategy: str | None = None) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first."""
-        query = _NEWEST.limit(limit)
-        return self._summaries(query if strategy is None else query.where(RUNS.c.strategy == strategy))
+    def runs(
+        self,
+        limit: int,
+        *,
+        strategy: str | None = None,
+        suite: str | None = None,
+        suite_run: str | None = None,
+    ) -> tuple[Summary, ...]:
+        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run."""
+        wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
+        query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
+        return self._summaries(query.limit(limit))
+
+    def save_suite(self, record: SuiteRecord) -> None:
+        """Keep the record of a suite run, in place of an earlier one of the same id."""
+        row = {
+            "id": record.id,
+            "suite": record.suite,
+            "started_ns": record.started_ns,
+            "record_json": suite_record.encode(record).decode(),
+        }
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(SUITE_RUNS).where(SUITE_RUNS.c.id == record.id))
+            connection.execute(insert(SUITE_RUNS), row)
+
+    def suite_runs(self, limit: int, suite: str | None = None) -> tuple[SuiteRecord, ...]:
+        """Return the records of the newest suite runs, newest first: of all suites, or of one."""
+        query = select(SUITE_RUNS).order_by(SUITE_RUNS.c.started_ns.desc(), SUITE_RUNS.c.id.desc()).limit(limit)
+        if suite is not None:
+            query = query.where(SUITE_RUNS.c.suite == suite)
+        with saying(self._url), self._engine.begin() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            suite_record.decode(row.record_json, f"suite run {row.id} in store {shown(self._url)}") for row in rows
+        )
 
     def names(self, limit: int) -> tuple[str, ...]:
         """Return the ids of the newest runs, newest first."""
@@ -138,6 +188,11 @@ class History:
         """Return the folder of each run, by the run's id."""
         with saying(self._url), self._engine.begin() as connection:
             return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
+
+    def forget(self, run: str) -> None:
+        """Delete the run with all that is kept of it; nothing happens where it is unknown."""
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(RUNS).where(RUNS.c.id == run))
 
     def move(self, run: str, folder: str) -> None:
         """Record that the run's folder has moved; nothing else of the run changes."""

@@ -29,10 +29,18 @@ from bench.runs.summary import Summary, decode, encode
 from collectors.errors import in_words
 from collectors.files import locked, replace_file, schema_version_of
 from collectors.sample_log import NewerSchema
+from workloads.options import check_of
 from workloads.registry import SPECS
 
 SCHEMA_VERSION = 1
 T = TypeVar("T")
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run went on after an interruption, or after a failure of the machine. trials_done: those it had by then."""
+
+    trials_done: int
+    time_ns: int
 
 
 class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +48,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: the lowest number that no other running run of the folder had when this one began.
     store: the store that was to keep the run, None for the user's own history; see `store_name`.
-    purpose: what the run is for.
+    purpose: what the run is for. resumed: each time it went on; empty for a run measured in one go.
     """
 
     run: str
@@ -50,6 +58,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     fault: Fault | None = None
     purpose: Purpose = ONE_RUN
+    resumed: tuple[Resumed, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 
@@ -80,22 +89,31 @@ def begin(
     fault: Fault | None = None,
     store: str | None = None,
     purpose: Purpose = ONE_RUN,
+    name: str | None = None,
 ) -> Run:
     """Make the run's folder with case.json and machine.json.
 
+    name: of the run and its folder, which may exist: a person named it, or it was begun on another node; None for a new
+        one.
+
     Raises:
+        Misuse: another process works on the named folder.
         InfrastructureFailed: the folder cannot be made or written.
     """
     started_ns = time.time_ns()
-    name = f"{datetime.fromtimestamp(started_ns / 1e9, tz=UTC):%Y%m%d-%H%M%S}-{case.strategy}-{secrets.token_hex(3)}"
+    is_new = name is None
+    if name is None:
+        started = datetime.fromtimestamp(started_ns / 1e9, tz=UTC)
+        name = f"{started:%Y%m%d-%H%M%S}-{case.strategy}-{secrets.token_hex(3)}"
     folder = runs.absolute() / name
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=not is_new)
         lock = lock_folder(folder)
-        _write(folder / "machine.json", msgspec.json.encode(machine))
+        if lock is None:
+            raise Misuse(f"another process works on {folder}; name another folder")
+        write_json(folder / "machine.json", machine)
         with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
-            taken = _slots_taken(folder.parent)
-            slot = next(slot for slot in count() if slot not in taken)
+            slot = free_slot(folder.parent)
             file = CaseFile(
                 run=name,
                 case=case,
@@ -105,12 +123,11 @@ def begin(
                 fault=fault,
                 purpose=purpose,
             )
-            _write(folder / "case.json", msgspec.json.encode(file))
+            write_json(folder / "case.json", file)
     except OSError as error:
         raise InfrastructureFailed(
             f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
         ) from None
-    assert lock is not None, "a new folder is nobody else's"
     return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
 
 
@@ -175,7 +192,16 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         peak=found.peak,
         step_spread_ratio=found.step_spread_ratio,
         # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
-        notes=(*found.notes, *not_joined, *(node_notes(folder) if case.device == "cuda" else ())),
+        notes=(
+            *found.notes,
+            *not_joined,
+            *(
+                f"the run was interrupted: trials from {once.trials_done + 1} on are later"
+                for once in file.resumed
+                if once.trials_done < case.trials
+            ),
+            *(node_notes(folder) if case.device == "cuda" else ()),
+        ),
         folder=str(folder),
         purpose=file.purpose,
     )
@@ -208,7 +234,10 @@ def save(summary: Summary) -> None:
 
 
 def load(folder: Path) -> Summary:
-    """Read the summary of a run's folder; make it from the logs where the runner died before it wrote one.
+    """Read the summary of a run's folder; make it from the logs where nobody wrote one.
+
+    Then the run is done if all its trials are complete: torchrun's ranks have no runner, and a runner may have died at
+    the very end. A convergence check is not, since its verdict is missing.
 
     Its `folder` is the one that it is read from, wherever the run was measured.
 
@@ -224,7 +253,9 @@ def load(folder: Path) -> Summary:
     if is_running(folder):
         raise Misuse(f"{folder} is still running; look again when it is done")
     cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
-    return summarise(folder.absolute(), "interrupted", cause)
+    summary = summarise(folder.absolute(), "interrupted", cause)
+    is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None
+    return replace(summary, outcome="done", cause=None) if is_whole else summary
 
 
 def found_again(run: str, stored: str, runs: Path) -> Path | None:
@@ -232,15 +263,22 @@ def found_again(run: str, stored: str, runs: Path) -> Path | None:
 
     None where the stored folder exists, so that the one in `runs` is a copy, and where that one is not the run's.
     """
-    try:
-        Path(stored).stat()
-    except (FileNotFoundError, NotADirectoryError):
+    if is_gone(stored):
         with contextlib.suppress(Misuse):
             folder = runs.absolute() / run
             return folder if case_file(folder).run == run else None
-    except OSError:
-        pass  # The stored folder may exist; we may not look.
     return None
+
+
+def is_gone(folder: str) -> bool:
+    """Whether a run's folder is not there: deleted, moved, or on another machine. It may be where we may not look."""
+    try:
+        Path(folder).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def machine_of(folder: Path) -> Machine:
@@ -257,13 +295,25 @@ def case_file(folder: Path) -> CaseFile:
     return _read(folder / "case.json", CaseFile)
 
 
-def _slots_taken(runs: Path) -> set[int]:
-    """Return the slots of the running runs: small numbers that tell their live series apart."""
+def free_slot(runs: Path) -> int:
+    """Return the lowest slot that no running run has: small numbers that tell their live series apart.
+
+    The caller holds the lock of the folder of runs, and writes the slot into case.json before it lets go.
+    """
     taken = set()
     for folder in running_folders(runs):
         with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
             taken.add(case_file(folder).slot)
-    return taken
+    return next(slot for slot in count() if slot not in taken)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file of the run's folder in one piece.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(path, msgspec.json.encode(content))
 
 
 def _write(path: Path, data: bytes) -> None:

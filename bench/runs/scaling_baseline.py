@@ -40,7 +40,7 @@ def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
     for summary, throughput in zip(summaries[1:], others, strict=True):
         if throughput is None or first is None:
             failed = summary if throughput is None else summaries[0]
-            why = f"{failed.case.strategy} on {failed.case.ranks} has no throughput"
+            why = f"{failed.case.title} has no throughput"
             points.append(Point(summary=summary, throughput=throughput, efficiency=None, reason=why))
             continue
         efficiency = ratio(_per_rank(throughput, summary), _per_rank(first, summaries[0]))
@@ -88,7 +88,7 @@ def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_
         if its != ours:
             yield f"{name} {its or 'unknown'}, the run {ours or 'unknown'}"
     if its_machine.is_dirty or machine.is_dirty:
-        yield "a source tree with changes that no commit tells"
+        yield "a source tree with uncommitted changes"
     age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9
     if age_days > OLDEST_DAYS:
         yield f"an age of {age_days:.0f} days, of which {OLDEST_DAYS} are allowed"

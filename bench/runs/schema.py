@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 
 from bench.errors import InfrastructureFailed
+from bench.runs.database import NoStoreYet
 
 METADATA = MetaData()
 
@@ -57,8 +58,24 @@ RUNS = Table(
     Column("case_json", Text, nullable=False),
     Column("machine_json", Text, nullable=False),
     Column("summary_json", Text, nullable=False),
+    Column("suite", Text),
+    Column("suite_run", Text),
+    Column("suite_case", Text),
     Index("runs_by_key", "key", "hardware", "started_ns"),
     Index("runs_by_start", "started_ns"),
+    Index("runs_by_suite", "suite", "started_ns"),
+    Index("runs_by_suite_run", "suite_run"),
+)
+"""suite, suite_run, suite_case: NULL for a run outside of suites."""
+
+SUITE_RUNS = Table(
+    "suite_runs",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("suite", Text, nullable=False),
+    Column("started_ns", BigInteger, nullable=False),
+    Column("record_json", Text, nullable=False),
+    Index("suite_runs_by_suite", "suite", "started_ns"),
 )
 
 ESTIMATES = Table(
@@ -114,7 +131,22 @@ def _make_runs(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-MIGRATIONS: tuple[Migration, ...] = (_make_runs,)
+def _add_suites(connection: Connection) -> None:
+    for statement in (
+        "ALTER TABLE runs ADD COLUMN suite TEXT",
+        "ALTER TABLE runs ADD COLUMN suite_run TEXT",
+        "ALTER TABLE runs ADD COLUMN suite_case TEXT",
+        "CREATE INDEX runs_by_suite ON runs (suite, started_ns)",
+        "CREATE INDEX runs_by_suite_run ON runs (suite_run)",
+        """CREATE TABLE suite_runs (
+            id TEXT NOT NULL PRIMARY KEY, suite TEXT NOT NULL, started_ns BIGINT NOT NULL,
+            record_json TEXT NOT NULL)""",
+        "CREATE INDEX suite_runs_by_suite ON suite_runs (suite, started_ns)",
+    ):
+        connection.execute(text(statement))
+
+
+MIGRATIONS: tuple[Migration, ...] = (_make_runs, _add_suites)
 """In order: a store of version n has had the first n."""
 
 
@@ -131,16 +163,26 @@ def upgrade(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS) -> Non
         pass
 
 
+class OlderStore(InfrastructureFailed):
+    """The store is of an older version, which `upgrade` brings up to date."""
+
+
 def check_version(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Refuse a store that cannot be read as it is.
 
     Raises:
-        InfrastructureFailed: the store is of a newer or an older version.
+        NoStoreYet: the database is empty.
+        OlderStore: the store is of an older version.
+        InfrastructureFailed: the store is of a newer version, or is another program's database.
     """
     version = _version(connection)
     _refuse_newer(connection, version, len(migrations))
+    if not version:
+        if inspect(connection).get_table_names():
+            raise InfrastructureFailed("the store is another program's database; choose another with --store")
+        raise NoStoreYet("the store is an empty database; `observatory run` with this store makes a history of it")
     if version < len(migrations):
-        raise InfrastructureFailed(
+        raise OlderStore(
             f"the store has schema version {version}, this program reads {len(migrations)};"
             " `observatory run` with this store brings it up to date"
         )

@@ -117,12 +117,15 @@ ANALYSES: tuple[Analysis, ...] = (
     Analysis(name="summary", summary="Where the time of each rank and step went.", run=_summary),
     Analysis(name="kernels", summary="Which kernels ran, how long and how late.", run=_kernels),
     Analysis(name="idle", summary="Why devices had nothing to do.", run=_idle),
-    Analysis(name="collectives", summary="What of each collective is waiting.", run=_collectives),
+    Analysis(name="collectives", summary="How much of each collective is waiting.", run=_collectives),
     Analysis(name="stragglers", summary="Which rank others wait for, and why.", run=_stragglers),
     Analysis(name="critical-path", summary="The chain over all ranks that sets a step's time.", run=_critical_path),
     Analysis(name="memory", summary="What held memory at its peak.", run=_memory),
     Analysis(
-        name="diff", summary="What a change of the step time is made of.", run=_difference, sides=("before", "after")
+        name="diff",
+        summary="Which parts a change of the step time consists of.",
+        run=_difference,
+        sides=("before", "after"),
     ),
 )
 

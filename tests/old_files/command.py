@@ -89,7 +89,9 @@ def words_of_serve(*words: str | Path) -> list[str]:
 def unpack_runs(folder: Path) -> Path:
     """Put the old run folders into this folder; the folder that holds them."""
     with tarfile.open(HERE / "runs.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+        # The filter came with Python 3.11.4; the files are ours.
+        packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        packed.extractall(folder)
     return folder / "runs"
 
 

@@ -85,5 +85,5 @@ LINES = (
     Line("analyse summary x --store notaurl", 4, "the store's URL cannot be read"),
     Line("analyse summary x --store ''", 2, "it is empty; leave it out, or name one"),
     Line("analyse summary x --store sqlite:///garbage.sqlite", 4, "file is not a database"),
-    Line("analyse summary x --store sqlite:///other.sqlite", 4, "the store has schema version 0"),
+    Line("analyse summary x --store sqlite:///other.sqlite", 4, "the store is another program's database"),
 )

@@ -46,6 +46,16 @@ def make_files(folder: Path) -> None:
     (folder / "strange-run" / "case.json").write_text(json.dumps({"schema_version": 1, "run": 1}))
     (folder / "loop").symlink_to("loop")
     (folder / "zero.json").symlink_to("/dev/zero")
+    ledgers = {
+        "20261101-010203-smoke-abc123": '{"type":"begun","schema_version":99}\n',
+        "20261102-010203-nightly-abc123": _begun("nightly"),
+        "20261103-010203-smoke-abc123": "",
+        "20261104-010203-smoke-abc123": "nonsense\n" + _begun("smoke"),
+        "20261105-010203-smoke-abc123": _begun("smoke"),
+    }
+    for name, text in ledgers.items():
+        (folder / "nights" / "suites" / name).mkdir(parents=True)
+        (folder / "nights" / "suites" / name / "ledger.jsonl").write_text(text)
     write_kineto(folder / "trace.json", 0)
     write_kineto(folder / "same-rank.json", 0)
     (folder / "windows").mkdir()
@@ -56,3 +66,9 @@ def make_files(folder: Path) -> None:
     with sqlite3.connect(folder / "other.sqlite") as connection:
         connection.execute("CREATE TABLE places (id INTEGER)")
     connection.close()
+
+
+def _begun(suite: str) -> str:
+    """The first line of a ledger."""
+    record = {"type": "begun", "suite": suite, "suite_run": "any", "digest": "any", "time_ns": 1, "schema_version": 1}
+    return json.dumps(record) + "\n"

@@ -6,8 +6,8 @@ from tests.bench.hostile.line import Line
 
 LONG = "a" * 300
 HUGE = "99999999999999999999999"
-_FAULT = "is not KIND@RANK:STEP, such as hang@1:3; KIND is one of raise, kill, hang, exit, leave"
-_HERE = "and this machine has available"
+_FAULT = "is not KIND@RANK:STEP, such as hang@1:3; KIND is one of raise, kill, stop, hang, wait, memory, exit,"
+_HERE = "and available memory is"
 _WHOLE = "it may be a whole number of at least"
 _SHAPES = "it may be tiny, 125m, 1b, 8b, 70b"
 _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
@@ -114,7 +114,7 @@ LINES = (
     Line("run single --device tpu", 2, "'tpu' is not one of"),
     Line("run single --backend mpi", 2, "'mpi' is not one of"),
     Line("run single --device cpu --backend nccl", 2, "backend nccl needs --device cuda"),
-    Line("run single --engine slurm", 2, "'slurm' is not"),
+    Line("run single --engine mpi", 2, "'mpi' is not one of 'local', 'slurm'"),
     Line("run single --port 99999", 2, "99999 is not in the range 0<=x<=65535"),
     Line("run single --port x", 2, "'x' is not a valid integer range"),
     # options of strategies

@@ -98,7 +98,7 @@ LINES = (
     Line("show --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose another --store"),
     Line("show --store sqlite:///garbage.json/x", 4, "garbage.json is a file; make it, or choose another --store"),
     Line("show --store sqlite:///garbage.sqlite", 4, "file is not a database; choose another file with --store"),
-    Line("show --store sqlite:///other.sqlite", 4, "the store has schema version 0"),
+    Line("show --store sqlite:///other.sqlite", 4, "the store is another program's database"),
     Line(f"show --store sqlite:///{LONG}", 4, "File name too long; choose another file with --store"),
     Line("show --store sqlite:///:memory:", 4, "names no file, and would keep nothing"),
     Line("show --store sqlite:///", 4, "names no file, and would keep nothing"),
@@ -138,4 +138,25 @@ LINES = (
     Line("show folder --timeline --format json", 2, "folder holds no run"),
     Line("show x --timeline --rebuild", 2, "cannot be together"),
     Line("show --import nccl.json --export folder", 2, "cannot be together"),
+    # prune
+    Line("prune", 2, "nothing says what to delete; --older-than 30d does, or --keep-bytes 20G"),
+    Line("prune --dry-run", 2, "nothing says what to delete"),
+    Line("prune --older-than 30", 2, "'30' has no unit; it may be such as 12h or 30d"),
+    Line("prune --older-than 99999999999999999999d", 2, "is no time"),
+    *(
+        Line(f"prune --older-than {text}", 2, "is no time; it may be such as")
+        for text in ("''", "-1d", "0d", "nand", "1y", "x", "\x1b[31m", BYTES)
+    ),
+    *(
+        Line(f"prune --keep-bytes {text}", 2, "is no size; it may be such as 500M, 20G or 1T")
+        for text in ("''", "-1", "20X", "inf", "9" * 30, "1e9", "\x1b[31m", BYTES)
+    ),
+    Line("prune --older-than 1d --keep ''", 2, "it is empty; leave it out, or name one"),
+    Line("prune --older-than 1d --runs missing", 2, "missing is no folder; --runs names the one that holds the runs"),
+    Line("prune --older-than 1d --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
+    Line("prune --older-than 1d --runs ''", 2, "it is empty; name a folder"),
+    Line("prune --older-than 1d --runs folder --store notaurl", 4, "the store's URL cannot be read"),
+    Line("prune --older-than 1d --runs folder --store sqlite:///garbage.sqlite", 4, "file is not a database"),
+    Line("prune --older-than 1d --runs folder --format xml", 2, "'xml' is not one of"),
+    Line("prune 20261122", 2, "unexpected extra argument (20261122)"),
 )

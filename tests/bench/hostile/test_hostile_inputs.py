@@ -14,7 +14,15 @@ import pytest
 
 from bench.cli.main import COMMANDS, run
 from bench.errors import printable
-from tests.bench.hostile import analyse_lines, dashboards_lines, node_lines, run_lines, show_lines
+from tests.bench.hostile import (
+    analyse_lines,
+    dashboards_lines,
+    node_lines,
+    run_lines,
+    show_lines,
+    suite_lines,
+    suite_run_lines,
+)
 from tests.bench.hostile.files import make_files
 from tests.bench.hostile.line import Line
 
@@ -24,6 +32,8 @@ LINES = [
     *analyse_lines.LINES,
     *node_lines.LINES,
     *dashboards_lines.LINES,
+    *suite_lines.LINES,
+    *suite_run_lines.LINES,
 ]
 SPARE_BYTES = 4 << 30
 """What a line may take more than this process has: who reads a file without end is told so, and not the kernel."""

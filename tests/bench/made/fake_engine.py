@@ -30,6 +30,7 @@ class FakeEngine:
     """Ranks whose measured steps last as long as it is told.
 
     steps_s: by strategy, trial and rank, the seconds of each measured step; the warm-up before takes a hundred each.
+    runs: where the folders of runs are.
     breaks: what a run of this strategy and trial ends with, in place of a result; an exception is raised.
     """
 
@@ -40,7 +41,10 @@ class FakeEngine:
         machine: Machine,
         steps_s: Mapping[str, Sequence[Sequence[Sequence[float]]]],
         breaks: Mapping[tuple[str, int], Cause | BaseException] | None = None,
+        *,
+        runs: Path | None = None,
     ) -> None:
+        self.runs = runs
         self.orders: list[tuple[str, int]] = []
         self.is_stopped = False
         self._machine = machine
@@ -63,6 +67,15 @@ class FakeEngine:
         """The machine that it was given."""
         return self._machine
 
+    def folder(self, order: TrialOrder) -> Path:
+        """The folder of the order's run."""
+        assert self.runs is not None, "the engine is opened with the folder of runs"
+        return self.runs / order.run
+
+    def collect(self, run: str) -> tuple[str, ...]:
+        """Nothing is elsewhere."""
+        return ()
+
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
         """Write each rank's log."""
         self.orders.append((order.case.strategy, order.trial))
@@ -70,9 +83,9 @@ class FakeEngine:
         if isinstance(broken, BaseException):
             raise broken
         for rank, steps_s in enumerate(self._steps_s[order.case.strategy][order.trial]):
-            _write(order, rank, steps_s, is_good=broken is None)
+            _write(self.folder(order), order, rank, steps_s, is_good=broken is None)
         progress(Progress(run=order.run, trial=order.trial, steps=order.case.steps))
-        outcome = "done" if broken is None else "failed"
+        outcome = "done" if broken is None else "interrupted" if broken.kind == "interrupted" else "failed"
         return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=broken)  # type: ignore[arg-type]
 
 
@@ -129,8 +142,8 @@ def _performed(order: TrialOrder, pipeline: Pipeline) -> list[TimedActions]:
     ]
 
 
-def _write(order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: bool) -> None:
-    log = SampleLog(Path(order.folder) / f"rank{rank}.jsonl")
+def _write(folder: Path, order: TrialOrder, rank: int, steps_s: Sequence[float], *, is_good: bool) -> None:
+    log = SampleLog(folder / f"rank{rank}.jsonl")
     trial = order.trial
     log.write(Opened(run=order.run, trial=trial, rank=rank, time_ns=0, pid=1, host="fake"))
     for step, step_s in enumerate([100.0, *steps_s]):

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.analysis.estimate import Estimate
 from bench.case import ONE_RUN, Purpose
 from bench.rank.messages import Cause
-from bench.runner import Measured, TrialSettings, measure
+from bench.runner.measure import Measured, TrialSettings, alike, measure
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
 from tests.bench.made.examples import SMALL, make_machine, small_case
@@ -28,12 +28,12 @@ SINGLE = small_case("single", ranks=1, trials=3, model=replace(SMALL, batch=2))
 
 def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purpose = ONE_RUN) -> Measured:
     """All trials of the cases, by an engine without processes."""
+    engine.runs = folder
     measured = measure(
-        [(case, None) for case in cases],  # type: ignore[misc]
+        alike([(case, None) for case in cases], TrialSettings(limit_s=60, purpose=purpose)),  # type: ignore[misc]
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        settings=TrialSettings(limit_s=60, purpose=purpose),
         watch=lambda case, trial, steps: None,
     )
     measured.close()

@@ -9,7 +9,8 @@ import pytest
 
 from bench.case import Purpose
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runner import check_baseline, check_hardware, persist, recover_runs
+from bench.runner.persist import check_baseline, check_hardware, persist
+from bench.runner.recover import recover_runs
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.run_dir import begin, load, summarise
@@ -98,7 +99,7 @@ def test_a_baseline_of_the_history_that_was_measured_otherwise_is_not_taken(
     [
         ({"driver_version": "535.104.05"}, "driver 535.104.05, the run"),
         ({"own_version": "0.0.9"}, "parallel-observatory 0.0.9, the run"),
-        ({"is_dirty": True}, "a source tree with changes that no commit tells"),
+        ({"is_dirty": True}, "a source tree with uncommitted changes"),
     ],
 )
 def test_another_driver_or_code_makes_no_baseline(
@@ -165,7 +166,7 @@ def test_a_folder_whose_runner_died_is_taken_into_the_history_with_its_complete_
     (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
     assert recover_runs(tmp_path / "runs", history, None).problems == ()
     adopted = history.find(summary.run)
-    assert (adopted.outcome, adopted.trials_done) == ("interrupted", 3)
+    assert (adopted.outcome, adopted.trials_done) == ("done", 3)
     assert adopted.estimates == summary.estimates
     assert recover_runs(tmp_path / "runs", history, None).problems == ()
 

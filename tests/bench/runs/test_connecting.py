@@ -11,7 +11,7 @@ import pytest
 
 from bench.errors import InfrastructureFailed
 from bench.runs.database import default_url, parse_url, shown
-from bench.runs.history import History
+from bench.runs.history import History, NoStoreYet
 from tests.bench.made.examples import make_machine, make_summary
 from tests.support.servers import PostgresServer
 
@@ -68,7 +68,15 @@ def test_reading_the_database_of_another_program_is_refused(tmp_path: Path) -> N
     connection = sqlite3.connect(tmp_path / "other.sqlite")
     connection.execute("CREATE TABLE things (id INTEGER)")
     connection.close()
-    assert "schema version 0" in _refusal(f"sqlite:///{tmp_path}/other.sqlite", writable=False)
+    assert "is another program's database" in _refusal(f"sqlite:///{tmp_path}/other.sqlite", writable=False)
+
+
+def test_an_empty_database_is_no_history_yet(store_url: str) -> None:
+    if store_url.startswith("sqlite"):
+        Path(store_url.removeprefix("sqlite:///")).touch()
+    expected = pytest.raises(NoStoreYet, match="`observatory run` with this store makes a history of it")
+    with expected, History(store_url, writable=False):
+        pass
 
 
 def test_a_store_that_may_only_be_read_is_refused_before_a_run(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.cli import main
 from bench.reports.summary import all_notes, print_curve, print_curve_json, print_summaries
-from bench.runner import Kept, persist
+from bench.runner.persist import Kept, persist
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 from tests.bench.made.examples import SMALL as SMALL_MODEL

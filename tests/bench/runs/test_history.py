@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
+from bench.case import ONE_RUN, Purpose, SuiteMember
 from bench.errors import Misuse
 from bench.runs.database import connect, parse_url
 from bench.runs.history import History
 from bench.runs.schema import ESTIMATES, TRIAL_VALUES
+from bench.runs.suite_record import SuiteRecord
 from tests.bench.made.examples import make_case, make_machine, make_summary
 
 
@@ -54,6 +57,20 @@ def test_adding_a_run_again_replaces_it_whole(store_url: str) -> None:
     with engine.begin() as connection:
         assert len(connection.execute(select(ESTIMATES.c.run)).all()) == 1
         assert len(connection.execute(select(TRIAL_VALUES.c.run)).all()) == 3
+    engine.dispose()
+
+
+def test_a_run_is_forgotten_with_all_that_was_kept_of_it(store_url: str) -> None:
+    with History(store_url) as history:
+        for name in ("a", "b"):
+            history.add(make_summary(name), make_machine())
+        history.forget("a")
+        history.forget("never there")
+        assert history.known() == {"b"}
+    engine = connect(parse_url(store_url), writable=False)
+    with engine.begin() as connection:
+        for table in (ESTIMATES, TRIAL_VALUES):
+            assert set(connection.execute(select(table.c.run)).scalars()) == {"b"}
     engine.dispose()
 
 
@@ -158,3 +175,44 @@ def test_who_reads_beside_a_writer_sees_what_it_wrote_and_the_last_leaves_nothin
     assert last.known() == {"run-a", "run-b"}
     last.close()
     assert [path.name for path in tmp_path.iterdir()] == ["history.sqlite"]
+
+
+def _member(case: str, *, run: str = "night-1", suite: str = "nightly") -> Purpose:
+    return Purpose(member=SuiteMember(suite=suite, id=run, case=case))
+
+
+def test_runs_of_a_suite_are_found_by_the_suite_and_by_its_run(store_url: str) -> None:
+    with History(store_url) as history:
+        for name, purpose in (
+            ("a", _member("ddp")),
+            ("b", _member("fsdp")),
+            ("c", _member("ddp", run="night-2")),
+            ("d", _member("ddp", run="smoke-1", suite="smoke")),
+            ("e", ONE_RUN),
+        ):
+            history.add(make_summary(name, purpose=purpose), make_machine())
+        assert {found.run for found in history.runs(9, suite="nightly")} == {"a", "b", "c"}
+        assert {found.run for found in history.runs(9, suite_run="night-1")} == {"a", "b"}
+        assert {found.run for found in history.runs(9)} == {"a", "b", "c", "d", "e"}
+
+
+def _record(name: str, started_ns: int, **fields: Any) -> SuiteRecord:
+    return SuiteRecord(
+        id=name, suite="nightly", started_ns=started_ns, progress_ns=started_ns, total=2, folder="/runs", **fields
+    )
+
+
+def test_a_suite_run_is_kept_once_with_its_newest_record(store_url: str) -> None:
+    with History(store_url) as history:
+        history.save_suite(_record("night-1", 1, running=("ddp",)))
+        ended = _record("night-1", 1, ended_ns=5, outcome="failed", cases={"done": 1, "failed": 1})
+        history.save_suite(ended)
+        assert history.suite_runs(9) == (ended,)
+
+
+def test_the_newest_suite_runs_come_first_and_others_than_the_suite_s_are_left_out(store_url: str) -> None:
+    with History(store_url) as history:
+        for name, started_ns in (("one", 1), ("three", 3), ("two", 2)):
+            history.save_suite(_record(name, started_ns))
+        assert [record.id for record in history.suite_runs(2)] == ["three", "two"]
+        assert history.suite_runs(9, "smoke") == ()

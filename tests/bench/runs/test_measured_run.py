@@ -109,7 +109,7 @@ def test_trials_of_several_cases_take_turns(tmp_path: Path) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     measure_fake(tmp_path, engine, SINGLE, DDP)
     assert engine.orders == [(name, trial) for trial in range(3) for name in ("single", "ddp")]
-    assert engine.is_stopped
+    assert not engine.is_stopped  # Another call may measure more.
 
 
 def test_a_failed_trial_ends_its_run_and_no_other_and_complete_trials_count(tmp_path: Path) -> None:

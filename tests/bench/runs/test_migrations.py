@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from bench.errors import InfrastructureFailed
 from bench.runs.database import connect, parse_url
 from bench.runs.history import History
-from bench.runs.schema import METADATA, MIGRATIONS, Migration, check_version, upgrade
+from bench.runs.schema import METADATA, MIGRATIONS, Migration, OlderStore, check_version, upgrade
 from tests.bench.made.examples import make_machine, make_summary
 
 
@@ -91,12 +91,30 @@ def test_a_newer_store_is_refused_with_both_versions(store_url: str, writable: b
 
 def test_an_older_store_is_not_read_unmigrated(store_url: str) -> None:
     engine = _engine(store_url)
-    upgrade(engine)
+    upgrade(engine, MIGRATIONS[:1])
     with (
         engine.begin() as connection,
-        pytest.raises(InfrastructureFailed, match="schema version 1, this program reads 2"),
+        pytest.raises(OlderStore, match=f"schema version 1, this program reads {len(MIGRATIONS)}"),
     ):
-        check_version(connection, (*MIGRATIONS, _add_column))
+        check_version(connection)
+    engine.dispose()
+
+
+def test_a_reader_brings_an_older_store_up_to_date(store_url: str) -> None:
+    engine = _engine(store_url)
+    upgrade(engine, MIGRATIONS[:1])
+    with History(store_url, writable=False) as history:
+        assert history.runs(9) == ()
+    assert _versions(engine) == list(range(1, len(MIGRATIONS) + 1))
+    engine.dispose()
+
+
+def test_a_glance_changes_no_older_store(store_url: str) -> None:
+    engine = _engine(store_url)
+    upgrade(engine, MIGRATIONS[:1])
+    with pytest.raises(OlderStore), History(store_url, writable=False, is_glance=True):
+        pass
+    assert _versions(engine) == [1]
     engine.dispose()
 
 

@@ -46,6 +46,15 @@ def _add_matmul(history: History, run: Summary) -> None:
     history.add(matmul, make_machine())
 
 
+def _add_sweep(history: History, run: Summary) -> None:
+    fit = (
+        estimate(RUN_LINK_LATENCY_SECONDS, [1e-4], collective="all_reduce"),
+        estimate(RUN_LINK_BANDWIDTH, [1e9], collective="all_reduce"),
+    )
+    sweep = make_summary("sweep", case=make_probe("collectives", 2), hardware=run.hardware, estimates=fit, scaling=())
+    history.add(sweep, make_machine())
+
+
 def test_one_rank_computes_its_flops_at_the_ceiling(history: History) -> None:
     run = _run("single", ranks=1)
     _add_matmul(history, run)
@@ -67,17 +76,28 @@ def test_whole_blocks_that_are_computed_again_take_a_third_more(history: History
 def test_communication_on_the_measured_link_is_added_where_nothing_hides_it(history: History) -> None:
     run = _run(overlap=False)
     _add_matmul(history, run)
-    fit = (
-        estimate(RUN_LINK_LATENCY_SECONDS, [1e-4], collective="all_reduce"),
-        estimate(RUN_LINK_BANDWIDTH, [1e9], collective="all_reduce"),
-    )
-    sweep = make_summary("sweep", case=make_probe("collectives", 2), hardware=run.hardware, estimates=fit, scaling=())
-    history.add(sweep, make_machine())
+    _add_sweep(history, run)
     found = predicted_step(run, history)
     assert isinstance(found, PredictedStep)
     (transfer,) = run.case.spec().transfers(run.case)
     communication_s = 2 * transfer.calls * 1e-4 + transfer.payload_bytes / 1e9  # Of a ring on two ranks.
     assert found.step_s == pytest.approx(run.case.shape.flops_per_step("palm") / 2 / RATE + communication_s)
+
+
+def test_neither_the_link_nor_the_ceiling_of_one_node_is_that_of_several(history: History) -> None:
+    one = _run(overlap=False)
+    _add_matmul(history, one)
+    over_two = replace(one, case=replace(one.case, nodes=2))
+    found = predicted_step(over_two, history)
+    assert isinstance(found, Absent)
+    assert "no matmul run on" in found.reason
+    matmul = replace(history.find("matmul-a"), run="matmul-b")
+    history.add(replace(matmul, case=replace(matmul.case, nodes=2)), make_machine())
+    _add_sweep(history, one)
+    found = predicted_step(over_two, history)
+    assert isinstance(found, Absent)
+    assert "no sweep of all_reduce on 2 ranks" in found.reason
+    assert isinstance(predicted_step(one, history), PredictedStep)
 
 
 @pytest.mark.parametrize(

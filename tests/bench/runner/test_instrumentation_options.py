@@ -10,15 +10,15 @@ from tests.bench.made.examples import make_case
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "options",
     [
         InstrumentationOptions(),
         InstrumentationOptions(memory_snapshot=True),
         InstrumentationOptions(trace_every=1, memory_snapshot=True),
     ],
 )
-def test_looks_that_can_be_taken_are_themselves(looks: InstrumentationOptions) -> None:
-    assert check_instrumentation(looks, make_case(trace_steps=1)) is looks
+def test_options_that_fit_the_case_are_themselves(options: InstrumentationOptions) -> None:
+    assert check_instrumentation(options, make_case(trace_steps=1)) is options
 
 
 def test_windows_without_steps_between_them_are_refused_with_the_bound() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.case import ONE_RUN, USUAL, Purpose, check_purpose, why_ad_hoc
 from bench.errors import Misuse
-from bench.reports.summary import print_summaries, print_whole
+from bench.reports.summary import print_run, print_summaries
 from bench.runs.summary import decode, encode
 from tests.bench.made.examples import SMALL, make_case, make_probe, make_summary
 
@@ -89,7 +89,7 @@ def test_people_are_told_that_a_run_is_ad_hoc_and_why(capsys: pytest.CaptureFixt
     quick = make_summary(case=replace(AS_USUAL, steps=1), purpose=ONE_RUN)
     print_summaries([quick], "table")
     assert "ddp on 2: kept as ad hoc (steps 1, usual are 20), and never its series' newest" in capsys.readouterr().out
-    print_whole(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
+    print_run(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
     shown = capsys.readouterr().out
     assert "note  [red] and [/nothing]" in shown
     assert "kept as ad hoc (it has a note)" in shown

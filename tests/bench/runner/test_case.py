@@ -63,7 +63,8 @@ def test_options_that_are_not_given_have_their_default() -> None:
         ({"backend": "nccl"}, "backend nccl needs --device cuda; on the CPU it is gloo"),
         (
             {"options": {"compile": "default", "bucket_mb": 0.5}},
-            "ddp: option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB",
+            "ddp: option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB:"
+            " take bucket_mb=1 or more, or compile=none",
         ),
     ],
 )

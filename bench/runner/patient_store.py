@@ -1,0 +1,85 @@
+"""A history that may be locked or gone for a while: a suite goes on without it, and it catches up when it is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.errors import InfrastructureFailed
+from bench.runner.recover import recover_runs
+from bench.runs.history import History
+from bench.runs.suite_record import SuiteRecord
+
+PATIENCE_S = 25.0
+"""How long results wait for a store that does not answer, before the suite goes on."""
+AGAIN_S = 60.0
+"""How long a store that did not answer is left alone: one that is locked keeps each question waiting for 30 s."""
+PAUSE_S = 1.0
+
+
+class PatientStore:
+    """A history of which every failure is told once and survived.
+
+    What it misses meanwhile is in the folders of the runs, from which it is recovered.
+
+    runs: the folder of runs. url: the store's, as runs record it. tell: is told when it fails, and when it is back.
+    clock_s: monotonic. sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        *,
+        runs: Path,
+        url: str | None,
+        tell: Callable[[str], None],
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.failure: InfrastructureFailed | None = None
+        self._history, self._runs, self._url = history, runs, url
+        self._tell, self._clock_s, self._sleep = tell, clock_s, sleep
+        self._failed_s = 0.0
+
+    @property
+    def history(self) -> History | None:
+        """The history; None as long as it does not answer."""
+        return self._history if self.failure is None else None
+
+    def failed(self, error: InfrastructureFailed) -> None:
+        """Leave the store alone for a while."""
+        if self.failure is None:
+            self._tell(f"{error}; the suite goes on, and its results stay in the folders of their runs")
+        self.failure, self._failed_s = error, self._clock_s()
+
+    def save(self, record: SuiteRecord) -> None:
+        """Keep the record, unless the store does not answer."""
+        if self.failure is None:
+            try:
+                self._history.save_suite(record)
+            except InfrastructureFailed as error:
+                self.failed(error)
+
+    def ready(self, *, is_last: bool = False) -> History | None:
+        """Wait until the history answers; return it, or None where it is given up for now.
+
+        is_last: ask even if it was given up a moment ago.
+        """
+        if self.failure is not None and not is_last and self._clock_s() - self._failed_s < AGAIN_S:
+            return None
+        give_up_s = self._clock_s() + PATIENCE_S
+        while True:
+            try:
+                self._history.names(1)
+                if self.failure is not None:
+                    recovered = recover_runs(self._runs, self._history, self._url)
+                    self.failure = None
+                    self._tell(f"the store answers again; it took in {len(recovered.runs)} run(s)")
+            except InfrastructureFailed as error:
+                if self._clock_s() >= give_up_s:
+                    self.failed(error)
+                    return None
+                self._sleep(PAUSE_S)
+            else:
+                return self._history

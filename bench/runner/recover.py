@@ -1,0 +1,91 @@
+"""Finds runs on disk that the history lacks, because their runner died, or the folder or the history is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs import run_dir
+from bench.runs.active_runs import ended_folders
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from collectors.errors import in_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredRuns:
+    """What a search through a folder of runs added to the history.
+
+    problems: a line for each folder left out. moved: new places of runs whose old folder no longer exists.
+    """
+
+    runs: tuple[Summary, ...]
+    problems: tuple[str, ...]
+    moved: tuple[Path, ...]
+
+    def notices(self) -> tuple[str, ...]:
+        """Return messages for a person, one line each."""
+        return (*self.problems, *((f"{len(self.moved)} run(s) were found at another place",) if self.moved else ()))
+
+
+def new_runs(
+    folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False
+) -> RecoveredRuns:
+    """Return what `recover_runs` would change, without writing. known: the history's runs, with the folder of each."""
+    found: list[Summary] = []
+    problems: list[str] = []
+    moved: list[Path] = []
+    for run_folder in ended_folders(folder):
+        stored = known.get(run_folder.name)
+        if stored is not None:
+            with _noting(run_folder, problems):
+                again = run_dir.found_again(run_folder.name, stored, folder)
+                moved += [] if again is None else [again]
+            continue
+        with _noting(run_folder, problems):
+            file = run_dir.case_file(run_folder)
+            if not of_every_store and file.store != run_dir.store_name(store):
+                continue
+            if file.run != run_folder.name:
+                raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
+            found.append(run_dir.load(run_folder))
+    return RecoveredRuns(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
+
+
+def recover_runs(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> RecoveredRuns:
+    """Add runs to the history that are missing in it: their runner died, or the folder or the history is new.
+
+    A run that the history has is never replaced: only the new place of a moved folder is noted. No files are written
+    but in the run's own folder.
+
+    store: the history's URL as runs recorded it; runs of another store are skipped.
+    of_every_store: include runs of other stores.
+    """
+    found = new_runs(folder, history.folders(), store, of_every_store=of_every_store)
+    taken: list[Summary] = []
+    problems = list(found.problems)
+    for moved in found.moved:
+        history.move(moved.name, str(moved))
+    for summary in found.runs:
+        run_folder = Path(summary.folder)
+        with _noting(run_folder, problems):
+            if not (run_folder / "summary.json").exists():
+                run_dir.save(summary)
+            history.add(summary, run_dir.machine_of(run_folder))
+            taken.append(summary)
+    return RecoveredRuns(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
+
+
+@contextmanager
+def _noting(run_folder: Path, problems: list[str]) -> Iterator[None]:
+    """On an error, leave the run's folder out and add a line that says why."""
+    left_out = f"{run_folder} is left out of the history"
+    try:
+        yield
+    except (Misuse, InfrastructureFailed) as error:
+        problems.append(f"{left_out}: {error}")
+    except Exception as error:  # noqa: BLE001  # One broken folder must not keep people from all others.
+        problems.append(f"{left_out}: its files do not fit together ({in_words(error)})")

@@ -1,0 +1,196 @@
+"""One rank of a case under torchrun, or started by hand in a debugger: no agent, no supervisor, one trial.
+
+    torchrun --nproc-per-node 2 -m bench.runner.torchrun CASE.json --folder FOLDER
+
+CASE.json is what `observatory run ... --dry-run --format json` prints, or the case.json of a run's folder. torchrun's
+variables give the rank its place. Not covered, beside `observatory run`: samples of the node, a limit of the trial, the
+root cause of a failure, and a fault that the case file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+
+from bench.case import Case, Purpose, check, find_spec
+from bench.engines.environment import environment
+from bench.errors import InfrastructureFailed, Misuse, say
+from bench.machine import machine
+from bench.rank.messages import RankOrder
+from bench.rank.worker import leave, work
+from bench.runs import run_dir
+from bench.runs.files import read_small
+from collectors.files import schema_version_of
+from collectors.rank import profiler
+from collectors.sample_log import LogUnwritable, SampleLog
+
+USAGE = "torchrun --nproc-per-node {ranks} -m bench.runner.torchrun CASE.json --folder FOLDER"
+PURPOSE = Purpose(note="started by torchrun")
+"""Ad hoc: a person's trial of one case is not the newest result of its series."""
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE = 0, 2, 3, 4
+"""Exit codes, as the command line has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's place by torchrun's variables.
+
+    has_store: torchrun's agent hosts the store at `host` and `port`; otherwise rank 0 does.
+    is_one_node: all ranks are on this node.
+    """
+
+    rank: int
+    local_rank: int
+    ranks: int
+    host: str
+    port: int
+    has_store: bool
+    is_one_node: bool
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one rank of the case; return the exit code, 2 for what a person can put right."""
+    parser = argparse.ArgumentParser(description="One rank of a case, by torchrun's variables.", prog="bench.runner")
+    parser.add_argument("case", type=Path, metavar="CASE.json", help="from --dry-run --format json, or a run's folder")
+    parser.add_argument("--folder", type=Path, required=True, help="new folder of the run, the same for all ranks")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds that ranks wait for each other; default 600"
+    )
+    arguments = parser.parse_args(words)
+    try:
+        place = read_place(os.environ)
+        case = read_case(arguments.case)
+        if place.ranks != case.ranks:
+            raise Misuse(
+                f"WORLD_SIZE is {place.ranks} and {arguments.case} is of {case.ranks} rank(s);"
+                f" {USAGE.format(ranks=case.ranks)}"
+            )
+        return _run(case, place, arguments.folder.absolute(), arguments.limit)
+    except Misuse as error:
+        say(str(error))
+        return MISUSE
+    except (InfrastructureFailed, LogUnwritable) as error:
+        say(str(error))
+        return INFRASTRUCTURE
+
+
+def read_place(variables: Mapping[str, str]) -> Place:
+    """Return the rank's place.
+
+    Raises:
+        Misuse: a variable is missing, or no number.
+    """
+
+    def text(name: str) -> str:
+        if name not in variables:
+            raise Misuse(f"the variable {name} is not set; torchrun sets it: {USAGE.format(ranks=2)}")
+        return variables[name]
+
+    def number(name: str) -> int:
+        if not text(name).isdecimal():
+            raise Misuse(f'the variable {name} is "{text(name)}"; torchrun sets it to a number from 0')
+        return int(text(name))
+
+    ranks = number("WORLD_SIZE")
+    return Place(
+        rank=number("RANK"),
+        local_rank=number("LOCAL_RANK"),
+        ranks=ranks,
+        host=text("MASTER_ADDR"),
+        port=number("MASTER_PORT"),
+        has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        is_one_node=variables.get("LOCAL_WORLD_SIZE", str(ranks)) == str(ranks),
+    )
+
+
+class _CaseDocument(msgspec.Struct, frozen=True):
+    """What the forms of a case file have in common."""
+
+    case: Case
+
+
+def read_case(path: Path) -> Case:
+    """Return the case of a file that `--dry-run --format json` printed, or of a run's case.json.
+
+    Raises:
+        Misuse: it is no such file, holds several cases, is a newer version's, or its case cannot be run.
+    """
+    try:
+        data = read_small(path)
+        if not data.lstrip().startswith(b"["):
+            if (version := schema_version_of(data)) > run_dir.SCHEMA_VERSION:
+                raise Misuse(
+                    f"{path}: schema version {version} is newer than {run_dir.SCHEMA_VERSION}, the newest known"
+                )
+            data = b"[%s]" % data
+        documents = msgspec.json.decode(data, type=list[_CaseDocument])
+    except OSError as error:
+        raise Misuse(f"case file {path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(
+            f"{path} is no case file ({error}); `observatory run ddp --dry-run --format json` prints one"
+        ) from None
+    if len(documents) != 1:
+        raise Misuse(f"{path} holds {len(documents)} cases and torchrun runs one; leave out --with-baseline and curves")
+    case = documents[0].case
+    spec = find_spec(case.strategy)
+    if case.version != spec.version_on(case.device):
+        raise Misuse(
+            f"{path} is of version {case.version} of {case.strategy}, and this program has"
+            f" {spec.version_on(case.device)}; make the file anew with --dry-run"
+        )
+    if unlike := sorted(case.options.keys() ^ {option.name for option in spec.options}):
+        raise Misuse(f"{path}: option {unlike[0]} of {case.strategy} is missing or unknown; make the file anew")
+    return check(case)
+
+
+def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
+    """Measure one trial of the case as this rank."""
+    path = folder / f"rank{place.rank}.jsonl"
+    for made in (path, folder / "case.json") if place.rank == 0 else (path,):
+        if made.exists():
+            raise Misuse(f"{made} exists already, and a folder holds one run; name a new --folder")
+    ours = environment(os.environ)
+    if not place.is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
+        del ours["GLOO_SOCKET_IFNAME"]  # The loopback, by which other nodes are not reached.
+    os.environ.update(ours)  # torch reads them when a process group is made.
+    if place.rank == 0:  # The folder stays locked until this process ends: the run is running.
+        run_dir.begin(replace(case, trials=1), machine.read(), folder.parent, purpose=PURPOSE, name=folder.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = SampleLog(path)
+    store = None
+    if place.rank == 0 and not place.has_store:
+        store = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
+    if case.trace_steps and profiler.may_start_before_fork():
+        profiler.warm(torch.device("cpu"))  # As the forkserver has done for its ranks.
+    order = RankOrder(
+        run=folder.name,
+        trial=0,
+        rank=place.rank,
+        local_rank=place.local_rank,
+        case=replace(case, trials=1),
+        folder=str(folder),
+        store_host=place.host,
+        store_port=place.port,
+        prefix="observatory",
+        store_timeout_s=limit_s,
+        collective_timeout_s=limit_s,
+    )
+    code = work(order, log)
+    del store  # Until here its ranks meet in it.
+    return CASE_FAILED if code else FINE
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    leave(main())

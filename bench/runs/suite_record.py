@@ -1,0 +1,62 @@
+"""The record of a suite run in the history: when it began, how far it is, and how its cases ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from bench.errors import Misuse
+
+CaseOutcome = Literal["done", "failed", "timed_out", "interrupted", "skipped", "left_out"]
+"""interrupted: the suite ended before the case did. skipped: it cannot run on this machine. left_out: by request, as of
+a budget; no failure."""
+SuiteOutcome = Literal["running", "done", "failed", "interrupted"]
+"""running: nobody has recorded an end; the runner may have died. failed: a case failed, timed out or was skipped."""
+
+SCHEMA_VERSION = 1
+
+
+class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One suite run.
+
+    started_ns, progress_ns, ended_ns: Unix time of its beginning, of the last event of a case, and of its end.
+    period_s: how often the suite is meant to run; None where it declares none.
+    cases: how many cases ended in each way. total: cases of the suite. running: names of those that run now.
+    folder: where its ledger is, on the machine that runs it.
+    """
+
+    id: str
+    suite: str
+    started_ns: int
+    progress_ns: int
+    ended_ns: int | None = None
+    outcome: SuiteOutcome = "running"
+    period_s: float | None = None
+    cases: dict[CaseOutcome, int] = {}  # msgspec gives each its own copy.
+    total: int
+    running: tuple[str, ...] = ()
+    folder: str
+    schema_version: int = SCHEMA_VERSION
+
+
+def encode(record: SuiteRecord) -> bytes:
+    """Return the record as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: str, source: str) -> SuiteRecord:
+    """Decode a record from JSON. source: where it is from, for messages.
+
+    Raises:
+        Misuse: a newer version wrote it, or it is no record.
+    """
+    try:
+        record = msgspec.json.decode(data, type=SuiteRecord)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Misuse(f"{source}: is no record of a suite run ({error})") from None
+    if record.schema_version > SCHEMA_VERSION:
+        raise Misuse(
+            f"{source}: written with schema version {record.schema_version}, this program reads up to {SCHEMA_VERSION}"
+        )
+    return record

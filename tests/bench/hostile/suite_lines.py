@@ -1,0 +1,53 @@
+"""Hostile command lines of `observatory suite`."""
+
+from __future__ import annotations
+
+from tests.bench.hostile.line import Line
+
+LONG = "a" * 300
+_NO_TOML = "name a suite file, which is TOML"
+_TIME = "is no time; it may be such as 90s, 45m, 2h or 1h30m"
+_PLAN = "suite plan smoke"
+
+LINES = (
+    Line("suite paln", 2, "No such command 'paln'"),
+    Line("suite schema x", 2, "unexpected extra argument (x)"),
+    Line("suite plan", 2, "Missing argument 'NAME|FILE'"),
+    Line("suite plan ''", 2, "it is empty; leave it out, or name one"),
+    Line("suite plan smoek", 2, 'suite "smoek" is neither a file nor shipped; did you mean "smoke"?'),
+    Line("suite plan \x1b[31msmoke", 2, 'suite "\\x1b[31msmoke" is neither a file nor shipped'),
+    Line("suite plan \udcff", 2, 'suite "\\udcff" is neither a file nor shipped'),
+    Line(f"suite plan {LONG}", 2, "File name too long; name another file or folder"),
+    Line("suite plan loop", 2, 'suite "loop" is neither a file nor shipped'),
+    Line("suite plan folder", 2, "folder is a folder; name a suite file, which is TOML"),
+    Line("suite plan ./folder", 2, f"folder is a folder; {_NO_TOML}"),
+    Line("suite plan ./missing.toml", 2, f"missing.toml is not there; {_NO_TOML}"),
+    Line("suite plan zero.json", 2, "zero.json is no file; name a suite file, which is TOML"),
+    Line("suite plan /dev/zero", 2, f"/dev/zero is no file; {_NO_TOML}"),
+    Line("suite plan garbage.json", 2, f"garbage.json is no text in UTF-8; {_NO_TOML}"),
+    Line("suite plan empty.json", 2, "empty.json is empty; a suite has a line schema_version = 1 and a table"),
+    Line("suite plan cut.json", 2, "cut.json: line 1: Invalid statement; this is no TOML"),
+    Line("suite plan deep.json", 2, "deep.json: line 1: Invalid initial character for a key part; this is no TOML"),
+    Line(f"{_PLAN} --set", 2, "Option '--set' requires an argument"),
+    Line(f"{_PLAN} --set trials", 2, '--set "trials" is not KEY=VALUE'),
+    Line(f"{_PLAN} --set =", 2, '--set "=" is not KEY=VALUE'),
+    Line(f"{_PLAN} --set =1", 2, '--set "=1" is not KEY=VALUE'),
+    Line(
+        f"{_PLAN} --set defaults.trials=many", 2, '[defaults] trials is "many"; it may be a whole number of at least 1'
+    ),
+    Line(f"{_PLAN} --set defaults.trials=0", 2, "[defaults] trials is 0; it may be a whole number of at least 1"),
+    Line(f"{_PLAN} --set case.dpp.trials=1", 2, 'has no [case.dpp]; did you mean "ddp"?'),
+    Line(
+        f"{_PLAN} --set case.ddp.ranks=3", 2, "[case.ddp] batch: ddp: batch 8 cannot be shared equally by 3 data ranks"
+    ),
+    Line(f"{_PLAN} --set case.ddp.\x1b[31m=1", 2, "[case.ddp] has no key \\x1b[31m"),
+    Line(f"{_PLAN} --set defaults.seed=0x{'f' * 5000}", 2, "seed is a number of thousands of digits"),
+    Line(f"{_PLAN} --only ''", 2, 'no case has the tag ""'),
+    Line(f"{_PLAN} --only extr", 2, 'no case has the tag "extr"; did you mean "extra"?; --only takes extra, all'),
+    Line(f"{_PLAN} --budget 0", 2, f"'0' {_TIME}"),
+    Line(f"{_PLAN} --budget -1h", 2, f"'-1h' {_TIME}"),
+    Line(f"{_PLAN} --budget nan", 2, f"'nan' {_TIME}"),
+    Line(f"{_PLAN} --budget 1e9", 2, f"'1e9' {_TIME}"),
+    Line(f"{_PLAN} --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
+    Line(f"{_PLAN} --store ''", 2, "it is empty; leave it out, or name one"),
+)

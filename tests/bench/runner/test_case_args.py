@@ -1,0 +1,127 @@
+"""From the words of a command line and the GPUs of a machine to a case, or to one line that says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.case import Case
+from bench.errors import Misuse
+from bench.machine.device_checks import TorchBuild
+from bench.machine.gpus import Gpus, read_gpus
+from bench.runner.case_args import CaseArgs, Node, case_of_args
+from tests.bench.made.recorded_nvml import RecordedNvml
+
+FOUR = RecordedNvml(names=("A", "B", "C", "D"))
+
+
+def _gpus(visible: str | None = None, nvml: RecordedNvml = FOUR) -> Gpus:
+    return read_gpus(nvml, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def _case(
+    gpus: Gpus,
+    strategy: str = "ddp",
+    *,
+    ranks: int | None = None,
+    nodes: int = 1,
+    ranks_per_node: int | None = None,
+    **said: Any,
+) -> Case:
+    node = Node(
+        cores=2,
+        host_bytes=1 << 40,
+        gpus=gpus,
+        torch=TorchBuild(version="2.13.0+cu130", cuda="13.0"),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+    )
+    return case_of_args(CaseArgs(strategy=strategy, dimensions={"batch": 72}, **said), ranks, node)
+
+
+def test_a_case_takes_the_gpus_that_can_be_used() -> None:
+    case = _case(_gpus("GPU-2abc,1"))
+    assert (case.device, case.backend, case.ranks) == ("cuda", "nccl", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks", "nodes"),
+    [
+        ({"nodes": 2}, 8, 2),
+        ({"nodes": 2, "ranks_per_node": 1}, 2, 2),
+        ({"nodes": 3, "ranks": 2}, 2, 2),
+        ({"nodes": 3, "ranks": 8, "ranks_per_node": 4}, 8, 2),
+        ({"nodes": 3, "device": "cpu"}, 3, 3),
+        ({"nodes": 3, "strategy": "single"}, 1, 1),
+    ],
+)
+def test_ranks_are_spread_over_the_nodes(said: dict[str, Any], ranks: int, nodes: int) -> None:
+    case = _case(_gpus(), **said)
+    assert (case.ranks, case.nodes) == (ranks, nodes)
+
+
+def test_more_ranks_than_the_gpus_of_all_nodes_is_refused() -> None:
+    with pytest.raises(
+        Misuse, match=r"ranks is 9 over 2 node\(s\), 5 on one, and NCCL wants a GPU for each; a node has 4"
+    ):
+        _case(_gpus(), ranks=9, nodes=2)
+
+
+def test_more_ranks_than_fill_the_nodes_is_refused() -> None:
+    with pytest.raises(Misuse, match=r"ranks is 8, and 2 node\(s\) of 3 rank\(s\) have 6; take more --nodes"):
+        _case(_gpus(), ranks=8, nodes=2, ranks_per_node=3)
+
+
+def test_the_key_of_a_case_on_one_node_is_that_of_before_there_were_nodes() -> None:
+    one, two = _case(_gpus(), ranks=2), _case(_gpus(), ranks=2, nodes=2)
+    assert "nodes" not in one.key()
+    assert one.key() != two.key()
+    assert (one.title, two.title) == ("ddp on 2", "ddp on 2 over 2 nodes")
+
+
+def test_without_a_gpu_a_case_is_for_the_cpu() -> None:
+    case = _case(_gpus(nvml=RecordedNvml(is_without_library=True)))
+    assert (case.device, case.backend, case.ranks) == ("cpu", "gloo", 2)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("visible", ["9", "0,9", "gpu0", "1,1", "GPU-9", "MIG-9"])
+def test_a_variable_that_names_what_is_not_there_is_refused_where_gpus_may_be_meant(
+    visible: str, device: str | None
+) -> None:
+    with pytest.raises(Misuse) as caught:
+        _case(_gpus(visible), device=device)
+    assert str(caught.value).startswith(f'CUDA_VISIBLE_DEVICES is "{visible}"')
+    assert str(caught.value).endswith("; set it right, or take --device cpu")
+
+
+@pytest.mark.parametrize("visible", ["9", "", "1,1"])
+def test_a_case_on_the_cpu_is_not_bothered_by_what_hides_gpus(visible: str) -> None:
+    assert _case(_gpus(visible), device="cpu").device == "cpu"
+
+
+def test_gpus_hidden_on_purpose_leave_the_cpu_to_a_case_that_names_no_device() -> None:
+    assert _case(_gpus("")).device == "cpu"
+    with pytest.raises(Misuse, match="no GPU can be used: CUDA_VISIBLE_DEVICES is"):
+        _case(_gpus(""), device="cuda")
+
+
+def test_more_ranks_than_gpus_is_refused_on_nccl_with_what_hides_the_others() -> None:
+    with pytest.raises(Misuse) as caught:
+        _case(_gpus("2"), ranks=2)
+    assert str(caught.value) == (
+        'ranks is 2 and NCCL wants a GPU for each; 1 can be used: CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s);'
+        " take --ranks 1, or --backend gloo, which shares where no messages are sent"
+    )
+
+
+def test_ranks_share_a_gpu_on_gloo() -> None:
+    assert _case(_gpus("2"), ranks=2, backend="gloo").ranks == 2
+
+
+def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
+    split = RecordedNvml(names=("A",), slices={0: ("MIG-a", "MIG-b")})
+    assert _case(_gpus(nvml=split), "single").ranks == 1
+    with pytest.raises(Misuse, match=r"1 can be used: MIG splits GPU 0.*NCCL joins no slices"):
+        _case(_gpus("MIG-a,MIG-b", split), ranks=2)
