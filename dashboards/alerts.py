@@ -1,8 +1,8 @@
-"""Prometheus' alerts and recording rules: on the nodes' agents, on GPUs, and on nightly scaling efficiency."""
+"""Prometheus' alerts and recording rules: on the nodes' agents, on GPUs, on suites, and on scaling efficiency."""
 
 from __future__ import annotations
 
-from collectors.metrics import agent, gpu, gpu_health
+from collectors.metrics import agent, gpu, gpu_health, suites
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
@@ -206,6 +206,120 @@ GPUS_RULES = Group(
                 " then absent; a driver that hangs often comes before a GPU that is lost.{{ end }}"
             ),
             runbook="docs/runbooks/gpu-late.md",
+        ),
+    ),
+)
+
+
+# Alerts on suites: one that did not begin in time, a case of one that failed, one that stands still.
+#
+# A suite is told by its name, whoever ran it and whoever shows it: where a scheduler draws another node each night, the
+# newest start counts, and several exporters of one store are one alert. Runs are told by their ids, so that another
+# node's good run hides no failure.
+
+LATE_RATIO = 0.25
+"""How late a suite may begin, as a share of its period: a nightly, six hours."""
+MISSED_DAYS = 30
+"""How long a suite is missed whose history nobody shows any more."""
+NEWS_HOURS = 36
+"""How long a failed case is told of; that of a suite with a period until the suite is late, if that is longer."""
+STILL_MINUTES = 30
+"""Most time without a step of training, of those of a suite: three times the usual limit of a whole trial."""
+GIVEN_UP_HOURS = 7 * 24
+"""How long a suite that stands still is told of."""
+FAILURES = ("failed", "timed_out", "interrupted", "missing")
+_SUITE = ("suite",)
+_SUITE_RUN = ("suite", "run")
+
+_started = promql.recorded(suites.SUITE_LAST_START, "newest")
+_period = promql.recorded(suites.SUITE_PERIOD, "newest")
+_late = promql.times(1 + LATE_RATIO, _period)
+_progress = promql.largest(promql.select(suites.SUITE_LAST_PROGRESS), by=_SUITE_RUN)
+
+SUITES_RULES = Group(
+    name="suites",
+    interval_minutes=1,
+    recordings=(
+        # What nobody shows any more is remembered: the last start, and the period unless somebody shows the suite.
+        Recording(
+            record=_started,
+            expression=promql.largest(
+                promql.either(
+                    promql.past(suites.SUITE_LAST_START),
+                    promql.where(
+                        promql.remembered(_started), promql.younger(promql.remembered(_started), 24 * MISSED_DAYS)
+                    ),
+                ),
+                by=_SUITE,
+            ),
+        ),
+        Recording(
+            record=_period,
+            expression=promql.largest(
+                promql.either(
+                    promql.select(suites.SUITE_PERIOD),
+                    promql.where(
+                        promql.unless(promql.remembered(_period), promql.select(suites.SUITE_LAST_START), on=_SUITE),
+                        _started,
+                        on=_SUITE,
+                    ),
+                ),
+                by=_SUITE,
+            ),
+        ),
+    ),
+    alerts=(
+        Alert(
+            name="SuiteNotRun",
+            expression=promql.exceeds(promql.age(_started), _late, on=_SUITE),
+            hold_minutes=5,
+            severity="ticket",
+            summary="The suite {{ $labels.suite }} did not run",
+            description=(
+                "The suite {{ $labels.suite }} began last {{ $value | humanizeDuration }} ago, which is its period and"
+                f" {LATE_RATIO:.0%} of it, or more. Nothing else is told of what it would have measured."
+            ),
+            runbook="docs/runbooks/suite-not-run.md",
+        ),
+        Alert(
+            name="SuiteCaseFailed",
+            expression=promql.largest(
+                promql.where(
+                    promql.above(promql.select(suites.SUITE_LAST_CASES, outcome=promql.one_of(*FAILURES)), 0),
+                    promql.either(
+                        promql.younger(_progress, NEWS_HOURS),
+                        promql.below(promql.age(_progress), _late, on=_SUITE),
+                    ),
+                    on=_SUITE_RUN,
+                ),
+                by=(*_SUITE_RUN, "outcome"),
+            ),
+            hold_minutes=0,
+            severity="ticket",
+            summary="{{ $value }} case(s) of the suite {{ $labels.suite }}: {{ $labels.outcome }}",
+            description=(
+                "In the run {{ $labels.run }} of the suite {{ $labels.suite }}, {{ $value }} case(s) ended as"
+                " {{ $labels.outcome }}. The others of the run are not touched by that."
+            ),
+            runbook="docs/runbooks/suite-case-failed.md",
+        ),
+        Alert(
+            name="SuiteStalled",
+            expression=promql.where(
+                promql.above(promql.age(_progress), 60 * STILL_MINUTES),
+                # A runner may have died long ago, and nobody care for the rest of its suite.
+                promql.younger(_progress, GIVEN_UP_HOURS),
+                promql.select(suites.SUITE_LAST_CASES, outcome="running"),
+                on=_SUITE_RUN,
+            ),
+            hold_minutes=2,
+            severity="ticket",
+            summary="The suite {{ $labels.suite }} stands still",
+            description=(
+                "The run {{ $labels.run }} of the suite {{ $labels.suite }} has not ended, and no rank of it finished"
+                " a step for {{ $value | humanizeDuration }}. It hangs, or what ran it has died."
+            ),
+            runbook="docs/runbooks/suite-stalled.md",
         ),
     ),
 )

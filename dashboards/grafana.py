@@ -32,6 +32,7 @@ GRAFANA_UNITS = {
     "bytes_per_second": "Bps",
     "errors": "short",
     "tasks": "short",
+    "cases": "short",
     "info": "bool_yes_no",
 }
 """Grafana's name for each unit of a metric that a panel may show."""

@@ -60,6 +60,11 @@ def above(expression: str, number: float) -> str:
     return f"({expression}) > {number:g}"
 
 
+def exceeds(one: str, other: str, *, on: Sequence[str]) -> str:
+    """Keep the first where it is more than the second. on: the labels by which many of the first have one second."""
+    return f"{one} >{_on(on)} group_left () {other}"
+
+
 def equal(expression: str, number: float) -> str:
     """Keep the expression where it is the number."""
     return f"{expression} == {number:g}"
@@ -97,10 +102,12 @@ def bearing(expression: str, info: str, labels: Sequence[str], *, on: Sequence[s
     labels: those to add. called: the new label. between: what stands between its parts.
     """
     alone = f"count by ({_listed(on)}) ({info}) == 1"
-    told = f"({expression}) * on ({_listed(on)}) group_left ({_listed(labels)}) ({info} and on ({_listed(on)}) {alone})"
+    named = (
+        f"({expression}) * on ({_listed(on)}) group_left ({_listed(labels)}) ({info} and on ({_listed(on)}) {alone})"
+    )
     parts = ", ".join(f'"{label}"' for label in labels)
     return either(
-        f'label_join({told}, "{called}", "{between}", {parts})',
+        f'label_join({named}, "{called}", "{between}", {parts})',
         unless(f"({expression})", alone, on=on),
     )
 
@@ -127,8 +134,6 @@ SCRAPE_LABELS = ("job", "instance")
 
 _OVERLAP_MINUTES = 20
 """More than the time from one evaluation of any rule to the next."""
-
-_VARIABLE = re.compile(r"\$\{?(?!__)\w+\}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +221,6 @@ def legend(metric: Metric, *extra: str) -> str:
     return " ".join((owner, *(f"{label} {{{{{label}}}}}" for label in metric.labels), *extra))
 
 
-def with_every_choice(expression: str) -> str:
-    """Return the expression as Grafana sends it with "All" chosen everywhere and a window of one minute."""
-    return _VARIABLE.sub(".*", expression.replace("$__rate_interval", "1m"))
-
-
 def recorded(metric: Metric, operation: str) -> str:
     """Return the name under which a rule records what it computes from a metric."""
     return f"series:{metric.name}:{operation}"
@@ -262,7 +262,12 @@ def age_below(timestamp: Metric, hours: int, **labels: str | Match) -> str:
 
 def younger(timestamp: str, hours: int) -> str:
     """Return the seconds since an expression's value, a time, where they are less than these hours."""
-    return f"time() - {timestamp} < {hours * 3600}"
+    return f"{age(timestamp)} < {hours * 3600}"
+
+
+def age(timestamp: str) -> str:
+    """Return the seconds since an expression's value, a time."""
+    return f"time() - {timestamp}"
 
 
 def past(timestamp: Metric) -> str:

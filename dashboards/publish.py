@@ -137,7 +137,7 @@ def publish(
             answers, is_whole = _within(request_s, lambda: getattr(face.api, verb)(path, json=body))
         if not is_whole:
             raise PublishFailed(
-                f"{request}: no whole answer within {request_s:g} s; is it, or what is between, overloaded?"
+                f"{request}: no complete answer within {request_s:g} s; is it, or a proxy before it, overloaded?"
             )
         return answers
 
@@ -254,17 +254,11 @@ def _told_apart(request: str, token: str) -> Iterator[None]:
     except (json.JSONDecodeError, TypeError):
         raise PublishFailed(f"{request}: the answer is not Grafana's JSON; is this a Grafana?") from None
     except OSError as error:
-        elsewhere = _location(error)
+        response = getattr(error, "response", None)
+        elsewhere = None if response is None else response.headers.get("Location")
         if elsewhere is not None:
-            raise PublishFailed(f"{request}: it sends on to {elsewhere}; push to the address that it has now") from None
+            raise PublishFailed(f"{request}: it redirects to {elsewhere}; push to that address") from None
         raise PublishFailed(f"{request}: no answer ({_reason(error)}); is it running there?") from None
-
-
-def _location(error: OSError) -> str | None:
-    """Return where the server redirects to, if that is what went wrong."""
-    response = getattr(error, "response", None)
-    location: str | None = None if response is None else response.headers.get("Location")
-    return location
 
 
 def _reason(error: OSError) -> str:

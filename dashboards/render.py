@@ -81,7 +81,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
     gpu_health.DASHBOARD,
     host_load.DASHBOARD,
 )
-GROUPS: tuple[Group, ...] = (alerts.NIGHTLY_RULES, alerts.GPUS_RULES, alerts.AGENT_RULES)
+GROUPS: tuple[Group, ...] = (alerts.NIGHTLY_RULES, alerts.SUITES_RULES, alerts.GPUS_RULES, alerts.AGENT_RULES)
 
 
 # Rendering and writing.

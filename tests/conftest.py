@@ -13,10 +13,14 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.support.markers import usable_gpus, why_skipped
 from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
+
+settings.register_profile("any machine", deadline=None)  # A busy machine makes no example wrong.
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

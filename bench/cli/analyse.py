@@ -26,7 +26,9 @@ ROWS = 30
 MOST_RANKS = 2**31 - 1
 _LONE = ("trace",)
 _FILE = NamedPath(is_folder=False)
-_RANK = click.option("--rank", type=click.IntRange(0, MOST_RANKS), help="Of a lone trace, in place of what it says.")
+_RANK = click.option(
+    "--rank", type=click.IntRange(0, MOST_RANKS), help="Rank of a single trace, in place of the one that it names."
+)
 _WHAT_IT_MAY_BE = (
     "a trace of torch.profiler (.json, .json.gz), a rank's .timeline.npz, a folder of these, or the beginning of a"
     " run's name"

@@ -22,7 +22,7 @@ def command() -> None:
 
 
 @command.command(name="render")
-@click.option("--check", is_flag=True, help="Write nothing; name each file that is not what would be written.")
+@click.option("--check", is_flag=True, help="Write nothing; name each file that is out of date.")
 @click.option(
     "--into",
     "root",
@@ -70,9 +70,9 @@ def render(check: bool, root: Path | None) -> None:
     help="The Prometheus, as Grafana reaches it.",
 )
 def push(url: str, prometheus_url: str) -> None:
-    """Put folder, data source and dashboards into a Grafana; the token is read from GRAFANA_TOKEN.
+    """Push folder, data source and dashboards to a Grafana; the token is read from GRAFANA_TOKEN.
 
-    Where one request has no whole answer within 60 s, it gives up.
+    It gives up where a request has no complete answer within 60 s.
 
     \b
     Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,22 +20,24 @@ from bench.errors import InfrastructureFailed, Misuse, say
     "recording",
     metavar="FILE",
     type=NamedPath(is_folder=False),
-    help="Write what NVML answers into this file, in place of the page.",
+    help="Record NVML's answers in this file, in place of printing the page.",
 )
 @click.option(
     "--seconds",
     type=float,
     show_default="60",
     callback=seconds_within(1, 86_400, "time to record for"),
-    help="For how long --record does so.",
+    help="How long --record records.",
 )
-@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Have --record ask for each NVLink, too.")
+@click.option(
+    "--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: record the bytes of each NVLink, too."
+)
 def command(
     store_url: str | None, format_name: str, recording: Path | None, seconds: float | None, *, is_per_nvlink: bool
 ) -> None:
     """This machine in one page, and what differs from the last good run.
 
-    It measures nothing: a ceiling is what a probe found before. Where the history cannot be read, the page says so.
+    It measures nothing: ceilings are what probes measured before. Where the history cannot be read, the page says so.
 
     \b
     Example:
@@ -47,7 +50,7 @@ def command(
     elif seconds is not None:
         raise Misuse("--seconds is how long --record records; add --record FILE")
     elif is_per_nvlink:
-        raise Misuse("--nvlink-per-link is what --record asks for, too; add --record FILE")
+        raise Misuse("--nvlink-per-link changes what --record records; add --record FILE")
     else:
         _print_page(store_url, format_name)
 
@@ -61,13 +64,14 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.machine import machine
     from bench.reports.doctor import print_page
     from bench.runs.database import parse_url
+    from bench.runs.files import data_folder
     from bench.runs.history import History
     from collectors.nvml.collector import NvmlCollector
 
     if store_url is not None:
         parse_url(store_url)
     say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
-    read, ranks = machine_of_ranks(LocalEngine, machine.read)
+    read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)
     say(f"doctor: asking {len(read.gpus)} GPU(s) each question of NVML")
     fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
     say("doctor: reading devices, clocks, links, settings and the history")

@@ -37,7 +37,7 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
         print_words(console, line)
     for case in cases:
         console.print()
-        print_words(console, f"{case.strategy} on {case.ranks}: what each rank does and holds, predicted")
+        print_words(console, f"{case.title}: what each rank does and holds, predicted")
         _print_ranks(case, console)
         for line in _step_lines(case):
             print_words(console, line)
@@ -55,7 +55,7 @@ def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
 
 
 def _case_lines(case: Case) -> Iterator[str]:
-    name = f"{case.strategy} on {case.ranks}"
+    name = case.title
     yield (
         f"{name}: {case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank, seed {case.seed}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,11 @@ import click
 
 from bench.analysis.mfu import Absent
 from bench.case import Case
-from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
+from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
 from bench.cli.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
-from bench.engines.local import ENGINES
+from bench.engines.cluster import Request
+from bench.engines.registry import ENGINES
 from bench.errors import say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
@@ -22,7 +22,9 @@ from bench.reports.format import to_reader
 from bench.reports.pipeline import show_timeline
 from bench.reports.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
-from bench.runner import Kept, check_hardware, measure, persist, recover_runs
+from bench.runner.measure import alike, measure
+from bench.runner.persist import Kept, check_hardware, persist
+from bench.runner.recover import recover_runs
 from bench.runs.hardware_baselines import Ceiling, PredictedStep, find_ceiling, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
@@ -48,15 +50,20 @@ def execute(plan: Plan, options: RunOptions) -> Results:
         Misuse: ranks cannot use torch or the GPUs as asked, or the baseline ran on other hardware.
         InfrastructureFailed: nothing can be started or stored.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_in_order()
     folder, store = options.runs_folder, options.store_url
     cases = [case for case, _ in plan.cases]
+    request = Request(nodes=options.nodes, file=options.engine_file, tell=options.tell)
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
-    with History(store) as history, serving(folder, store, port=options.port, on_notice=options.tell):
+    with (
+        ENGINES[options.engine_name](request) as allocation,
+        History(store) as history,
+        serving(folder, store, port=options.port, on_notice=options.tell),
+    ):
         for notice in recover_runs(folder, history, store).notices():
             options.tell(notice)
         with (
-            ENGINES[options.engine_name]() as engine,
+            allocation.open(folder) as engine,
             Progress(cases, tell=options.tell, is_drawn=is_drawn, is_long=options.verbose) as bars,
         ):
             machine = engine.machine()
@@ -69,11 +76,10 @@ def execute(plan: Plan, options: RunOptions) -> Results:
                 return found.flops_per_second.median if isinstance(found, Ceiling) else None
 
             measured = measure(
-                plan.cases,
+                alike(plan.cases, replace(plan.settings, ceiling_of=ceiling_of)),
                 engine=engine,
                 machine=machine,
                 folder=folder,
-                settings=replace(plan.settings, ceiling_of=ceiling_of),
                 watch=bars.update,
             )
         try:

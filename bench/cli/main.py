@@ -6,11 +6,14 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -26,7 +29,9 @@ COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
 COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
     "run": "Measure one strategy on this machine.",
-    "show": "The history of runs, or one run whole.",
+    "suite": "Suites: many cases, declared in a file.",
+    "show": "The history of runs, or all of one run.",
+    "prune": "Delete folders of old runs, and never what a baseline needs.",
     "analyse": "What traces tell: a run's, or those of any torch.profiler.",
     "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
@@ -138,6 +143,23 @@ def run(arguments: Sequence[str]) -> int:
             return OUR_BUG
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
+
+
+def interrupt_in_order() -> None:
+    """Let Ctrl-C and SIGTERM interrupt the work once, so that what is complete is kept; a third one ends that, too."""
+    signals = 0
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals != 2:
+            raise KeyboardInterrupt
+        with suppress(OSError):  # Not by `say`, which this may have interrupted.
+            os.write(2, b"\nit ends, and keeps what is complete, within some seconds; once more ends it at once\n")
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # As a shell starts what runs in its background.
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def main() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import click
 
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+
+MOST_S = 366 * 86400.0
+"""Nothing of ours takes longer than a year."""
 
 
 class NamedPath(click.Path):
@@ -36,6 +40,24 @@ class NamedText(click.types.StringParamType):
         if value == "":
             self.fail("it is empty; leave it out, or name one", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
+    """A time as 90s, 45m, 2h or 1h30m, or as a number of seconds; above 0. The value is in seconds."""
+
+    name = "duration"
+    _FORM = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        found = self._FORM.fullmatch(value.strip().replace(" ", "")) if value.isascii() and len(value) <= 40 else None
+        sizes_s = (86400, 3600, 60, 1)
+        parts = (None,) * 4 if found is None else found.groups()
+        elapsed_s = sum(size_s * float(part) for size_s, part in zip(sizes_s, parts, strict=True) if part is not None)
+        if not 0 < elapsed_s <= MOST_S:
+            self.fail(f"{value!r} is no time; it may be such as 90s, 45m, 2h or 1h30m", param, ctx)
+        return elapsed_s
 
 
 def seconds_within(
@@ -84,3 +106,44 @@ FORMAT = click.option(
 )
 
 DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")
+
+
+ENGINE_NAMES = ("local", "slurm")
+"""The keys of `ENGINES` in `bench.engines.registry`, which --help does not import."""
+
+
+def nodes_options(function: Any) -> Any:
+    """Add --nodes and --ranks-per-node."""
+    for option in (
+        click.option(
+            "--ranks-per-node", type=click.IntRange(1, 4096), help="Ranks that fill a node.  [default: spread]"
+        ),
+        click.option(
+            "--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, help="Nodes of the engine."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def engine_options(function: Any) -> Any:
+    """Add --engine and --engine-file, --nodes and --ranks-per-node."""
+    for option in (
+        click.option(
+            "--engine-file",
+            type=NamedPath(),
+            metavar="FILE",
+            help="Settings of the engine, in TOML, such as Slurm's partition: docs/clusters.md.",
+        ),
+        nodes_options,
+        click.option(
+            "--engine",
+            "engine_name",
+            type=click.Choice(ENGINE_NAMES),
+            default="local",
+            show_default=True,
+            help="Where ranks run; local: on this machine, which is all nodes.",
+        ),
+    ):
+        function = option(function)
+    return function

@@ -2,64 +2,38 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.case import (
-    SEED,
-    USUAL,
     Case,
     InstrumentationOptions,
     Purpose,
     baseline_case,
-    check,
     check_instrumentation,
     check_purpose,
     find_spec,
-    parse_options,
 )
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
 from bench.errors import Misuse, say
-from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build, why_no_gpu
-from bench.machine.gpus import Gpus, read_gpus, read_memory
-from bench.machine.preflight import available_bytes, check_memory, check_processes
+from bench.machine.device_checks import why_no_gpu
+from bench.machine.gpus import read_memory
+from bench.machine.preflight import check_memory, check_processes
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner import TrialSettings, check_baseline
+from bench.runner.case_args import CaseArgs, Node, case_of_args, read_node
+from bench.runner.measure import TrialSettings
+from bench.runner.persist import check_baseline
 from bench.runs.database import parse_url
 from bench.runs.history import find_run
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages
-from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
+from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import Mistake
-from workloads.spec import Backend, Device, Precision, StrategySpec
+from workloads.spec import StrategySpec
 
 # The options of the command, as its parameters are named in `bench.cli.run`.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseArgs:
-    """The case that a command line asks for; the strategy and the machine determine what is None.
-
-    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
-    """
-
-    strategy: str
-    ranks: tuple[int, ...] | None = None
-    shape_name: str = "tiny"
-    dimensions: Mapping[str, int | None] = field(default_factory=dict)
-    device: Device | None = None
-    backend: Backend | None = None
-    precision: Precision = "fp32"
-    threads: int = 1
-    trials: int = USUAL["trials"]
-    steps: int = USUAL["steps"]
-    warm_up: int = USUAL["warm_up"]
-    trace_steps: int = USUAL["trace_steps"]
-    seed: int = SEED
-    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +51,9 @@ class RunOptions:
     fault_text: str | None
     limit_s: float
     engine_name: str
+    nodes: int
+    ranks_per_node: int | None
+    engine_file: Path | None
     keep_traces: bool
     trace_every: int | None
     memory_snapshot: bool
@@ -105,26 +82,6 @@ TRAINING_OPTIONS = (
 """Parameters of the command that a probe does not take."""
 NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline")
 """Parameters refused with several numbers of ranks: on such a curve the first number is the baseline of the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What ranks on this machine can use: cores, memory of the host, GPUs, and the torch that they would import."""
-
-    cores: int
-    host_bytes: int
-    gpus: Gpus
-    torch: TorchBuild
-
-
-def read_node() -> Node:
-    """Read this machine; a slow driver is reported on standard error."""
-    return Node(
-        gpus=read_gpus(on_late=say),
-        torch=torch_build(),
-        cores=len(os.sched_getaffinity(0)),
-        host_bytes=available_bytes(),
-    )
 
 
 # The plan: all cases, checked.
@@ -169,7 +126,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         parse_url(options.store_url)
 
     # One case for each number of ranks, checked against this machine.
-    node = read_node()
+    node = read_node(options.nodes, options.ranks_per_node)
     measured: list[Case] = []
     crowds: list[str] = []
     for count in counts:
@@ -257,77 +214,3 @@ def _why_device(node: Node) -> str:
         return why_no_gpu(node.gpus, node.torch)
     hidden = "" if node.gpus.hidden is None else f"; {node.gpus.hidden.text}"
     return f"{len(node.gpus.gpus)} GPU(s) found{hidden}"
-
-
-# One case: the strategy and the machine determine what was left out.
-
-
-def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
-    """Return the case on this number of ranks; by default as many as there are GPUs, or 2 on a CPU.
-
-    Raises:
-        Misuse: an option is unknown, not allowed, or cannot be run here.
-        InfrastructureFailed: the case needs GPUs, and this machine's cannot be used.
-    """
-    spec = find_spec(args.strategy)
-    if args.threads > node.cores:
-        raise Misuse(
-            f"threads is {args.threads}, and this machine has {node.cores} core(s) that can be used; take --threads"
-            f" {node.cores} or fewer"
-        )
-    device = _device(args, node)
-    gpus = len(node.gpus.gpus)
-    if ranks is None:
-        ranks = max(spec.needs.minimum_ranks, gpus if device == "cuda" else 2)
-        ranks = min(ranks, spec.needs.maximum_ranks or ranks)
-    case = Case(
-        strategy=spec.name,
-        version=spec.version_on(device),
-        ranks=ranks,
-        model=None if spec.kind == "probe" else _shape(args),
-        device=device,
-        backend=args.backend or ("nccl" if device == "cuda" else "gloo"),
-        precision=args.precision,
-        threads=args.threads,
-        trials=args.trials,
-        steps=args.steps,
-        warm_up=args.warm_up,
-        trace_steps=0 if spec.kind == "probe" else args.trace_steps,
-        seed=args.seed,
-        options=parse_options(spec, args.options),
-    )
-    case = check(replace(case, options=spec.settled(case)))
-    if case.backend == "nccl" and case.ranks > gpus:
-        why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
-        raise Misuse(
-            f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be used{why};"
-            f" take --ranks {gpus}, or --backend gloo, which shares where no messages are sent"
-        )
-    return case
-
-
-def _shape(args: CaseArgs) -> Shape:
-    if args.shape_name not in PRESETS:
-        raise Misuse(f'shape "{args.shape_name}" is unknown; it may be {", ".join(PRESETS)}')
-    dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
-    try:
-        return replace(PRESETS[args.shape_name], **dimensions)
-    except ValueError as error:
-        raise Misuse(f"shape {args.shape_name}: {error}") from None
-
-
-def _device(args: CaseArgs, node: Node) -> Device:
-    """Return the device that was asked for; by default CUDA if there is a GPU, else the CPU.
-
-    Raises:
-        Misuse, InfrastructureFailed: the GPUs cannot be used, or not by this torch.
-    """
-    hidden = node.gpus.hidden
-    if args.device != "cpu" and hidden is not None and hidden.is_mistake:
-        raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
-    if args.device == "cuda" and not node.gpus.gpus:
-        raise refuse_no_gpu(node.gpus, node.torch)
-    device = args.device or ("cuda" if node.gpus.gpus else "cpu")
-    if device == "cuda" and node.torch.version is not None and node.torch.cuda is None:
-        raise refuse_build(node.torch.version, node.torch.hip)
-    return device

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_option, complete_run, complete_strategy
-from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText
+from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText, engine_options
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.options import MISTAKES
 from workloads.spec import Backend, Device, Precision
@@ -39,13 +39,10 @@ class GroupedCommand(click.Command):
             formatter.write_dl(list(records.values()))
 
 
-ENGINE_NAMES = ("local",)
-"""The keys of `ENGINES` in `bench.engines.local`, which --help does not import."""
-
 GROUPS = {
     "What runs": (
-        *("ranks", "options", "with_baseline", "baseline_run", "is_check", "device", "backend", "engine_name"),
-        *("precision", "threads", "seed", "is_dry"),
+        *("ranks", "options", "with_baseline", "baseline_run", "is_check", "device", "backend"),
+        *("engine_name", "nodes", "ranks_per_node", "engine_file", "precision", "threads", "seed", "is_dry"),
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
@@ -124,12 +121,15 @@ def _dimensions(function: Any) -> Any:
     help="Run that the scaling efficiency is relative to.",
 )
 @click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
-@click.option("--engine", "engine_name", type=click.Choice(ENGINE_NAMES), default="local", show_default=True)
+@engine_options
 @_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
 @click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
 @click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
 @click.option(
-    "--inject", "fault_text", metavar="KIND@RANK:STEP", help="Inject a fault: raise, kill, hang, exit, leave."
+    "--inject",
+    "fault_text",
+    metavar="KIND@RANK:STEP",
+    help="Inject a fault: raise, kill, stop, hang, wait, memory, exit, leave.",
 )
 @click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
 @click.option(
@@ -153,7 +153,8 @@ def command(**parameters: Any) -> int:
     from bench.cli.dry_run import plan_lines, print_plan
     from bench.cli.execute import execute, exit_code, present
     from bench.cli.main import FINE
-    from bench.cli.planning import CaseArgs, RunOptions, plan
+    from bench.cli.planning import RunOptions, plan
+    from bench.runner.case_args import CaseArgs
 
     context = click.get_current_context()
     given = {

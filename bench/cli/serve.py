@@ -32,7 +32,13 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 @click.option(
     "--host", type=NamedText(), default=_LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 means all."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9464,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
 @click.option(
     "--beat",
     "beat_s",
@@ -41,7 +47,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     default=1.0,
     show_default=True,
     callback=seconds_within(LEAST_BEAT_S, MOST_BEAT_S, "beat"),
-    help="How often this node's collectors are asked; 0.1 or more.",
+    help="Time between two polls of this node's collectors; 0.1 or more.",
 )
 @click.option(
     "--job-mapping",
@@ -59,7 +65,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     "--targets",
     "targets_file",
     type=NamedPath(is_folder=False),
-    help="Prometheus's list of targets (file_sd, JSON), in which this node stands while it serves.",
+    help="Prometheus's list of targets (file_sd, JSON), that lists this node while it serves.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
 @click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
@@ -80,8 +86,8 @@ def command(
 ) -> None:
     """Serve /metrics of this node, its runs and results to Prometheus.
 
-    Watches this node's GPUs and host all the time, shows the runs that go on in the folder of runs, and the newest
-    results of the history. A scrape asks no driver: it finds what was read at the last beat. Ctrl-C ends it.
+    Watches this node's GPUs and host all the time, shows the runs in progress in the folder of runs, and the newest
+    results of the history. A scrape asks no driver: it gets what was read at the last beat. Ctrl-C ends it.
 
     \b
     Example:

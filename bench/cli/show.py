@@ -15,7 +15,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
-    from bench.runner import RecoveredRuns
+    from bench.runner.recover import RecoveredRuns
     from bench.runs.summary import Summary
 
 MOST_LISTED = 1_000_000
@@ -26,6 +26,7 @@ RUNS_SEARCHED = 200
 @click.command(name="show")
 @click.argument("run", required=False, type=NamedText(), shell_complete=complete_run)
 @click.option("--strategy", shell_complete=complete_strategy, help="Only runs of this strategy.")
+@click.option("--suite", type=NamedText(), help="Only runs of this suite.")
 @click.option(
     "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
 )
@@ -52,6 +53,7 @@ RUNS_SEARCHED = 200
 def command(
     run: str | None,
     strategy: str | None,
+    suite: str | None,
     count: int,
     import_path: Path | None,
     export_folder: Path | None,
@@ -62,7 +64,7 @@ def command(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """The history of runs, or one run whole.
+    """The history of runs, or all of one run.
 
     RUN is the beginning of a run's name, or the path of a run's folder.
 
@@ -72,8 +74,10 @@ def command(
     """
     if sum((import_path is not None, export_folder is not None, with_timeline, is_rebuild)) > 1:
         raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
-    if is_rebuild and (run is not None or strategy is not None):
-        raise Misuse("--rebuild takes all runs of a folder, and neither RUN nor --strategy; --runs says which folder")
+    if is_rebuild and not run is strategy is suite is None:
+        raise Misuse(
+            "--rebuild takes all runs of a folder, and neither RUN nor --strategy nor --suite; --runs says which folder"
+        )
     if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
         raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
@@ -95,10 +99,10 @@ def command(
         if run is not None:
             _print_run(_find(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
         else:
-            _list(strategy, count, store_url, format_name)
+            _list(strategy, suite, count, store_url, format_name)
 
 
-def _list(strategy: str | None, count: int, store_url: str | None, format_name: str) -> None:
+def _list(strategy: str | None, suite: str | None, count: int, store_url: str | None, format_name: str) -> None:
     """Print the newest runs of the history."""
     from bench.case import find_spec
     from bench.reports.summary import print_history
@@ -106,8 +110,11 @@ def _list(strategy: str | None, count: int, store_url: str | None, format_name: 
 
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
-        summaries = history.runs(limit=count, strategy=strategy)
-    if not summaries and strategy is not None:
+        summaries = history.runs(limit=count, strategy=strategy, suite=suite)
+    if not summaries and suite is not None:
+        of = "" if strategy is None else f" of {strategy}"
+        say(f"no run{of} of suite {suite} is in the history yet; `observatory suite show` lists suites that ran")
+    elif not summaries and strategy is not None:
         find_spec(strategy)
         say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")
     elif not summaries:
@@ -119,19 +126,19 @@ def _list(strategy: str | None, count: int, store_url: str | None, format_name: 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
     """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
     from bench.analysis.mfu import Absent
-    from bench.reports.summary import print_whole
+    from bench.reports.summary import print_run
     from bench.runs.hardware_baselines import predicted_steps
     from bench.runs.history import History
 
     if format_name != "table":  # The other forms hold what was measured.
-        print_whole(summary, format_name)
+        print_run(summary, format_name)
         return
     try:
         with History(store_url, writable=False) as history:
             predicted = predicted_steps([summary], history)
     except (InfrastructureFailed, Misuse) as error:  # The run itself can be shown without a history.
         predicted = predicted_steps([summary], Absent(reason=str(error)))
-    print_whole(summary, format_name, has_details=has_details, predicted=predicted)
+    print_run(summary, format_name, has_details=has_details, predicted=predicted)
 
 
 def _recover(
@@ -142,7 +149,7 @@ def _recover(
     Where the history cannot be written, return what would be taken in, and the reason. Where there is nothing to take
     in, no store is made.
     """
-    from bench.runner import new_runs, recover_runs
+    from bench.runner.recover import new_runs, recover_runs
     from bench.runs.history import History, NoStoreYet
 
     known: dict[str, str] = {}
@@ -218,10 +225,17 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
 def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Draw a step of the run's pipeline, and write the trace of all timed steps."""
     from bench.reports.pipeline import show_timeline
+    from bench.runs.run_dir import is_gone
 
     if run is None:
         raise Misuse("--timeline needs a run; `observatory show RUN --timeline` (`observatory show` lists them)")
-    drawing = show_timeline(_find(run, runs_folder, store_url), format_name)
+    summary = _find(run, runs_folder, store_url)
+    if is_gone(summary.folder):
+        raise Misuse(
+            f"{summary.folder} is gone, and the timeline of run {summary.run} with it; name the folder that its runs"
+            " were moved to with --runs, or run it again"
+        )
+    drawing = show_timeline(summary, format_name)
     say(f"timeline: {drawing} opens in ui.perfetto.dev")
 
 

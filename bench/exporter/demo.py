@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from bench.exporter.server import answering, once, refusal
-from collectors.metrics import agent, host, results
+from collectors.metrics import agent, host, results, suites
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
@@ -26,8 +26,8 @@ from collectors.prometheus.http_server import CannotListen, Server, ServerConfig
 # Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
 
 NOTICE = (
-    "this is a demonstration: the GPUs are a recording; the run, the results and InfiniBand ports called made_* are"
-    " made up; only the rest of the host and the agent are this machine's"
+    "this is a demonstration: the GPUs are a recording; the run, the results, the suites and InfiniBand ports called"
+    " made_* are made up; only the rest of the host and the agent are this machine's"
 )
 
 
@@ -263,6 +263,45 @@ _WAITING = _Result(
 _RESULTS = (_SCALING, _WAITING)
 
 
+# Made-up suites: a nightly of which a case failed, and one that goes on.
+
+SUITE, SUITE_RUN = "made_nightly", "demonstration-nightly"
+ACTIVE_SUITE, ACTIVE_SUITE_RUN = "made_smoke", "demonstration-smoke"
+SUITE_S, DAY_S = 5400.0, 86_400.0
+CASE_S = 30.0
+_ACTIVE_CASES = ("single", "ddp", "fsdp", "gpipe")
+
+
+def made_suites(begun_s: float, at_s: float) -> Iterator[Owned]:
+    """Yield the suites so long after the demonstration's begin; a case of the active one ends every half minute.
+
+    begun_s: Unix time of that begin; the nightly ended COMPLETED_AGO_S before it.
+    """
+    for sample in (*_nightly(begun_s - COMPLETED_AGO_S), *_active(begun_s, math.floor(at_s / CASE_S))):
+        yield sample, {}
+
+
+def _nightly(ended_s: float) -> Iterator[Sample]:
+    yield suites.SUITE_LAST_START.at(ended_s - SUITE_S, suite=SUITE)
+    yield suites.SUITE_LAST_END.at(ended_s, suite=SUITE)
+    yield suites.SUITE_PERIOD.at(DAY_S, suite=SUITE)
+    yield suites.SUITE_LAST_PROGRESS.at(ended_s, suite=SUITE, run=SUITE_RUN)
+    for outcome, number in (("done", 14), ("failed", 1), ("skipped", 2)):
+        yield suites.SUITE_LAST_CASES.at(number, suite=SUITE, run=SUITE_RUN, outcome=outcome)
+        yield suites.SUITE_CASES.at(number, suite=SUITE, outcome=outcome)
+    yield suites.SUITE_RUNS.at(1, suite=SUITE, outcome="failed")
+
+
+def _active(begun_s: float, done: int) -> Iterator[Sample]:
+    active = {"suite": ACTIVE_SUITE, "run": ACTIVE_SUITE_RUN}
+    yield suites.SUITE_LAST_START.at(begun_s, suite=ACTIVE_SUITE)
+    yield suites.SUITE_LAST_PROGRESS.at(begun_s + CASE_S * done, **active)
+    for outcome, number in (("done", done), ("running", 1)):
+        yield suites.SUITE_LAST_CASES.at(number, **active, outcome=outcome)
+    yield suites.SUITE_CASES.at(done, suite=ACTIVE_SUITE, outcome="done")
+    yield suites.SUITE_CASE_INFO.at(1, **active, case=_ACTIVE_CASES[done % len(_ACTIVE_CASES)])
+
+
 @contextmanager
 def open_demonstration(
     *,
@@ -281,12 +320,13 @@ def open_demonstration(
     """
     tell = once(on_notice)
     watch = NodeWatch(lambda: open_recorded_collectors(polling), beat_s=polling.beat_s, on_notice=tell)
-    begun_s, completed_s = time.monotonic(), time.time() - COMPLETED_AGO_S
+    begun_s, unix_s = time.monotonic(), time.time()
     sources: tuple[Source, ...] = (
         watch.samples,
         lambda: made_ranks(time.monotonic() - begun_s),
         lambda: made_ports(time.monotonic() - begun_s),
-        lambda: made_results(completed_s),
+        lambda: made_results(unix_s - COMPLETED_AGO_S),
+        lambda: made_suites(unix_s, time.monotonic() - begun_s),
     )
     with ExitStack() as stack:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 from bench.case import why_ad_hoc
@@ -15,12 +14,9 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from collectors.prometheus.exposition import Owned
 
-PAUSE_S = 5.0
-"""Pause between two reads of the history."""
-
 
 class NewestResults:
-    """The newest results, to be read by `keep_up` in a thread of its own: a slow or absent store delays no scrape.
+    """The newest results, read by `ask` in a thread that scrapes do not wait for: a store may be slow, or absent.
 
     What was read stays when the store goes away. on_notice: is told what cannot be read.
     """
@@ -45,17 +41,11 @@ class NewestResults:
                     self._take(summary)
                 self._seen = known
         except (InfrastructureFailed, Misuse) as error:
-            what = "results are no longer brought up to date" if self._seen else "no results are shown yet"
+            what = "results are no longer updated" if self._seen else "no results are shown yet"
             self._on_notice(f"{what}: {error}")
         except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
-            self._on_notice(f"results are no longer brought up to date: {in_words(error)}")
+            self._on_notice(f"results are no longer updated: {in_words(error)}")
         self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
-
-    def keep_up(self, told_to_stop: threading.Event) -> None:
-        """Ask again and again until told to stop."""
-        self.ask()
-        while not told_to_stop.wait(PAUSE_S):
-            self.ask()
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
         fresh = known - self._seen

@@ -334,7 +334,9 @@ class LiveRuns:
                     self._begun_ns = now_ns
                     self._task.ask()
         if self._state() == "late":
-            self._on_notice(f"runs: their logs are not read within {self._late_s:g} s at times; what is shown is old")
+            self._on_notice(
+                f"runs: their logs are not read within {self._late_s:g} s at times; what was read last is shown"
+            )
 
     def _state(self) -> State:
         begun_ns = self._begun_ns
@@ -359,7 +361,7 @@ class LiveRuns:
             samples = self._read()
         except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
             has_failed = True
-            self._on_notice(f"runs: {in_words(error)}; none is shown until a later look succeeds")
+            self._on_notice(f"runs: {in_words(error)}; none is shown until a later read succeeds")
         at_ns = self._clock_ns()
         self._last = _Look(
             samples=samples,

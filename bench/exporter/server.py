@@ -12,8 +12,9 @@ from pathlib import Path
 
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
-from bench.exporter.latest_results import PAUSE_S, NewestResults
+from bench.exporter.latest_results import NewestResults
 from bench.exporter.live_runs import LiveRuns, RunLogs
+from bench.exporter.suite_status import SuiteStatus
 from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.registry import METRICS
@@ -25,6 +26,8 @@ from collectors.prometheus.http_server import CannotListen, PortTaken, Server, S
 
 HOST = "127.0.0.1"
 PORT = 9464
+PAUSE_S = 5.0
+"""Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
 """How long a notice must be silent before it is told again."""
 
@@ -84,7 +87,7 @@ def serving(
         try:
             server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None))
         except CannotListen as error:
-            on_notice(f"no /metrics of this run's own: {error}; an `observatory serve` there shows this run, too")
+            on_notice(f"this run serves no /metrics of its own: {error}; an `observatory serve` there shows it, too")
         yield server
 
 
@@ -156,8 +159,16 @@ def _open(
     config: Callable[[], ServerConfig],
     node: NodePlan | None,
 ) -> Iterator[Server]:
-    results = NewestResults(store_url, on_notice=on_notice)
-    asking = BackgroundThread("newest results", results.keep_up)
+    results, suites = NewestResults(store_url, on_notice=on_notice), SuiteStatus(store_url, on_notice=on_notice)
+
+    def ask(told_to_stop: threading.Event) -> None:
+        results.ask()
+        suites.ask()
+        while not told_to_stop.wait(PAUSE_S):
+            results.ask()
+            suites.ask()
+
+    asking = BackgroundThread("history", ask)
     with ExitStack() as stack:
         watch: NodeWatch | None = None
         if node is None:
@@ -169,7 +180,9 @@ def _open(
             watch, runs = _watch_with_runs(runs_folder, node, on_notice, stack)
             shown = [watch.samples, runs.samples]
         server = stack.enter_context(
-            answering([*shown, results.samples], host=host, port=port, config=config, on_notice=on_notice)
+            answering(
+                [*shown, results.samples, suites.samples], host=host, port=port, config=config, on_notice=on_notice
+            )
         )
         asking.start()
         stack.callback(asking.stop, PAUSE_S)

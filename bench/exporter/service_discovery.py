@@ -177,12 +177,13 @@ class Targets:
             while not try_lock(fd):
                 if time.monotonic() > until_s:
                     self._on_notice(
-                        f"{self._path}: another has held its lock for {self._lock_wait_s:g} s; going on without"
+                        f"{self._path}: another process has held its lock for {self._lock_wait_s:g} s; going on"
+                        " without it"
                     )
                     return
                 time.sleep(0.02)
         except OSError as error:
-            self._on_notice(f"{self._path}: its disk has no locks ({error.strerror}); going on without")
+            self._on_notice(f"{self._path}: its file system has no locks ({error.strerror}); going on without one")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -228,8 +229,8 @@ def listed(
     targets = Targets(path, on_notice=on_notice)
     targets.add(address, labels)
 
-    def show_life(told_to_stop: threading.Event) -> None:
-        while not told_to_stop.wait(beat_s):
+    def show_life(stop_requested: threading.Event) -> None:
+        while not stop_requested.wait(beat_s):
             with _saying(on_notice):
                 targets.add(address, labels)
 

@@ -157,14 +157,14 @@ def read_web_config(path: Path) -> WebConfig:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently take the last."""
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f'key "{key.value}" stands twice', problem_mark=key.start_mark
+                    problem=f'key "{key.value}" is given twice', problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -194,7 +194,7 @@ class _File:
             line = 0 if error.problem_mark is None else error.problem_mark.line + 1
             raise self._misuse(f"line {line}: {error.problem}; it must be YAML") from None
         except RecursionError:
-            raise self._misuse("its tables lie too deep in each other; name a web configuration") from None
+            raise self._misuse("its tables are nested too deeply; name a web configuration") from None
         except yaml.YAMLError:
             raise self._misuse("is no text; it must be YAML in UTF-8") from None
 
@@ -216,7 +216,7 @@ class _File:
         oldest = self._one_of(words.get("min_version") or "TLS12", f"{where}.min_version", _NAMED_VERSIONS)
         newest = self._one_of(words.get("max_version") or "TLS13", f"{where}.max_version", _NAMED_VERSIONS)
         if oldest > newest:
-            raise self._misuse(f"{where}.min_version is {oldest}, above max_version, {newest}; turn them round")
+            raise self._misuse(f"{where}.min_version is {oldest}, above max_version, {newest}; swap them")
         return TlsConfig(
             certificate=self._path.parent / words["cert_file"],
             key=self._path.parent / words["key_file"],
@@ -325,11 +325,11 @@ class WebGuard:
         try:
             server_config, stamps = _read(self._path)
             if (server_config.tls is None) != (self._server_config.tls is None):
-                raise Misuse(f"{self._path}: encryption cannot be turned on or off while it serves; start it anew")
+                raise Misuse(f"{self._path}: encryption cannot be turned on or off while it serves; restart it")
         except Misuse as error:  # The stamps stay old, so that the next client tries again.
             if str(error) != self._last_notice:
                 self._last_notice = str(error)
-                self._on_notice(f"{error}; what was in force before stays so")
+                self._on_notice(f"{error}; the previous configuration stays in force")
             return
         self._server_config, self._stamps, self._last_notice = server_config, stamps, ""
 

@@ -87,7 +87,7 @@ def _table(verdict: Verdict, case: Case) -> Table:
     shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
     if verdict.parted_at is not None:
         shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
-    columns = ("step", "loss, one rank", f"loss, {case.strategy} on {case.ranks}", "apart", "tolerance", "")
+    columns = ("step", "loss, one rank", f"loss, {case.title}", "apart", "tolerance", "")
     table = table_of(columns, words=())
     for losses in (verdict.losses[step] for step in sorted(shown)):
         both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))

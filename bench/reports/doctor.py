@@ -30,7 +30,9 @@ _INDENT = (0, 0, 0, 2)
 # The section "fields": what each GPU answers to each question, as a table of questions by GPUs and as rows of CSV.
 
 HEADING = "fields: what the last answer of each GPU took, by the driver or by our clock"
-LEGEND = "no: not told of this GPU by this driver; denied: not told to this process; fails: no answer at times"
+LEGEND = (
+    "no: not reported by this driver for this GPU; denied: not permitted to this process; fails: at times no answer"
+)
 _WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
 
 

@@ -158,6 +158,7 @@ _SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if met
 WIDE_INTERVALS = (
     "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
 )
+WIDE_INTERVALS_OF_SUITE = WIDE_INTERVALS.replace("--trials 5", "--set defaults.trials=5")
 
 
 def digits(value: float) -> str:
@@ -180,6 +181,18 @@ def readable(cell: Cell, unit: Unit) -> str:
         return "0"
     size, sign = _scale_of(cell, _CELL_SCALES[unit])
     return f"{cell} {sign}" if size == 1 and isinstance(cell, int) else f"{digits(cell / size)} {sign}"
+
+
+def duration(elapsed_s: float) -> str:
+    """Return a time for people, in its two largest units: `0.4 s`, `45 s`, `2 min 10 s`, `1 h 25 min`, `3 d 4 h`."""
+    if elapsed_s < 10:
+        return f"{elapsed_s:.1f} s"
+    seconds = round(elapsed_s)
+    for size, sign, smaller, smaller_sign in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // smaller
+            return f"{seconds // size} {sign}" + (f" {rest} {smaller_sign}" if rest else "")
+    return f"{seconds} s"
 
 
 def figure(estimate: Estimate) -> str:

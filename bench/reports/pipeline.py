@@ -53,7 +53,7 @@ def _bubble(summary: Summary) -> Table:
         "predicted": accounts.get(("expected",)),
     }
     rows = [(name, figure(one)) for name, one in found.items() if one is not None]
-    return table_of((f"{summary.case.strategy} on {summary.case.ranks}: bubble", "share of the ranks' time"), rows)
+    return table_of((f"{summary.case.title}: bubble", "share of the ranks' time"), rows)
 
 
 def _stages(summary: Summary) -> Table:

@@ -1,17 +1,33 @@
-"""Shows how far a run is: bars on a terminal, and a line for each trial elsewhere."""
+"""Shows how far a run or a suite is: on a terminal in place, elsewhere by a line for each trial or case."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from rich import progress
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from bench.case import Case
 from bench.errors import say
+from bench.rank.messages import TrialEnded
+from bench.reports.format import digits, duration, readable
+from bench.reports.run_rows import headline
+from bench.runs.run_dir import Run
+from bench.runs.summary import Summary
+from bench.suites.ledger import Judgement
+from bench.suites.plan import PlannedCase
+from bench.suites.suite_run import Display
+from collectors.metrics.metric import Metric
+from collectors.metrics.rank import ALLOCATED_BYTES, OVERLAP_RATIO, RESIDENT_BYTES, TOKENS_PER_SECOND
+from collectors.sample_log import Follower, NewerSchema, Reading
+
+# A run: its cases in turn.
 
 
 class Progress:
@@ -46,7 +62,7 @@ class Progress:
         )
         self._tasks = {
             case.key(): self.bars.add_task(
-                f"{case.strategy} on {case.ranks}",
+                case.title,
                 total=case.trials * case.positions(),
                 place="waits for its ranks",
             )
@@ -82,4 +98,180 @@ class Progress:
             return
         self._told.add((case.key(), trial, what))
         begun_s = self._clock_s() - self._begun_s
-        self._tell(f"{case.strategy} on {case.ranks}: trial {trial + 1} of {case.trials} {what} after {begun_s:.0f} s")
+        self._tell(f"{case.title}: trial {trial + 1} of {case.trials} {what} after {begun_s:.0f} s")
+
+
+# A suite: the whole, and the case that is measured now.
+
+FIGURES_S = 1.0
+"""How often the present figures are read from the logs of the present run."""
+
+
+class _PresentFigures:
+    """The newest figures of a run, from its ranks' logs: throughput, memory and overlap, where the logs have them."""
+
+    def __init__(self, run: Run) -> None:
+        self._followers = [Follower(run.folder / f"rank{rank}.jsonl") for rank in range(run.case.ranks)]
+        self._newest: list[dict[str, float]] = [{} for _ in self._followers]
+
+    def read(self) -> None:
+        """Take what was appended to the logs; a log that cannot be read tells nothing more."""
+        for follower, newest in zip(self._followers, self._newest, strict=True):
+            with suppress(OSError, NewerSchema):
+                for record in follower.newest():
+                    if isinstance(record, Reading) and record.mark in ("measured", "traced"):
+                        newest.update({sample.metric: sample.value for sample in record.samples if not sample.labels})
+
+    def words(self) -> list[str]:
+        """Return the figures for people: all ranks' tokens, the memory of the rank that has most, the least overlap."""
+        found = []
+        if rates := self._of(TOKENS_PER_SECOND):
+            found.append(f"{digits(sum(rates))} tokens/s")
+        if sizes := self._of(ALLOCATED_BYTES) or self._of(RESIDENT_BYTES):
+            found.append(readable(max(sizes), "bytes"))
+        if ratios := self._of(OVERLAP_RATIO):
+            found.append(f"overlap {readable(min(ratios), 'ratio')}")
+        return found
+
+    def _of(self, metric: Metric) -> list[float]:
+        return [newest[metric.name] for newest in self._newest if metric.name in newest]
+
+
+class SuiteProgress(Display):
+    """Lines that change on a terminal, of the whole and of the present case; elsewhere a line for each case that
+    begins or ends. Use it in a `with`.
+
+    is_drawn: draw on the terminal; None draws where there is one. is_long: also tell when trials end. is_quiet: tell
+    nothing. console, tell, clock_s: as in `Progress`.
+    """
+
+    def __init__(
+        self,
+        suite: str,
+        *,
+        is_drawn: bool | None = None,
+        is_long: bool = False,
+        is_quiet: bool = False,
+        tell: Callable[[str], None] = say,
+        console: Console | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._suite, self._is_long, self._is_quiet = suite, is_long, is_quiet
+        self._tell, self._clock_s = tell, clock_s
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._is_drawn = (is_terminal if is_drawn is None else is_drawn) and not is_quiet
+        self._left: dict[str, PlannedCase] = {}
+        self._total = self._done = self._failing = 0
+        self._begun_s: dict[str, float] = {}
+        self._trials_left: dict[str, int] = {}
+        self._figures: dict[str, _PresentFigures] = {}
+        self._place = self._newest = ""  # Of the present case: where it is, and its newest figures.
+        self._read_s = float("-inf")
+        self._console = console or Console(stderr=True)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self.drawn,
+            transient=True,
+            refresh_per_second=4,
+        )
+
+    def __enter__(self) -> SuiteProgress:
+        if self._is_drawn:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def drawn(self) -> Text:
+        """Return the lines as they are now; figures that find no room beside their case have a line of their own.
+
+        Each is cut where the terminal ends.
+        """
+        whole = f"{self._suite}: {self._done} of {self._total} done, {self._failing} failing, {self._time_left()}"
+        present = ", ".join(filter(None, (self._place, self._newest)))
+        if len(present) > self._console.width and self._newest:
+            present = f"{self._place}\n  {self._newest}"
+        return Text("\n".join(filter(None, (whole, present))), no_wrap=True, overflow="ellipsis")
+
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""
+        if not self._is_quiet:
+            self._tell(line)
+
+    def begins(self, cases: Sequence[PlannedCase]) -> None:
+        """Count what is to come."""
+        self._left = {one.suite_case.name: one for one in cases}
+        self._total = len(cases)
+        self.tell(f"suite {self._suite}: {self._time_left()}")
+
+    def case_begins(self, one: PlannedCase, run: Run) -> None:
+        """Tell that the case begins."""
+        name = one.suite_case.name
+        self._figures = {name: _PresentFigures(run)} | {
+            other: figures for other, figures in self._figures.items() if other in self._left
+        }
+        self._begun_s.setdefault(name, self._clock_s())
+        if not self._is_drawn:
+            about = "" if one.estimate_s is None else f", about {duration(one.estimate_s)}"
+            self.tell(f"{name} begins: {run.case.trials} trial(s) on {run.case.ranks} rank(s){about}; run {run.id}")
+
+    def steps(self, one: PlannedCase, trial: int, steps: int) -> None:
+        """Show where the present case is, and its newest figures."""
+        case = one.case
+        if not self._is_drawn or case is None:
+            return
+        name, now_s = one.suite_case.name, self._clock_s()
+        figures = self._figures[name]
+        if now_s - self._read_s >= FIGURES_S:
+            self._read_s = now_s
+            figures.read()
+        word = "step" if case.model is not None else "measurement"
+        is_beside = steps > case.positions()
+        now = "traced and memory steps" if is_beside else f"{word} {steps} of {case.positions()}"
+        self._place = f"{name}: trial {trial + 1} of {case.trials}, {now}"
+        self._newest = ", ".join(figures.words())
+
+    def trial_ended(self, one: PlannedCase, ended: TrialEnded) -> None:
+        """Count it, and tell it to those who want to hear more."""
+        if one.case is not None:
+            self._trials_left[one.suite_case.name] = one.case.trials - ended.trial - 1
+        if self._is_long:
+            how = "is done" if ended.cause is None else f"{ended.outcome.replace('_', ' ')}: {ended.cause.text}"
+            self.tell(f"{one.suite_case.name}: trial {ended.trial + 1} {how}")
+
+    def case_ended(self, one: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
+        """Count the case, and tell how it ended."""
+        name = one.suite_case.name
+        self._left.pop(name, None)
+        self._place = self._newest = ""
+        self._done += judgement.outcome == "done"
+        self._failing += judgement.outcome in ("failed", "timed_out")
+        if self._is_drawn and judgement.outcome == "done":
+            return
+        words, reason = judgement.outcome.replace("_", " "), judgement.reason
+        if summary is None:
+            self.tell(f"{name} is {words}: {reason}")
+            return
+        if judgement.outcome == "done":
+            is_drill = summary.outcome != "done"
+            words, reason = ("failed as expected", reason) if is_drill else (words, headline(summary))
+        after = f" after {duration(self._clock_s() - self._begun_s[name])}" if name in self._begun_s else ""
+        self.tell(f"{name}: {words}{after}: {reason}")
+
+    def _time_left(self) -> str:
+        """Return the time left by the estimates of the cases that have not ended."""
+        if not self._left:
+            return "no case left"
+        known_s = [
+            one.estimate_s * self._trials_left.get(name, one.case.trials) / one.case.trials
+            for name, one in self._left.items()
+            if one.estimate_s is not None and one.case is not None
+        ]
+        unknown = len(self._left) - len(known_s)
+        if not known_s:
+            return f"{unknown} case(s) left, of unknown time"
+        more = f" and {unknown} of unknown time" if unknown else ""
+        return f"{len(self._left)} case(s) left, about {duration(sum(known_s))}{more}"

@@ -154,7 +154,10 @@ def _by_shown_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], 
 
 
 def _ranks(summaries: Sequence[Summary]) -> list[Row]:
-    return [Row("ranks", tuple(str(summary.case.ranks) for summary in summaries))]
+    rows = [Row("ranks", tuple(str(summary.case.ranks) for summary in summaries))]
+    if any(summary.case.nodes > 1 for summary in summaries):
+        rows.append(Row("nodes", tuple(str(summary.case.nodes) for summary in summaries)))
+    return rows
 
 
 def _batches(summaries: Sequence[Summary]) -> list[Row]:

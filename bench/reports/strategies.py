@@ -122,7 +122,9 @@ def print_strategies(specs: Sequence[StrategySpec], console: Console | None = No
         short = [(spec.name, spec.needs.text(), spec.summary) for spec in specs]
         console.print(table_of(columns, short, words=range(3), unbroken=(0,)))
     console.print()
-    print_words(console, "`observatory list STRATEGY` tells its options and refusals; --options tells all options")
+    print_words(
+        console, "`observatory list STRATEGY` shows its options and refusals, `observatory list --options` all options"
+    )
 
 
 def print_options(specs: Sequence[StrategySpec], console: Console | None = None) -> None:

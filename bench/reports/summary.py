@@ -39,6 +39,7 @@ from bench.reports.run_rows import (
     print_list,
 )
 from bench.runs.hardware_baselines import PredictedStep
+from bench.runs.run_dir import is_gone
 from bench.runs.scaling_baseline import Point
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -189,7 +190,7 @@ def _baseline(found: ScalingEfficiency) -> str:
 
 
 def _name(summary: Summary) -> str:
-    return f"{summary.case.strategy} on {summary.case.ranks}"
+    return summary.case.title
 
 
 def _machine(summary: Summary) -> str:
@@ -291,12 +292,13 @@ def print_summaries(
         print_words(console, *first_notes(summaries))
     console.print()
     for summary in summaries:
-        console.print(f"run folder: {summary.folder}", soft_wrap=True)
+        where = " (not there: pruned, moved, or on another machine; its results are the history's)"
+        console.print(f"run folder: {summary.folder}{where if is_gone(summary.folder) else ''}", soft_wrap=True)
 
 
 def _predicted_notes(summary: Summary, predicted: Predicted) -> Iterator[str]:
     """Yield what the predicted step adds up, or why it is absent."""
-    step, name = predicted.get(summary.run), f"{summary.case.strategy} on {summary.case.ranks}"
+    step, name = predicted.get(summary.run), summary.case.title
     if isinstance(step, PredictedStep):
         yield f"{name}: the predicted step is {step.basis}; optimizer, data and slower kernels are left out"
     elif step is not None:
@@ -322,7 +324,7 @@ def cause_lines(summary: Summary) -> list[str]:
     if summary.cause is None:
         return []
     outcome = summary.outcome.replace("_", " ")
-    first = f"{summary.case.strategy} on {summary.case.ranks}: {outcome}: {summary.cause.text}"
+    first = f"{summary.case.title}: {outcome}: {summary.cause.text}"
     return [first, *(f"    {line}" for line in summary.cause.last_lines)]
 
 
@@ -334,7 +336,7 @@ def print_history(summaries: Sequence[Summary], format_name: str) -> None:
         print_summaries(summaries, format_name)
 
 
-def print_whole(
+def print_run(
     summary: Summary, format_name: str, *, has_details: bool = False, predicted: Predicted = NOTHING_PREDICTED
 ) -> None:
     """Print one run with its settings: those that say what it is, or with details all."""

@@ -25,6 +25,7 @@ from collectors.metrics.results import (
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
     RUN_TRACED_RATIO,
 )
+from collectors.metrics.suites import SUITE_CASE_INFO, SUITE_LAST_CASES
 from dashboards import promql
 from dashboards.model import Bound, Dashboard, Panel, Query, Variable
 
@@ -85,6 +86,17 @@ _GPU_MEMORY_SHARE = Query(
     unit="ratio",
 )
 
+
+def _suite(metric: Metric, expression: str, *, by: tuple[str, ...]) -> Query:
+    """Return the query of what is told of runs of suites; several exporters of one history are one series."""
+    return Query(
+        metric=metric,
+        expression=promql.largest(expression, by=("suite", "run", *by)),
+        legend=" ".join(("{{suite}}", *(f"{{{{{label}}}}}" for label in by), "({{run}})")),
+        unit=metric.unit,
+    )
+
+
 DASHBOARD = Dashboard(
     name="is-training-fast",
     title="Is training fast?",
@@ -137,6 +149,16 @@ DASHBOARD = Dashboard(
             title="GPUs: busy, and memory in use",
             queries=(_live(GPU_UTILIZATION, "busy"), _GPU_MEMORY_SHARE),
             worst="lowest",
+        ),
+        Panel(
+            title="Suites: how the cases of the newest run ended, and of those that go on",
+            queries=(_suite(SUITE_LAST_CASES, promql.above(promql.select(SUITE_LAST_CASES), 0), by=("outcome",)),),
+            worst="highest",
+        ),
+        Panel(
+            title="Suites: the cases that run now",
+            queries=(_suite(SUITE_CASE_INFO, promql.select(SUITE_CASE_INFO), by=("case",)),),
+            worst="highest",
         ),
     ),
 )

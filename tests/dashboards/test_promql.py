@@ -47,11 +47,6 @@ def test_a_legend_tells_apart_what_the_labels_tell_apart() -> None:
     assert promql.legend(RUN_MFU) == "{{strategy}} on {{ranks}} ranks ({{series}})"
 
 
-def test_all_chosen_everywhere_is_what_grafana_would_send() -> None:
-    given = promql.rate(TOKENS, slot="$slot")
-    assert promql.with_every_choice(given) == f'rate({TOKENS.name}{{slot=~".*"}}[1m])'
-
-
 def test_the_labels_of_owners_are_those_that_the_exporter_adds() -> None:
     assert {scope: frozenset(labels) for scope, labels in promql.OWNER_LABELS.items()} == exposition.OWNER_LABELS
 

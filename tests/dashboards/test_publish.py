@@ -178,7 +178,7 @@ def test_an_address_that_sends_on_is_told_and_not_followed(
     grafana.broken = 301, b""
     grafana.location = "https://elsewhere/api/folders"
     line = _refused(grafana.url, 4, capsys)
-    assert "it sends on to https://elsewhere/api/folders; push to the address that it has now" in line
+    assert "it redirects to https://elsewhere/api/folders; push to that address" in line
     assert len(grafana.requests) == 1
 
 
@@ -252,5 +252,5 @@ def test_a_prometheus_that_is_none_is_refused_before_anything_is_asked(
 def test_a_grafana_that_drips_is_left_when_its_time_is_over(grafana: FakeGrafana) -> None:
     grafana.drip_s = 0.05
     grafana.broken = 200, b"x" * 1000
-    with pytest.raises(PublishFailed, match=r"GET .*: no whole answer within 0\.3 s; is it, or"):
+    with pytest.raises(PublishFailed, match=r"GET .*: no complete answer within 0\.3 s; is it, or"):
         list(publish(parse_address(grafana.url), TOKEN, "http://prometheus:9090", [], request_s=0.3))

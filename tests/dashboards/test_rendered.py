@@ -16,10 +16,10 @@ from dashboards import render
 from dashboards.boards import training_speed
 from dashboards.grafana import to_json
 from dashboards.model import Dashboard
-from dashboards.promql import with_every_choice
 from dashboards.render import DASHBOARDS, GROUPS
 from tests.dashboards import grafana_lint
 from tests.dashboards.promtool import promtool
+from tests.support.grafana_expressions import with_every_choice
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT.parent / "shared" / "data" / "grafana" / "dashboard.jsonschema.json"

@@ -18,9 +18,11 @@ from bench.exporter.server import open_server
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
-from bench.runner import TrialSettings, measure, persist
+from bench.runner.measure import TrialSettings, alike, measure
+from bench.runner.persist import persist
 from bench.runs import run_dir
 from bench.runs.history import History
+from bench.runs.suite_record import SuiteRecord
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.node.node_log import open_node_log
@@ -28,11 +30,11 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
-from dashboards import promql
 from dashboards.boards import communication, pipeline, training_speed
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.windows import made_windows
+from tests.support.grafana_expressions import with_every_choice
 from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
@@ -52,6 +54,16 @@ STEPS_S = {
     "single": [[[0.15, 0.15]], [[0.16, 0.16]]],
     "gpipe": [[[0.20, 0.21]] * 2, [[0.22, 0.21]] * 2],
 }
+SUITE = SuiteRecord(
+    id="suite-a",
+    suite="nightly",
+    started_ns=time.time_ns(),
+    progress_ns=time.time_ns(),
+    cases={"done": 2, "failed": 1},
+    total=5,
+    running=("ddp",),
+    folder="/runs/suites/suite-a",
+)
 DASHBOARDS = (training_speed.DASHBOARD, pipeline.DASHBOARD, communication.DASHBOARD)
 QUERIES = [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
@@ -69,7 +81,7 @@ class TracingEngine(FakeEngine):
         for window in made_windows(LATE[order.trial], ranks=order.case.ranks):
             is_later = window.of_kind("communication") & (np.arange(window.kind.size) % 2 == window.rank)
             end_ns = window.end_ns + is_later * 1_000 * (order.trial + 1)
-            save_timeline(replace(window, end_ns=end_ns), Path(order.folder), order.trial)
+            save_timeline(replace(window, end_ns=end_ns), self.folder(order), order.trial)
         return super().run(order, progress)
 
 
@@ -90,17 +102,20 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
 
 
 def _measure_before(folder: Path, store: str) -> None:
-    engine = TracingEngine(NODE, STEPS_S)
+    engine = TracingEngine(NODE, STEPS_S, runs=folder)
     with History(store) as history:
         measured = measure(
-            [(SINGLE, None), (DDP, None), (PIPELINE, None)],
+            alike(
+                [(SINGLE, None), (DDP, None), (PIPELINE, None)],
+                TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
+            ),
             engine=engine,
             machine=NODE,
             folder=folder,
-            settings=TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
             watch=lambda case, trial, steps: None,
         )
         persist(measured.summaries, NODE, history, explicit_baseline=None)
+        history.save_suite(SUITE)
         measured.close()
 
 
@@ -156,7 +171,7 @@ def _traced() -> list[Sample]:
 
 def _wait_for_two_scrapes(prometheus: PrometheusServer) -> None:
     until = time.monotonic() + 60
-    while not all(prometheus.query(promql.with_every_choice(expression)) for _, expression in QUERIES):
+    while not all(prometheus.query(with_every_choice(expression)) for _, expression in QUERIES):
         if time.monotonic() > until:
             return  # The test names what is empty.
         time.sleep(0.5)
@@ -164,6 +179,6 @@ def _wait_for_two_scrapes(prometheus: PrometheusServer) -> None:
 
 @pytest.mark.parametrize("expression", [query for _, query in QUERIES], ids=[name for name, _ in QUERIES])
 def test_no_panel_is_empty(expression: str, prometheus: PrometheusServer) -> None:
-    found = prometheus.query(promql.with_every_choice(expression))
+    found = prometheus.query(with_every_choice(expression))
     assert found, expression
     assert all(series["value"][1] != "NaN" for series in found)

@@ -19,10 +19,10 @@ from collectors.metrics.gpu import (
 )
 from collectors.metrics.host import HOST_CPU_SECONDS
 from collectors.metrics.metric import Metric
-from dashboards import promql
 from dashboards.boards import gpu_health, host_load
 from dashboards.model import Dashboard
 from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+from tests.support.grafana_expressions import with_every_choice
 
 pytestmark = pytest.mark.stack
 
@@ -40,7 +40,7 @@ LIMITS = {
 def _asked(dashboard: Dashboard, metric: Metric) -> str:
     """The dashboard's first expression for a metric."""
     queries = (query for panel in dashboard.panels for query in panel.queries)
-    return promql.with_every_choice(next(query.expression for query in queries if query.metric == metric))
+    return with_every_choice(next(query.expression for query in queries if query.metric == metric))
 
 
 def test_power_is_shown_of_the_limit_in_force_and_bears_the_rank(tmp_path: Path) -> None:

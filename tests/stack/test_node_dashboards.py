@@ -19,10 +19,10 @@ from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned
 from collectors.prometheus.http_server import ServerConfig
-from dashboards import promql
 from dashboards.boards import gpu_health, host_load
 from dashboards.render import DASHBOARDS as ALL
 from tests.stack import test_dashboards_live
+from tests.support.grafana_expressions import with_every_choice
 from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
@@ -135,14 +135,14 @@ def _ask_all(prometheus: PrometheusServer) -> dict[str, Found]:
 
 def _over_seconds(expression: str) -> str:
     """With a window as short as the time that there was."""
-    return promql.with_every_choice(expression).replace("[1m]", f"[{WINDOW_S}s]")
+    return with_every_choice(expression).replace("[1m]", f"[{WINDOW_S}s]")
 
 
 def _ask_until_lost(prometheus: PrometheusServer) -> Found:
     (query,) = (query for query in QUERIES.values() if query.metric == GPU_STATE)
     until = time.monotonic() + 60
     while True:
-        found = prometheus.query(promql.with_every_choice(query.expression))
+        found = prometheus.query(with_every_choice(query.expression))
         if any(series["metric"]["state"] == "lost" for series in found) or time.monotonic() > until:
             return found
         time.sleep(0.5)

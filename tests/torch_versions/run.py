@@ -57,7 +57,7 @@ PYTHON = (
     "tests/bench/reports",
     "tests/bench/runs",
     "tests/bench/cli/test_cli.py",
-    "tests/bench/case/test_case.py",
+    "tests/bench/runner/test_case.py",
     "tests/collectors/nvml",
     "tests/collectors/host",
     "tests/collectors/rank/test_profiler.py",

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import numpy as np
 import pytest
-from scipy import stats
+import scipy  # Whose statistics take a second to load, and do when they are first asked.
 
 from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share, ratio, spread
 from collectors.metrics.results import RUN_OVERLAP_RATIO, RUN_PEAK_MEMORY_BYTES, RUN_PHASE_SECONDS, RUN_STEP_SECONDS
@@ -52,7 +52,7 @@ def test_an_interval_is_students_on_the_logarithms() -> None:
     trials = (0.9, 1.0, 1.3)
     found = _estimate(*trials)
     logarithms = np.log(trials)
-    expected = stats.t.interval(0.95, 2, loc=logarithms.mean(), scale=stats.sem(logarithms))
+    expected = scipy.stats.t.interval(0.95, 2, loc=logarithms.mean(), scale=scipy.stats.sem(logarithms))
     assert (found.low, found.high) == pytest.approx(tuple(np.exp(expected)))
     assert found.median == 1.0
 
@@ -60,7 +60,7 @@ def test_an_interval_is_students_on_the_logarithms() -> None:
 def test_a_ratio_is_welchs_interval_on_the_logarithms() -> None:
     above, below = (2.1, 2.0, 2.6, 2.2), (1.0, 1.1, 0.7)
     found = ratio(_estimate(*above), _estimate(*below))
-    expected = stats.ttest_ind(np.log(above), np.log(below), equal_var=False).confidence_interval(0.95)
+    expected = scipy.stats.ttest_ind(np.log(above), np.log(below), equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
     assert found.value == median(above) / median(below)
     assert (found.numerator_trials, found.denominator_trials) == (4, 3)
@@ -103,7 +103,7 @@ def test_equal_trials_on_one_side_leave_the_noise_of_the_other() -> None:
 def test_skew_cannot_push_the_median_out_of_its_interval() -> None:
     trials = (1.0,) * 6 + (2.0,) * 4
     logarithms = np.log(trials)
-    plain = stats.t.interval(0.95, 9, loc=logarithms.mean(), scale=stats.sem(logarithms))
+    plain = scipy.stats.t.interval(0.95, 9, loc=logarithms.mean(), scale=scipy.stats.sem(logarithms))
     assert math.exp(plain[0]) > median(trials)  # It would, by Student alone.
     assert _estimate(*trials).low == median(trials)
 
@@ -151,7 +151,7 @@ def test_the_interval_of_shares_far_from_0_and_1_is_students_on_their_logits() -
     trials = [0.5, 0.52, 0.56, 0.51]
     found = estimate_share(RUN_OVERLAP_RATIO, trials)
     logits = np.log(trials) - np.log1p(-np.array(trials))
-    ends = stats.t.interval(0.95, len(trials) - 1, loc=logits.mean(), scale=stats.sem(logits))
+    ends = scipy.stats.t.interval(0.95, len(trials) - 1, loc=logits.mean(), scale=scipy.stats.sem(logits))
     assert (found.low, found.high) == pytest.approx(tuple(1 / (1 + np.exp(-np.array(ends)))))
 
 
@@ -160,7 +160,7 @@ def test_the_interval_of_shares_far_from_0_and_1_is_students_on_their_logits() -
 def test_93_of_100_intervals_hold_mean_and_median_of_shares_however_near_an_end(
     nothing: float, all_of_it: float, trials: int
 ) -> None:
-    truth = stats.beta(nothing, all_of_it)
+    truth = scipy.stats.beta(nothing, all_of_it)
     experiments = truth.rvs((EXPERIMENTS // 2, trials), random_state=np.random.default_rng(19))
     found = [estimate_share(RUN_OVERLAP_RATIO, experiment) for experiment in experiments.tolist()]
     for value in (float(truth.mean()), float(truth.median())):
@@ -185,7 +185,7 @@ def test_what_is_no_share_is_refused(value: float) -> None:
 def test_a_part_may_be_below_0_and_its_interval_holds_what_stands_for_the_median() -> None:
     trials = [-0.1, 0.0, 0.1]
     found = estimate_part(RUN_OVERLAP_RATIO, trials, middle=0.4)
-    low, high = stats.t.interval(0.95, 2, loc=0.0, scale=stats.sem(trials))
+    low, high = scipy.stats.t.interval(0.95, 2, loc=0.0, scale=scipy.stats.sem(trials))
     assert found.median == 0.4
     assert (found.low, found.high) == pytest.approx((low, max(high, 0.4)))
     assert found.trials == (-0.1, 0.0, 0.1)

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,8 +46,27 @@ def _observatory(arguments: str, home: Path) -> subprocess.CompletedProcess[str]
         text=True,
         check=True,
         timeout=120,
-        env={"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+        env=_environment(home),
     )
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_third_interruption_ends_what_the_first_one_left_to_be_kept() -> None:
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in signals]
+    try:
+        main.interrupt_in_order()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("arguments", LIGHT)
@@ -54,40 +74,67 @@ def test_light_commands_import_no_torch(arguments: str, tmp_path: Path) -> None:
     assert _observatory(arguments, tmp_path).stderr.splitlines()[-1] == "False 0"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("run dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'),
-        ("run ddp --ranks 0", "observatory: ranks is 0; it must be 1 or more"),
-        (
-            "run ddp --ranks 3",
-            "observatory: ddp: batch 8 cannot be shared equally by 3 data ranks; --batch 6 or 9 would fit",
-        ),
-        ("run ddp --shape huge", 'observatory: shape "huge" is unknown; it may be tiny, 125m, 1b, 8b, 70b'),
-        ("run ddp --heads 3", "observatory: shape tiny: width 128 is not divisible by heads 3"),
-        ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
-        (
-            "run ddp --device cuda",
-            "observatory: device is cuda and no NVIDIA driver is here; take --device cpu, or look at `nvidia-smi`",
-        ),
-        ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
-        ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
-        ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
-        ("rum", "observatory: No such command 'rum'. Did you mean 'run'? (`observatory --help`)"),
-        ("xyz", "observatory: No such command 'xyz'. (`observatory --help`)"),
-        ("show --limit 99999999999999999999", "observatory: Invalid value for '--limit': 99999999999999999999 is not"),
-        ("show --strategy dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"?'),
-        ("list --format xml", "observatory: Invalid value for '--format'"),
-        ("show nothing", 'observatory: run "nothing" is unknown'),
-    ],
-)
-def test_misuse_is_one_line_and_code_2(arguments: str, line: str, tmp_path: Path) -> None:
-    ended = _observatory(arguments, tmp_path)
-    *said, last = ended.stderr.splitlines()
-    assert last == "False 2"
-    assert len(said) == 1
-    assert said[0].startswith(line)
-    assert ended.stdout == ""
+MISUSE = [
+    ("run dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"? (`observatory list` shows all)'),
+    ("run ddp --ranks 0", "observatory: ranks is 0; it must be 1 or more"),
+    (
+        "run ddp --ranks 3",
+        "observatory: ddp: batch 8 cannot be shared equally by 3 data ranks; --batch 6 or 9 would fit",
+    ),
+    ("run ddp --shape huge", 'observatory: shape "huge" is unknown; it may be tiny, 125m, 1b, 8b, 70b'),
+    ("run ddp --heads 3", "observatory: shape tiny: width 128 is not divisible by heads 3"),
+    ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
+    (
+        "run ddp --device cuda",
+        "observatory: device is cuda and this machine has no NVIDIA driver; take --device cpu, or look at `nvidia-smi`",
+    ),
+    ("run ddp --limit 0", "observatory: limit is 0; it must be a number of seconds, 1 or more"),
+    ("run single --with-baseline weak", "observatory: --with-baseline compares several ranks with one; ranks is 1"),
+    ("run", "observatory: Missing argument 'STRATEGY'. (`observatory run --help`)"),
+    ("rum", "observatory: No such command 'rum'. Did you mean 'run'? (`observatory --help`)"),
+    ("xyz", "observatory: No such command 'xyz'. (`observatory --help`)"),
+    ("show --limit 99999999999999999999", "observatory: Invalid value for '--limit': 99999999999999999999 is not"),
+    ("show --strategy dpp", 'observatory: strategy "dpp" is unknown; did you mean "ddp"?'),
+    ("list --format xml", "observatory: Invalid value for '--format'"),
+    ("show nothing", 'observatory: run "nothing" is unknown'),
+]
+
+ALL_IN_ONE = """
+import contextlib, io, json, sys
+from bench.cli.main import run
+
+answers = {}
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = run(line.split())
+    answers[line] = [code, out.getvalue(), errors.getvalue(), "torch" in sys.modules]
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Exit code, output and errors of each misuse, and whether torch was loaded then: of one process, one by one."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", ALL_IN_ONE, *(arguments for arguments, _ in MISUSE)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=_environment(tmp_path_factory.mktemp("home")),
+    )
+    assert ended.stderr == ""
+    found: dict[str, list[object]] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("arguments", "line"), MISUSE)
+def test_misuse_is_one_line_and_code_2(arguments: str, line: str, answers: dict[str, list[object]]) -> None:
+    code, printed, errors, has_torch = answers[arguments]
+    assert (code, printed, has_torch) == (2, "", False)
+    assert isinstance(errors, str)
+    (said,) = errors.splitlines()
+    assert said.startswith(line)
 
 
 def test_help_of_run_loads_nothing_that_measures_or_keeps(tmp_path: Path) -> None:

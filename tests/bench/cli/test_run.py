@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from bench import case
 from bench.cli import main
-from bench.cli.planning import CaseArgs
-from bench.cli.run import ENGINE_NAMES, GROUPS, command
-from bench.engines.local import ENGINES
+from bench.cli.options import ENGINE_NAMES
+from bench.cli.run import GROUPS, command
+from bench.engines.registry import ENGINES
 from bench.exporter.server import PORT as SERVED_PORT
+from bench.runner.case_args import CaseArgs
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
 from bench.runs.history import History
 from tests.bench.made.examples import make_machine, make_summary

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.case import Case
-from bench.cli.planning import CaseArgs, Node, case_of_args
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
+from bench.runner.case_args import CaseArgs, Node, case_of_args
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 

@@ -14,7 +14,7 @@ from bench.cli import main
 from bench.convergence.check import Verdict, check_cases, conclude
 from bench.engines.local import LocalEngine
 from bench.errors import Misuse
-from bench.runner import Measured, TrialSettings, measure
+from bench.runner.measure import Measured, TrialSettings, alike, measure
 from tests.bench.made.examples import TINY, make_case
 from workloads.options import MISTAKES, Mistake, check_of
 
@@ -41,13 +41,13 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[
     wanted: dict[object, Case] = {name: check_cases(checked_case(name), ())[2] for name in HONEST}
     wanted |= {mistakes: check_cases(checked_case(), mistakes)[2] for mistakes in INJECTED}
     alone, backwards, _ = check_cases(checked_case(), ())
-    with LocalEngine() as engine:
+    runs = tmp_path_factory.mktemp("runs")
+    with LocalEngine(runs) as engine:
         measured = measure(
-            [(case, None) for case in (alone, backwards, *wanted.values())],
+            alike([(case, None) for case in (alone, backwards, *wanted.values())], TrialSettings(limit_s=120)),
             engine=engine,
             machine=engine.machine(),
-            folder=tmp_path_factory.mktemp("runs"),
-            settings=TrialSettings(limit_s=120),
+            folder=runs,
             watch=lambda case, trial, steps: None,
         )
     measured.close()

@@ -55,7 +55,7 @@ def test_a_late_gradient_that_all_ranks_used_is_named_with_its_step() -> None:
 def test_weights_that_nobody_told_of_are_not_said_to_be_the_same() -> None:
     untold: Change = lambda step: {"updates": {}, **gradient(CLIP, -0.05)(step)}  # noqa: E731
     assert text_of(evidence_of((untold, untold))).endswith(
-        "with the same sequences; whether weights were the same was not examined, as no rank told of any"
+        "with the same sequences; whether weights were equal was not examined, because no rank reported any"
     )
 
 

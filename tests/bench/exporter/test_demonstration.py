@@ -24,6 +24,7 @@ from bench.exporter.demo import (
     made_ports,
     made_ranks,
     made_results,
+    made_suites,
     open_recorded_collectors,
     steps_by,
 )
@@ -72,7 +73,7 @@ def shown() -> set[str]:
             names |= {sample.metric for sample in nvml.read()}
         while GPU_XID_TIME.name not in names:  # A thread of its own counts it.
             names |= {sample.metric for sample in nvml.read()}
-    names |= {sample.metric for sample, _ in (*made_ranks(0), *made_ports(0), *made_results(0))}
+    names |= {sample.metric for sample, _ in (*made_ranks(0), *made_ports(0), *made_results(0), *made_suites(0, 0))}
     with NodeWatch(open_recorded_collectors, beat_s=60, on_notice=lambda text: None) as watch:
         while not watch.node_samples():
             time.sleep(0.01)
@@ -111,7 +112,7 @@ def test_the_allocators_account_of_a_made_rank_agrees_with_itself() -> None:
 
 def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None:
     refused: list[str] = []
-    given = [*made_ranks(0), *made_ports(0), *made_results(0)]
+    given = [*made_ranks(0), *made_ports(0), *made_results(0), *made_suites(0, 0)]
     body, _ = Exporter(METRICS, [lambda: given], on_notice=refused.append).render("")
     assert refused == []
     assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(given)

@@ -139,7 +139,7 @@ def test_a_log_that_hangs_is_late_with_its_age_and_holds_up_no_scrape() -> None:
         hang.let_go()
         _wait_until(lambda: _steps(runs) == [2.0])
         assert _values(runs, agent.AGENT_COLLECTOR) == [(1, {"collector": "runs", "state": "answering"})]
-    assert set(notices) == {"runs: their logs are not read within 1 s at times; what is shown is old"}
+    assert set(notices) == {"runs: their logs are not read within 1 s at times; what was read last is shown"}
 
 
 @pytest.mark.timeout(30)
@@ -171,7 +171,7 @@ def test_a_look_that_fails_shows_nothing_and_the_next_one_may_succeed() -> None:
         assert (_steps(runs), _values(runs, agent.AGENT_AGE_SECONDS)) == ([], [])
         clock.pass_s(1)
         _look(runs, 3.0)
-    assert notices == ["runs: lost my way; none is shown until a later look succeeds"]
+    assert notices == ["runs: lost my way; none is shown until a later read succeeds"]
 
 
 def test_whoever_listens_is_told_what_a_look_found_and_nothing_of_one_that_failed() -> None:

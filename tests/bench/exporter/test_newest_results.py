@@ -192,7 +192,7 @@ def test_results_stay_when_the_store_goes_away(
     (tmp_path / "history.sqlite").unlink()
     newest.ask()
     assert _runs(newest) == ["a"]
-    assert [notice.partition(":")[0] for notice in notices] == ["results are no longer brought up to date"]
+    assert [notice.partition(":")[0] for notice in notices] == ["results are no longer updated"]
 
 
 def test_a_result_of_a_newer_version_is_named_and_the_others_are_shown(

@@ -17,6 +17,7 @@ from bench.exporter.demo import NOTICE, open_demonstration
 from bench.exporter.server import NodePlan, once, open_server, serving
 from bench.runs.history import History
 from bench.runs.run_dir import Run, begin
+from bench.runs.suite_record import SuiteRecord
 from collectors.dcgm.job_mapping import JobMapping
 from collectors.metrics.agent import AGENT_COLLECTOR, RUN_INFO
 from collectors.metrics.gpu import GPU_STATE, RANK_GPU, RANK_GPU_MEMORY
@@ -24,6 +25,7 @@ from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.results import RUN_STEP_SECONDS
+from collectors.metrics.suites import SUITE_CASE_INFO
 from collectors.node.registry import PollingConfig
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.http_server import Server
@@ -106,6 +108,15 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
         assert STEP_SECONDS.name not in _names(server)
         assert RUN_STEP_SECONDS.name in _names(server)
     assert notices == [f"serving {server.url}"]
+
+
+def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str) -> None:
+    record = SuiteRecord(id="a", suite="nightly", started_ns=0, progress_ns=1, total=3, running=("ddp",), folder="/a")
+    with History(url) as history:
+        history.save_suite(record)
+    with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices()) as server:
+        _wait_until(lambda: SUITE_CASE_INFO.name in _names(server))
+        assert RUN_STEP_SECONDS.name in _names(server)
 
 
 def test_a_store_that_cannot_be_read_is_said_and_live_steps_are_shown(tmp_path: Path) -> None:
@@ -212,7 +223,7 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
     (run.folder / "machine.json").unlink()
     os.mkfifo(run.folder / "machine.json")  # As a network file system that is gone: who opens it waits.
     watched, notices = FakeCollector(), Notices()
-    late = "runs: their logs are not read within 1 s at times; what is shown is old"
+    late = "runs: their logs are not read within 1 s at times; what was read last is shown"
     node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices, node=node) as server:
         _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server) and late in notices)

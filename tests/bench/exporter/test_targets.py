@@ -194,7 +194,7 @@ def test_a_lock_that_another_never_lets_go_is_said_and_done_without(path: Path) 
         fcntl.flock(lock, fcntl.LOCK_EX)
         targets.add("b:1", {})
     assert sorted(_listed(path)) == ["a:1", "b:1"]
-    assert notices == [f"{path}: another has held its lock for 0.1 s; going on without"]
+    assert notices == [f"{path}: another process has held its lock for 0.1 s; going on without it"]
 
 
 def test_removing_where_nothing_was_added_makes_nothing(path: Path) -> None:

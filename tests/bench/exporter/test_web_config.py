@@ -72,7 +72,7 @@ def test_what_a_file_leaves_open_is_as_safe_as_prometheus_has_it(tmp_path: Path)
         (TLS + "  min_version: TLS11", 'tls_server_config.min_version is "TLS11"; it may be TLS12, TLS13'),
         (
             TLS + "  min_version: TLS13\n  max_version: TLS12",
-            "tls_server_config.min_version is TLS13, above max_version, TLS12; turn them round",
+            "tls_server_config.min_version is TLS13, above max_version, TLS12; swap them",
         ),
         (
             TLS + "  client_auth_type: RequireAnyClientCert",
@@ -101,7 +101,7 @@ def test_what_a_file_leaves_open_is_as_safe_as_prometheus_has_it(tmp_path: Path)
         ("basic_auth_users: {12: x}", "basic_auth_users: key 12 is no text; quote it"),
         (f"basic_auth_users: {{'a:b': {HASH}}}", 'basic_auth_users: "a:b" is no name'),
         ("tls_server_config: {", "line 1: "),
-        (f"basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}", 'line 3: key "ann" stands twice'),
+        (f"basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}", 'line 3: key "ann" is given twice'),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:

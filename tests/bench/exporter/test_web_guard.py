@@ -148,7 +148,7 @@ def test_a_slip_in_the_file_is_said_once_and_leaves_what_was_in_force(tmp_path: 
         "basic_auth_userz is not known here",
         "No such file or directory",
     ]
-    assert all(notice.endswith("; what was in force before stays so") for notice in notices)
+    assert all(notice.endswith("; the previous configuration stays in force") for notice in notices)
 
 
 def test_a_renewed_certificate_is_shown_when_its_key_is_there_too(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_renewed_certificate_is_shown_when_its_key_is_there_too(tmp_path: Path
         assert _knock(server, tls=old.client()) == 200
         shutil.copy(renewed.file, tmp_path / "server.crt")
         assert _knock(server, tls=old.client()) == 200
-        assert [notice.endswith("; what was in force before stays so") for notice in notices] == [True]
+        assert [notice.endswith("; the previous configuration stays in force") for notice in notices] == [True]
         shutil.copy(renewed.key, tmp_path / "server.key")
         assert _knock(server, tls=new.client()) == 200
 
@@ -169,7 +169,7 @@ def test_a_file_that_no_longer_asks_for_tls_does_not_turn_it_off(tmp_path: Path,
     with _guarded(tmp_path, TLS) as (server, notices):
         (tmp_path / "web.yml").write_text("")
         assert _knock(server, tls=authority.client()) == 200
-    assert "encryption cannot be turned on or off while it serves; start it anew" in notices[0]
+    assert "encryption cannot be turned on or off while it serves; restart it" in notices[0]
 
 
 def _lock_with_a_password(key: Path) -> None:

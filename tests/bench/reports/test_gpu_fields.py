@@ -19,7 +19,7 @@ FIELDS = GpuFields(
         FieldSupport(gpu="1", question="power sensor", answer="not permitted", reason="Insufficient Permissions"),
         FieldSupport(gpu="1", question="encoder", answer="not always", reason="Timeout", cost_s=3e-6),
     ),
-    left_out=("GPU 1: this process may not ask for power sensor; they are left out of this run",),
+    left_out=("GPU 1: this process is not permitted to read power sensor; they are left out of this run",),
 )
 
 
@@ -42,7 +42,7 @@ def test_questions_are_rows_and_gpus_are_columns() -> None:
 
 
 def test_the_words_are_explained_above_the_table() -> None:
-    assert _printed(FIELDS)[0].startswith("no: not told of this GPU by this driver; denied: ")
+    assert _printed(FIELDS)[0].startswith("no: not reported by this driver for this GPU; denied: ")
 
 
 def test_eight_gpus_stand_side_by_side_on_a_pipe() -> None:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from bench.case import parse_options
 from bench.cli import main
-from bench.cli.planning import CaseArgs, Node, case_of_args
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus
 from bench.reports.strategies import (
@@ -23,6 +22,7 @@ from bench.reports.strategies import (
     print_strategy,
     tried_refusals,
 )
+from bench.runner.case_args import CaseArgs, Node, case_of_args
 from workloads.registry import SPECS, spec_of
 from workloads.spec import StrategySpec
 

@@ -207,7 +207,7 @@ def _ran(said: Mapping[str, Any], folder: Path) -> tuple[int, str, str]:
     except Misuse as error:
         return 2, "", f"observatory: {error}\n"
     if case.device == "cuda" and case.backend == "gloo" and case.strategy in ("one_f_one_b", "ring_attention"):
-        return 2, "", f"observatory: {case.strategy}: backend gloo sends no tensor of a GPU from rank to rank\n"
+        return 2, "", f"observatory: {case.strategy}: backend gloo cannot send GPU tensors from rank to rank\n"
     if said["is_check"]:
         return 0, json.dumps({"strategy": case.strategy, "outcome": "agrees"}), ""
     cause = None

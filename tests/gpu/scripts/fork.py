@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -49,7 +50,7 @@ def _forked(device: str, kind: str) -> dict[str, object]:
 
 def _loaded_by_forkserver() -> list[str] | None:
     """Those of the libraries in the maps of the process that ranks are forked from; None where none was found."""
-    with LocalEngine() as engine:
+    with tempfile.TemporaryDirectory() as folder, LocalEngine(Path(folder)) as engine:
         engine.machine()
         for process in psutil.Process().children(recursive=True):
             if any("multiprocessing.forkserver" in word for word in process.cmdline()):

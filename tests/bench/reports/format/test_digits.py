@@ -3,7 +3,7 @@
 import pytest
 
 from bench.analysis.estimate import Estimate
-from bench.reports.format import digits, in_units
+from bench.reports.format import digits, duration, in_units
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,20 @@ def test_each_end_of_an_interval_has_digits_of_its_own() -> None:
 def test_without_an_end_there_is_no_interval() -> None:
     assert in_units(_estimate(20.5, None, 21.0), 1) == "20.5"
     assert in_units(None, 1) == "-"
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "text"),
+    [
+        (0.42, "0.4 s"),
+        (9.96, "10.0 s"),
+        (45.4, "45 s"),
+        (59.7, "1 min"),
+        (130, "2 min 10 s"),
+        (3600, "1 h"),
+        (5100.2, "1 h 25 min"),
+        (3 * 86400 + 4 * 3600 + 59, "3 d 4 h"),
+    ],
+)
+def test_a_time_has_its_two_largest_units(elapsed_s: float, text: str) -> None:
+    assert duration(elapsed_s) == text

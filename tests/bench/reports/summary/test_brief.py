@@ -19,8 +19,8 @@ from bench.reports.summary import (
     first_notes,
     print_curve,
     print_history,
+    print_run,
     print_summaries,
-    print_whole,
 )
 from bench.runs.scaling_baseline import curve_of
 from bench.runs.summary import Summary
@@ -210,7 +210,7 @@ def test_names_stand_in_the_first_view_the_list_and_a_curve_as_they_are(capsys: 
         make_summary("[red]run", notes=("[/nothing] was held back by \x1b[31mnobody",), scaling=()),
         hardware="[bold]CPU :smile:",
     )
-    print_whole(run, "table")
+    print_run(run, "table")
     print_history([run], "table")
     print_curve(curve_of([run, run]))
     said = capsys.readouterr().out

@@ -1,0 +1,177 @@
+"""`observatory prune`: deletes folders of runs by age and size, and never what a baseline needs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.cli.completion import complete_run
+from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
+from bench.errors import Misuse, say
+from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable, table_of
+
+if TYPE_CHECKING:
+    from bench.runs.history import History
+    from bench.runs.prune import Folder, PrunePlan
+
+SCHEMA_VERSION = 1
+MOST_ROWS = 30
+COLUMNS = ("kind", "name", "action", "reason", "bytes", "ended_ns", "folder")
+
+
+class _Age(Duration):
+    """A time with its unit: a bare number, which elsewhere is of seconds, might be meant as days."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str) and value.strip()[-1:].isdigit():
+            self.fail(f"{value!r} has no unit; it may be such as 12h or 30d", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
+    """Bytes as 500M or 20G, in powers of 1024, or as a number of bytes."""
+
+    name = "size"
+    _FORM = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)", re.ASCII)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = self._FORM.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r} is no size; it may be such as 500M, 20G or 1T", param, ctx)
+        return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
+
+
+@click.command(name="prune")
+@click.option("--older-than", "older_than_s", metavar="TIME", type=_Age(), help="Runs that ended longer ago: 12h, 30d.")
+@click.option(
+    "--keep-bytes",
+    "keep_bytes",
+    metavar="SIZE",
+    type=_Size(),
+    help="Then the oldest runs until no more than this is left: 500M, 20G.",
+)
+@click.option(
+    "--keep",
+    "names",
+    metavar="RUN",
+    multiple=True,
+    type=NamedText(),
+    shell_complete=complete_run,
+    help="Stays. Repeatable.",
+)
+@click.option(
+    "--dry-run", "is_dry_run", is_flag=True, help="Say what would be deleted and what stays, and delete nothing."
+)
+@click.option("--history", "with_history", is_flag=True, help="Delete the results of these runs from the history, too.")
+@RUNS
+@STORE
+@FORMAT
+def command(
+    older_than_s: float | None,
+    keep_bytes: int | None,
+    names: tuple[str, ...],
+    is_dry_run: bool,
+    with_history: bool,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+) -> int | None:
+    """Delete folders of old runs, and never what a baseline needs.
+
+    The results stay in the history; logs and traces are gone. It asks nothing: begin with --dry-run.
+
+    \b
+    Example:
+      observatory prune --older-than 30d --dry-run
+    """
+    from bench.cli.main import INFRASTRUCTURE
+    from bench.runs.history import History, NoStoreYet
+    from bench.runs.prune import Limits, carry_out, plan
+
+    if older_than_s is None and keep_bytes is None:
+        raise Misuse("nothing says what to delete; --older-than 30d does, or --keep-bytes 20G, with --dry-run first")
+    if not runs_folder.is_dir():
+        raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
+    with ExitStack() as stack:
+        history: History | None = None
+        try:
+            history = stack.enter_context(History(store_url, writable=with_history and not is_dry_run))
+        except NoStoreYet as error:
+            say(f"no run can be deleted, since none is in a history: {error}")
+        keep = frozenset(history.find(name).run for name in names) if history is not None else frozenset(names)
+        limits = Limits(older_than_s=older_than_s, keep_bytes=keep_bytes, keep=keep)
+        found = plan(runs_folder, history, limits, now_ns=time.time_ns())
+        problems: tuple[str, ...] = ()
+        deleted = found.deleted
+        if not is_dry_run:
+            forget = history.forget if history is not None and with_history else None
+            deleted, problems = carry_out(found, forget=forget)
+    _print(found, deleted, format_name, is_dry_run=is_dry_run)
+    left_bytes = sum(folder.size_bytes for folder in found.kept)
+    if keep_bytes is not None and left_bytes > keep_bytes:
+        say(f"{readable(left_bytes, 'bytes')} are needed, which is more than --keep-bytes; that much stays")
+    for problem in problems:
+        say(problem)
+    return INFRASTRUCTURE if problems else None
+
+
+def _print(found: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_dry_run: bool) -> None:
+    """Print what was deleted, or would be, and what stays and why."""
+    rows = [
+        {
+            "kind": folder.kind,
+            "name": folder.path.name,
+            "action": "deleted" if folder.is_deleted else "kept",
+            "reason": folder.reason,
+            "bytes": folder.size_bytes,
+            "ended_ns": folder.ended_ns,
+            "folder": str(folder.path),
+        }
+        for folder in (*deleted, *found.kept)
+    ]
+    deleted_bytes, kept_bytes = (sum(one.size_bytes for one in some) for some in (deleted, found.kept))
+    if format_name == "json":
+        sums = {"deleted_bytes": deleted_bytes, "kept_bytes": kept_bytes}
+        leftovers = [str(path) for path in found.leftovers]
+        head = {"schema_version": SCHEMA_VERSION, "is_dry_run": is_dry_run, **sums}
+        print_json({**head, "folders": rows, "leftovers": leftovers})
+    elif format_name == "csv":
+        print_csv(rows, COLUMNS)
+    else:
+        console = open_console()
+        needed = [folder for folder in found.kept if folder.is_needed]
+        for heading, some in (("would go" if is_dry_run else "gone", deleted), ("stays, whatever its age", needed)):
+            if some:
+                cells = [(one.path.name, _day(one), readable(one.size_bytes, "bytes"), one.reason) for one in some]
+                print_figures(console, table_of((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3)))
+                more = [f"... and {len(cells) - MOST_ROWS} more, which --format json has"] * (len(cells) > MOST_ROWS)
+                print_words(console, *more, "")
+        if found.leftovers:
+            print_words(console, f"{len(found.leftovers)} folder(s) that an earlier prune left half deleted, too")
+        print_words(
+            console,
+            f"{_counted(deleted)} {'would be deleted' if is_dry_run else 'deleted'},"
+            f" {readable(deleted_bytes, 'bytes')}; {_counted(found.kept)} left, {readable(kept_bytes, 'bytes')}",
+        )
+
+
+def _day(folder: Folder) -> str:
+    if folder.ended_ns is None:
+        return "-"
+    return f"{datetime.fromtimestamp(folder.ended_ns / 1e9, tz=UTC):%Y-%m-%d}"
+
+
+def _counted(folders: Sequence[Folder]) -> str:
+    """Return how many runs and suite runs there are: `3 run(s), 1 suite run(s)`."""
+    counted = Counter(folder.kind for folder in folders)
+    return ", ".join(f"{number} {kind}(s)" for kind, number in counted.items()) or "nothing"

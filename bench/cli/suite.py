@@ -1,0 +1,390 @@
+"""`observatory suite`: suites of cases, declared in a file: planned, run, resumed and shown; and the files' schema."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from bench.cli.completion import complete_suite
+from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText, engine_options, nodes_options
+from bench.errors import InfrastructureFailed, Misuse, say
+
+if TYPE_CHECKING:
+    from bench.suites.ledger import LedgerWriter
+    from bench.suites.plan import SuitePlan
+    from bench.suites.suite_results import SuiteResult
+    from bench.suites.suite_run import SuiteEnd
+
+NEWEST = "the newest"
+"""In place of an id: --resume without one."""
+
+
+@click.group(name="suite")
+def command() -> None:
+    """Suites: many cases, declared in a file.
+
+    \b
+    Example:
+      observatory suite plan smoke
+    """
+
+
+SUITE = click.argument("suite_name", metavar="NAME|FILE", type=NamedText(), shell_complete=complete_suite)
+SETTINGS = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A value in place of the file's, such as defaults.trials=5 or case.ddp.ranks=[1,2].",
+)
+ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="TAG",
+    help="Only cases with this tag, and what they are compared with; all: every case.  [default: all but extra]",
+)
+BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for all cases, such as 2h.")
+
+
+@command.command(name="plan")
+@SUITE
+@SETTINGS
+@ONLY
+@BUDGET
+@nodes_options
+@STORE
+@FORMAT
+def plan(
+    suite_name: str,
+    settings: tuple[str, ...],
+    only: tuple[str, ...],
+    budget_s: float | None,
+    nodes: int,
+    ranks_per_node: int | None,
+    store_url: str | None,
+    format_name: str,
+) -> None:
+    """What a suite runs here, and what it takes.
+
+    The cases, what each needs, why some cannot run here, and how long they take by the history. Starts nothing and
+    writes nothing. NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
+
+    \b
+    Example:
+      observatory suite plan smoke --set defaults.trials=5
+    """
+    from bench.reports.format import to_reader
+    from bench.reports.suites.plan import print_plan
+    from bench.suites.plan import left_out
+
+    planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
+    out = left_out(planned, only, budget_s)
+    with to_reader():
+        print_plan(planned, format_name, out)
+
+
+def read_plan(
+    suite_name: str,
+    settings: Sequence[str],
+    store_url: str | None,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int | None = None,
+) -> SuitePlan:
+    """Return the plan of a suite on this machine, with estimates from the history where it can be read.
+
+    nodes, ranks_per_node: see `bench.runner.case_args.Node`.
+
+    Raises:
+        Misuse: the suite is unknown or wrong.
+    """
+    from bench.runner.case_args import read_node
+    from bench.runs.database import parse_url
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.form.document import find_suite
+    from bench.suites.plan import plan_suite
+    from bench.suites.suite_file import read_suite
+
+    suite = read_suite(find_suite(suite_name), settings)
+    if store_url is not None:
+        parse_url(store_url)
+    node = read_node(nodes, ranks_per_node)
+    try:
+        with History(store_url, writable=False, is_glance=True) as history:
+            return plan_suite(suite, node, history)
+    except NoStoreYet:
+        return plan_suite(suite, node, "no run is in the history yet")
+    except InfrastructureFailed as error:
+        say(f"the plan has no estimates: {error}")
+        return plan_suite(suite, node, "the history cannot be read")
+
+
+@command.command(name="schema")
+def schema() -> None:
+    """The JSON Schema of suite files.
+
+    By it, an editor completes and checks them: docs/suites.md.
+
+    \b
+    Example:
+      observatory suite schema
+    """
+    from bench.reports.format import print_json
+    from bench.suites.form.suite_keys import json_schema
+
+    print_json(json_schema())
+
+
+@command.command(name="run")
+@click.argument(
+    "suite_name", metavar="NAME|FILE", required=False, type=NamedText(), shell_complete=complete_suite
+)  # --resume takes it for its ID where it stands behind it.
+@SETTINGS
+@ONLY
+@BUDGET
+@click.option(
+    "--resume",
+    "resumed",
+    is_flag=False,
+    flag_value=NEWEST,
+    metavar="[ID]",
+    help="Go on with a suite run, the newest that has not ended well unless one is named: run what is missing.",
+)
+@click.option("--repeat-failed", is_flag=True, help="Resume, and run failed cases again, too.")
+@engine_options
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port of this suite's /metrics."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
+@click.option("-v", "--verbose", is_flag=True, help="Say when each trial ends.")
+@RUNS
+@STORE
+@FORMAT
+def run(
+    suite_name: str | None,
+    settings: tuple[str, ...],
+    only: tuple[str, ...],
+    budget_s: float | None,
+    resumed: str | None,
+    repeat_failed: bool,
+    engine_name: str,
+    nodes: int,
+    ranks_per_node: int | None,
+    engine_file: Path | None,
+    port: int,
+    quiet: bool,
+    verbose: bool,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+) -> int:
+    """Measure the cases of a suite, and keep what is measured whatever happens.
+
+    NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
+
+    \b
+    Example:
+      observatory suite run smoke --budget 30m
+    """
+    from bench.cli.main import interrupt_in_order
+    from bench.engines.cluster import Request
+    from bench.engines.registry import ENGINES
+    from bench.exporter.server import serving
+    from bench.reports.format import to_reader
+    from bench.reports.progress import SuiteProgress
+    from bench.reports.suites.results import print_suite
+    from bench.runner.patient_store import PatientStore
+    from bench.runner.recover import recover_runs
+    from bench.runs.history import History
+    from bench.runs.run_dir import check_place
+    from bench.suites.choice import choose
+    from bench.suites.ledger import SuiteState
+    from bench.suites.suite_folder import begin, resume
+    from bench.suites.suite_results import read_result
+    from bench.suites.suite_run import Setup, SuiteRunner
+
+    if quiet and verbose:
+        raise Misuse("--quiet and --verbose cannot be together; take one of them")
+    if suite_name is None and resumed not in (None, NEWEST):
+        suite_name, resumed = resumed, NEWEST
+    if suite_name is None:
+        raise click.UsageError("Missing argument 'NAME|FILE'.")
+    planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
+    suite = planned.suite
+    check_place(runs_folder)
+
+    # What is wrong with the request is said before anything is written.
+    resumed_ledger: LedgerWriter | None = None
+    state = SuiteState()
+    if resumed is not None or repeat_failed:
+        resumed_ledger = resume(suite, runs_folder, None if resumed in (None, NEWEST) else resumed)
+        state = resumed_ledger.state
+        only = only or (() if state.begun is None else state.begun.tags)
+    try:
+        choice = choose(planned, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
+    except Misuse:
+        if resumed_ledger is not None:
+            resumed_ledger.close()
+        raise
+
+    interrupt_in_order()
+    is_drawn = False if verbose else None  # What is drawn in place would hide the lines of --verbose.
+    progress = SuiteProgress(suite.name, is_drawn=is_drawn, is_long=verbose, is_quiet=quiet)
+    request = Request(nodes=nodes, file=engine_file, tell=progress.tell)
+    with (
+        ENGINES[engine_name](request) as allocation,
+        History(store_url) as history,
+        serving(runs_folder, store_url, port=port, on_notice=progress.tell),
+    ):
+        for notice in recover_runs(runs_folder, history, store_url).notices():
+            progress.tell(notice)
+        with resumed_ledger or begin(suite, runs_folder, only) as ledger, progress:
+            folder = ledger.folder
+            progress.tell(f"suite run {folder.name}{' goes on' if ledger.is_resumed else ''}")
+            if not choice.cases and not choice.not_run:
+                progress.tell(f"nothing is missing in {folder.name}")
+            crowds = [(line, one.suite_case.name) for one in choice.cases for line in one.crowds]
+            for line in dict.fromkeys(line for line, _ in crowds):
+                progress.tell(f"{', '.join(name for found, name in crowds if found == line)}: {line}")
+            store = PatientStore(history, runs=runs_folder, url=store_url, tell=progress.tell)
+            setup = Setup(
+                runs=runs_folder.absolute(),
+                store_url=store_url,
+                store=store,
+                open_engine=lambda: allocation.open(runs_folder),
+                display=progress,
+                budget_s=budget_s,
+            )
+            end = SuiteRunner(planned, ledger, setup).run(choice)
+    result = read_result(folder)
+    with to_reader():
+        print_suite(result, format_name)
+    if end.failure is not None:
+        say(str(end.failure))
+    if store.failure is not None:
+        say(f"{store.failure}; what it lacks is taken in by the next command that reads it, from {runs_folder}")
+    words = ["observatory", "suite", "run", suite_name, *(word for text in settings for word in ("--set", text))]
+    words += places_given(runs_folder, store_url)
+    for line in _next_moves(words, result, len(choose(planned, end.state, tags=only).cases)):
+        progress.tell(line)
+    return exit_code(end, result, is_store_gone=store.failure is not None)
+
+
+def places_given(runs_folder: Path, store_url: str | None) -> list[str]:
+    """Return the options of this command line that say where it runs and where results are, without a secret."""
+    from bench.machine.machine import redact
+
+    context = click.get_current_context()
+    places = {"runs_folder": ("--runs", str(runs_folder)), "store_url": ("--store", redact(store_url or ""))}
+    for name in ("engine_name", "nodes", "ranks_per_node", "engine_file"):
+        option = "engine" if name == "engine_name" else name.replace("_", "-")
+        places[name] = (f"--{option}", str(context.params[name]))
+    return [
+        word
+        for name, words in places.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for word in words
+    ]
+
+
+def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list[str]:
+    """Return how the suite run is gone on with, where something is missing or failed.
+
+    words: of the command line that began it. missing: cases that it would run when it is resumed.
+    """
+    again = f"{shlex.join(words)} --resume {result.id}"
+    moves = [f"`{again}` runs the {missing} case(s) that are missing"] if missing else []
+    if failed := result.named("failed", "timed_out"):
+        moves.append(f"`{again} --repeat-failed` runs the {len(failed)} case(s) that failed again")
+    return moves
+
+
+def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool) -> int:
+    """Return the exit code: interrupted before infrastructure before a case that failed or could not run."""
+    from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
+
+    if end.is_interrupted:
+        return INTERRUPTED
+    cases = [end.state.case(case.name) for case in result.cases]
+    if end.failure is not None or is_store_gone or any(case.is_infrastructure for case in cases):
+        return INFRASTRUCTURE
+    return CASE_FAILED if result.named("failed", "timed_out", "skipped") else FINE
+
+
+@command.command(name="show")
+@click.argument("name", metavar="[SUITE|ID]", required=False, type=NamedText())
+@click.option("--limit", "count", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Most listed.")
+@RUNS
+@STORE
+@FORMAT
+def show(name: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """Suite runs and how they ended, or all of one of them.
+
+    ID is that of a suite run, or the beginning of it.
+
+    \b
+    Example:
+      observatory suite show smoke
+    """
+    from bench.reports.format import to_reader
+    from bench.reports.suites.results import print_suite, print_suite_runs
+
+    results = _suite_runs(runs_folder, store_url)
+    wanted = results
+    if name is not None:
+        found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
+        wanted = [one for one in results if one.suite == name]
+        if not wanted:
+            if len(found) != 1:
+                what = "may be any of" if found else "is unknown; the newest are"
+                newest = ", ".join(one.id for one in (found or results)[:6]) or "none"
+                raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
+            with to_reader():
+                print_suite(_whole(found[0], store_url), format_name)
+            return
+    if not wanted:
+        say("no suite has run yet; `observatory suite run smoke` runs one")
+    if wanted or format_name != "table":
+        with to_reader():
+            print_suite_runs(wanted[:count], format_name)
+
+
+def _suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
+    """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.suite_folder import suite_run_folders
+    from bench.suites.suite_results import read_result, result_of_record
+
+    found: dict[str, SuiteResult] = {}
+    for folder in suite_run_folders(runs_folder):
+        try:
+            found[folder.name] = read_result(folder, has_summaries=False)
+        except Misuse as error:  # One that cannot be read must not keep people from the others.
+            say(str(error))
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        for record in history.suite_runs(limit=1_000_000):
+            if record.id not in found:
+                found[record.id] = result_of_record(record)
+    return sorted(found.values(), key=lambda one: (one.started_ns, one.id), reverse=True)
+
+
+def _whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
+    """Return the suite run with what its cases measured: by their folders, else as far as the history tells."""
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.suite_results import read_result, result_of_record, with_summaries
+
+    if result.folder is not None:
+        result = read_result(result.folder)
+        if any(case.run is not None and case.summary is None for case in result.cases):  # Its folder was pruned.
+            with suppress(NoStoreYet), History(store_url, writable=False) as history:
+                return with_summaries(result, history.runs(limit=1_000_000, suite_run=result.id))
+        return result
+    with History(store_url, writable=False) as history:
+        record = next(one for one in history.suite_runs(limit=1_000_000) if one.id == result.id)
+        return result_of_record(record, history.runs(limit=1_000_000, suite_run=result.id))

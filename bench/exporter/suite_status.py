@@ -1,0 +1,173 @@
+"""Suites at /metrics, from the history: how their runs and cases ended, when the newest began, and what runs now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.history import History
+from bench.runs.suite_record import CaseOutcome, SuiteOutcome, SuiteRecord
+from collectors.errors import in_words
+from collectors.metrics.metric import Sample
+from collectors.metrics.suites import (
+    SUITE_CASE_INFO,
+    SUITE_CASES,
+    SUITE_LAST_CASES,
+    SUITE_LAST_END,
+    SUITE_LAST_PROGRESS,
+    SUITE_LAST_START,
+    SUITE_PERIOD,
+    SUITE_RUNS,
+)
+from collectors.prometheus.exposition import Owned
+
+NEWEST_READ = 50
+"""Runs read each time: those that go on and those that were resumed are among the newest."""
+ALL_READ_S = 600.0
+"""Time from one read of all runs to the next: an older one may have been resumed, or come from another node."""
+MOST_RUNS = 1_000_000
+LEFT_OUT_S = 300.0
+"""How long after the last read what runs is shown as running: nobody knows whether it still does."""
+
+ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(one for one in get_args(SuiteOutcome) if one != "running")
+CASE_OUTCOMES: tuple[CaseOutcome, ...] = get_args(CaseOutcome)
+
+
+class SuiteStatus:
+    """The runs of suites in a history, as samples; `ask` is called again and again by one thread.
+
+    What was read stays when the store goes away. That it cannot be reached is told by `NewestResults`, which asks the
+    same store in the same thread.
+
+    on_notice: is told what else cannot be read. clock_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        store_url: str | None,
+        *,
+        on_notice: Callable[[str], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store_url = store_url
+        self._on_notice, self._clock_s = on_notice, clock_s
+        self._records: dict[str, SuiteRecord] = {}
+        self._ends = _Ends()
+        self._all_read_s: float | None = None
+        self._read_s = clock_s()
+        self._samples: tuple[Owned, ...] = ()
+
+    def samples(self) -> tuple[Owned, ...]:
+        """Return the suites as last read from the history."""
+        return self._samples
+
+    def ask(self) -> None:
+        """Read what may have changed in the history."""
+        now_s = self._clock_s()
+        try:
+            self._read(now_s)
+        except InfrastructureFailed:
+            pass  # Told by `NewestResults`.
+        except Misuse as error:
+            self._on_notice(f"suites are no longer brought up to date: {error}")
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread, which results share.
+            self._on_notice(f"suites are no longer brought up to date: {in_words(error)}")
+        is_fresh = now_s - self._read_s < LEFT_OUT_S
+        newest = _newest(self._records.values(), has_active=is_fresh)
+        self._samples = tuple((sample, {}) for sample in (*self._ends.samples(), *newest))
+
+    def _read(self, now_s: float) -> None:
+        is_all = self._all_read_s is None or now_s - self._all_read_s >= ALL_READ_S
+        with History(self._store_url, writable=False) as history:
+            read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
+        self._read_s = now_s
+        if is_all:
+            self._all_read_s = now_s
+        for record in read:
+            self._records[record.id] = record
+            self._ends.count(record)
+
+
+class _Ends:
+    """Ends of runs and cases, counted so that no count ever falls.
+
+    A run may be resumed, and its failed cases be repeated: a run that ended as failed and then as done has ended twice,
+    and counts as both. This is known of what happened while this process looked; one that is started later counts each
+    run and case as it ended last, and Prometheus takes the smaller count for a counter's reset.
+    """
+
+    def __init__(self) -> None:
+        self._suites: dict[str, str] = {}  # By run.
+        self._runs: set[tuple[str, SuiteOutcome]] = set()
+        self._cases: dict[tuple[str, CaseOutcome], int] = {}  # The most of each run and outcome.
+
+    def count(self, record: SuiteRecord) -> None:
+        """Take a run as it is now."""
+        self._suites[record.id] = record.suite
+        if record.outcome != "running":
+            self._runs.add((record.id, record.outcome))
+        for outcome, cases in record.cases.items():
+            self._cases[record.id, outcome] = max(cases, self._cases.get((record.id, outcome), 0))
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the counts of each suite; 0 where nothing ended so, since a rate needs a value to grow from."""
+        suites = sorted(set(self._suites.values()))
+        runs = {(suite, outcome): 0 for suite in suites for outcome in ENDED_OUTCOMES}
+        cases = {(suite, outcome): 0 for suite in suites for outcome in CASE_OUTCOMES}
+        for run, ended in self._runs:
+            runs[self._suites[run], ended] += 1
+        for (run, outcome), number in self._cases.items():
+            cases[self._suites[run], outcome] += number
+        for (suite, ended), number in runs.items():
+            yield SUITE_RUNS.at(number, suite=suite, outcome=ended)
+        for (suite, outcome), number in cases.items():
+            yield SUITE_CASES.at(number, suite=suite, outcome=outcome)
+
+
+def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sample]:
+    """Yield what is shown of the newest runs of each suite. has_active: of those that go on, too."""
+    by_suite: dict[str, list[SuiteRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.started_ns, record.id)):
+        by_suite.setdefault(record.suite, []).append(record)
+    for suite, runs in by_suite.items():
+        newest = runs[-1]
+        yield SUITE_LAST_START.at(newest.started_ns / 1e9, suite=suite)
+        if newest.period_s is not None:
+            yield SUITE_PERIOD.at(newest.period_s, suite=suite)
+        ended = [run for run in runs if run.outcome != "running"]
+        if ended:
+            yield from _run_samples(ended[-1])
+            yield SUITE_LAST_END.at(_end_ns(ended[-1]) / 1e9, suite=suite)
+        for run in runs:
+            if has_active and _goes_on(run, newest):
+                yield from _run_samples(run)
+
+
+def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:
+    """Return whether the run goes on, or stands still: its runner may have died.
+
+    One that did nothing more until the suite was begun anew was given up: nobody will resume it.
+    """
+    return run.outcome == "running" and newest.started_ns <= run.progress_ns
+
+
+def _end_ns(record: SuiteRecord) -> int:
+    return record.progress_ns if record.ended_ns is None else record.ended_ns
+
+
+def _run_samples(record: SuiteRecord) -> Iterator[Sample]:
+    of_run = {"suite": record.suite, "run": record.id}
+    cases: dict[str, int] = dict(record.cases.items())
+    left = max(0, record.total - sum(cases.values()))
+    if record.outcome == "running":
+        cases |= {"running": len(record.running), "waiting": max(0, left - len(record.running))}
+        yield SUITE_LAST_PROGRESS.at(record.progress_ns / 1e9, **of_run)
+        for case in record.running:
+            yield SUITE_CASE_INFO.at(1, **of_run, case=case)
+    else:
+        cases |= {"missing": left} if left else {}
+        yield SUITE_LAST_PROGRESS.at(_end_ns(record) / 1e9, **of_run)
+    for outcome, number in cases.items():
+        yield SUITE_LAST_CASES.at(number, **of_run, outcome=outcome)

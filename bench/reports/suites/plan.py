@@ -1,0 +1,162 @@
+"""Prints the plan of a suite: its cases, what each needs, how long it takes, and why some cannot run here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from bench.case import Case
+from bench.machine.preflight import least_bytes
+from bench.reports.format import (
+    duration,
+    open_console,
+    print_csv,
+    print_figures,
+    print_json,
+    print_words,
+    readable,
+    table_of,
+)
+from bench.suites.plan import PlannedCase, SuitePlan
+from bench.suites.suite_file import SuiteCase
+
+_COLUMNS = (
+    *("case", "block", "tags", "importance", "strategy", "ranks", "device", "precision", "trials", "steps"),
+    *("baseline", "scaling", "gpus", "nodes", "rank_bytes", "limit_s", "fault", "estimate_s", "refusal", "left_out"),
+)
+
+
+def print_plan(
+    plan: SuitePlan, format_name: str, left_out: Mapping[str, str] | None = None, console: Console | None = None
+) -> None:
+    """Print the plan in the requested format.
+
+    left_out: why cases are not run that could be, by their names.
+    """
+    left_out = left_out or {}
+    rows = [_row(one, left_out.get(one.suite_case.name)) for one in plan.cases]
+    if format_name == "csv":
+        print_csv([{name: row[name] for name in _COLUMNS} for row in rows], _COLUMNS)
+    elif format_name == "json":
+        print_json(
+            {
+                "suite": plan.suite.name,
+                "description": plan.suite.description,
+                "path": str(plan.suite.path),
+                "nightly": plan.suite.is_nightly,
+                "period_s": plan.suite.period_s,
+                "digest": plan.suite.digest,
+                "cases": rows,
+                "levers": [msgspec.to_builtins(lever) for lever in plan.suite.levers],
+            }
+        )
+    else:
+        _print_table(plan, left_out, console or open_console())
+
+
+def _row(one: PlannedCase, left_out: str | None) -> dict[str, Any]:
+    """Return all that is planned of a case."""
+    asked, case = one.suite_case, one.possible
+    return {
+        "case": asked.name,
+        "block": asked.block,
+        "tags": " ".join(asked.tags),
+        "importance": asked.importance,
+        "strategy": asked.args.strategy,
+        "ranks": None if case is None else case.ranks,
+        "device": None if case is None else case.device,
+        "precision": asked.args.precision,
+        "trials": asked.args.trials,
+        "steps": asked.args.steps,
+        "baseline": asked.baseline,
+        "scaling": asked.scaling,
+        "gpus": _gpus(asked, case),
+        "nodes": asked.needs.nodes,
+        "rank_bytes": None if case is None else _rank_bytes(case),
+        "limit_s": asked.limit_s,
+        "fault": asked.fault,
+        "estimate_s": one.estimate_s,
+        "why_no_estimate": one.why_no_estimate,
+        "refusal": one.refusal,
+        "left_out": left_out,
+        "crowds": one.crowds,
+        "resolved": None if case is None else msgspec.to_builtins(case),
+    }
+
+
+def _gpus(asked: SuiteCase, case: Case | None) -> int:
+    """Return how many GPUs a node needs."""
+    own = case.ranks // asked.needs.nodes if case is not None and case.backend == "nccl" else 0
+    return max(asked.needs.gpus, own)
+
+
+def _rank_bytes(case: Case) -> int:
+    """Return the least memory of the first rank and of the last, whichever is more."""
+    return max(least_bytes(case, rank) for rank in {0, case.ranks - 1})
+
+
+def _print_table(plan: SuitePlan, left_out: Mapping[str, str], console: Console) -> None:
+    print_words(console, f"{plan.suite.name}: {plan.suite.description}" if plan.suite.description else plan.suite.name)
+    console.print()
+    rows = []
+    for one in plan.cases:
+        asked = one.suite_case
+        if one.refusal is not None:
+            takes = "cannot run"
+        elif asked.name in left_out:
+            takes = "left out"
+        else:
+            takes = "unknown" if one.estimate_s is None else duration(one.estimate_s)
+        rows.append((asked.name, *_needs(one), f"{asked.args.trials} x {asked.args.steps}", takes))
+    columns = ("case", "ranks", "on", "each at\nleast", "trials\nx steps", "takes")
+    # Names are folded where the terminal is narrow: nothing else is long.
+    print_figures(console, table_of(columns, rows, words=(0, 2), unbroken=range(1, len(columns))))
+    console.print()
+    for text, names in _grouped((one.refusal, one.suite_case.name) for one in plan.cases):
+        print_words(console, f"cannot run here: {names}: {text}")
+    for text, names in _grouped((left_out.get(one.suite_case.name), one.suite_case.name) for one in plan.cases):
+        print_words(console, f"left out: {names}: {text}")
+    planned = [one for one in plan.cases if one.refusal is None and one.suite_case.name not in left_out]
+    for text, names in _grouped((crowd, one.suite_case.name) for one in planned for crowd in one.crowds):
+        print_words(console, f"{names}: {text}")
+    print_words(console, *_sum(planned))
+
+
+def _needs(one: PlannedCase) -> tuple[str, str, str]:
+    """Return a case's ranks, where they run, and the least memory of each."""
+    asked, case = one.suite_case, one.possible
+    if case is None:
+        return ("-",) * 3
+    places = f"{_gpus(asked, case)} GPU" if case.device == "cuda" else "CPU"
+    if asked.needs.nodes > 1:
+        places = f"{asked.needs.nodes} x {places}"
+    return str(case.ranks), places, readable(_rank_bytes(case), "bytes")
+
+
+def _grouped(pairs: Iterable[tuple[str | None, str]]) -> list[tuple[str, str]]:
+    """Return each text once, with the names that it is of."""
+    names: dict[str, list[str]] = {}
+    for text, name in pairs:
+        if text is not None:
+            names.setdefault(text, []).append(name)
+    return [(text, _joined(of)) for text, of in names.items()]
+
+
+def _joined(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6])
+    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
+
+
+def _sum(planned: Collection[PlannedCase]) -> list[str]:
+    """Return what all cases take together, and how many of unknown time come on top."""
+    known = [one.estimate_s for one in planned if one.estimate_s is not None]
+    unknown = [one for one in planned if one.estimate_s is None]
+    words = [f"{len(known)} case(s) take about {duration(sum(known))}"] if known else []
+    if unknown:
+        reasons = _grouped((one.why_no_estimate, one.suite_case.name) for one in unknown)
+        more = f" and {len(reasons) - 1} other reason(s)" if len(reasons) > 1 else ""
+        words.append(f"{len(unknown)} case(s) take a time that is unknown: {reasons[0][0] if reasons else ''}{more}")
+    return ["; ".join(words) or "no case would run here"]

@@ -1,0 +1,148 @@
+"""Sweeps of a suite's tables: lists in place of values become a grid of points, zipped lists move together.
+
+A table is flat here: the strategy's option `bucket_mb` is the key `options.bucket_mb`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import Misuse
+from bench.suites.form.key_types import is_same, nearest, shown
+
+MOST_POINTS = 1000
+"""Points of one table; more are a slip, such as a list too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A swept key, and its values in order."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """The last word of the key, which no two keys share."""
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of a table's sweeps. values: of all keys. swept: of the axes, by their names, in order."""
+
+    values: Mapping[str, Any]
+    swept: Mapping[str, Any]
+
+    @property
+    def suffix(self) -> str:
+        """What tells the point from others of its table: `[ranks=2,bucket_mb=25]`; empty without sweeps."""
+        words = (f"{name}={text_of(value)}" for name, value in self.swept.items())
+        return f"[{','.join(words)}]" if self.swept else ""
+
+
+def text_of(value: Any) -> str:
+    """Return the value as a command line has it: `true`, `25`, `0.5` or the text itself."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def points(
+    table: Mapping[str, Any],
+    swept: Sequence[str],
+    *,
+    zipped: Sequence[Sequence[str]] = (),
+    excluded: Sequence[Mapping[str, Any]] = (),
+    place: str = "",
+) -> list[Point]:
+    """Return the points of a flat table, the last axis running fastest.
+
+    swept: keys whose values are lists to sweep over. zipped: groups of axes that move together, by name or key.
+    excluded: values of axes, whose combination is left out. place: file and table, for messages.
+
+    Example: ranks [1, 2] and batch [8, 16] are four points; zipped, two.
+
+    Raises:
+        Misuse: zipped or excluded values fit no axis, nothing is excluded or nothing left, or points are too many.
+    """
+    axes = [Axis(key=key, values=tuple(table[key])) for key in table if key in swept]
+    groups = _groups(axes, zipped, place)
+    count = math.prod(len(group[0].values) for group in groups)
+    if count > MOST_POINTS:
+        raise Misuse(
+            f"{place} has {count:,} combinations of its lists; it may have {MOST_POINTS:,}: zip or shorten them"
+        )
+
+    for group in groups:
+        together = list(zip(*(axis.values for axis in group), strict=True))
+        for number, values in enumerate(together):
+            if any(all(map(is_same, values, earlier)) for earlier in together[:number]):
+                names, twice = ", ".join(axis.name for axis in group), ", ".join(map(shown, values))
+                raise Misuse(f"{place} {names} has {twice} twice; a sweep has each value once")
+
+    found = []
+    for places in itertools.product(*(range(len(group[0].values)) for group in groups)):
+        # Where each axis stands: axes of one group at the same place.
+        at = {axis.key: axis.values[number] for group, number in zip(groups, places, strict=True) for axis in group}
+        found.append(
+            Point(values={**table, **at}, swept={axis.name: at[axis.key] for axis in axes}),
+        )
+    return _without(found, axes, excluded, place)
+
+
+def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -> list[list[Axis]]:
+    """Return the axes in groups that move together, each where its first axis stands."""
+    group_of = {axis.key: [axis] for axis in axes}
+    for names in zipped:
+        members = [_find_axis(name, axes, f"{place} zip") for name in names]
+        if len(members) < 2:
+            raise Misuse(f"{place} zip has a list of one key, {shown(names[0])}; name two or more that move together")
+        for axis in members:
+            if len(group_of[axis.key]) > 1 or sum(other.key == axis.key for other in members) > 1:
+                raise Misuse(f"{place} zip names {axis.name} twice; a list moves with one group")
+        lengths = {len(axis.values) for axis in members}
+        if len(lengths) > 1:
+            each = " and ".join(f"{axis.name} has {len(axis.values)}" for axis in members)
+            raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them as many")
+        group = [axis for axis in axes if axis in members]
+        group_of |= {axis.key: group for axis in members}
+    found: list[list[Axis]] = []
+    for axis in axes:
+        if group_of[axis.key] not in found:
+            found.append(group_of[axis.key])
+    return found
+
+
+def _without(
+    found: list[Point], axes: Sequence[Axis], excluded: Sequence[Mapping[str, Any]], place: str
+) -> list[Point]:
+    """Return the points that are not excluded."""
+    left = found
+    for number, values in enumerate(excluded):
+        where = f"{place} exclude[{number}]"
+        if not values:
+            raise Misuse(f"{where} is an empty table; name values of sweeps, or leave it out")
+        wanted = {_find_axis(name, axes, where).name: value for name, value in values.items()}
+        matching = [
+            point for point in found if all(is_same(point.swept[name], value) for name, value in wanted.items())
+        ]
+        if not matching:
+            raise Misuse(f"{where} is {shown(dict(values))}, which no combination of the lists has; leave it out")
+        left = [point for point in left if not any(point is other for other in matching)]
+    if not left:
+        raise Misuse(f"{place} exclude leaves no case; leave one")
+    return left
+
+
+def _find_axis(name: str, axes: Sequence[Axis], place: str) -> Axis:
+    for axis in axes:
+        if name in (axis.name, axis.key):
+            return axis
+    names = [axis.name for axis in axes]
+    raise Misuse(
+        f"{place} names {shown(name)}, which is no list of this table{nearest(name, names)};"
+        f" its lists are: {', '.join(names) or 'none'}"
+    )

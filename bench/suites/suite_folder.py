@@ -1,0 +1,165 @@
+"""The folder of a suite run, RUNS/suites/ID: made with the resolved suite, found again, refused to others."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.files import read_small
+from bench.suites.ledger import LEDGER, Begun, LedgerWriter, SuiteState, fold, read_ledger
+from bench.suites.plan import chosen
+from bench.suites.suite_file import Suite
+from collectors.errors import in_words
+from collectors.files import replace_file
+
+SCHEMA_VERSION = 1
+SUITE_RUNS = "suites"
+"""Name of the folder, within that of the runs, which holds a folder for each suite run."""
+SUITE = "suite.json"
+CANDIDATES_SHOWN = 6
+
+
+def suite_run_folders(runs: Path) -> Iterator[Path]:
+    """Yield the folders of suite runs that have a ledger, newest first."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for folder in sorted((runs / SUITE_RUNS).iterdir(), reverse=True):
+            with suppress(PermissionError):  # Another user's.
+                if (folder / LEDGER).is_file():
+                    yield folder
+
+
+def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
+    """Make the folder of a new suite run; return its ledger, which says that it began.
+
+    runs: the folder of runs. tags: those of --only.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be written.
+    """
+    now_ns = time.time_ns()
+    name = f"{datetime.fromtimestamp(now_ns / 1e9, tz=UTC):%Y%m%d-%H%M%S}-{suite.name}-{secrets.token_hex(3)}"
+    folder = (runs / SUITE_RUNS / name).absolute()
+    try:
+        folder.mkdir(parents=True)
+        document = {"schema_version": SCHEMA_VERSION, **_as_document(suite)}
+        content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+        replace_file(folder / SUITE, content, draft=folder / f"{SUITE}.part")
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"suite run {folder} cannot be written: {error.strerror}; choose another place with --runs"
+        ) from None
+    ledger = LedgerWriter(folder)
+    ledger.write(Begun(suite=suite.name, suite_run=name, digest=suite.digest, time_ns=now_ns, tags=tuple(tags)))
+    return ledger
+
+
+def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:
+    """Return the ledger of a suite run that goes on.
+
+    suite_run: its id, or the beginning of it; None for the newest of the suite that has not ended well.
+
+    Raises:
+        Misuse: there is none, it is of another suite or of other cases, or a process writes it.
+        InfrastructureFailed: the ledger cannot be written.
+    """
+    folder = _newest_to_resume(suite, runs) if suite_run is None else find_suite_run(runs, suite_run)
+    begun = fold(read_ledger(folder / LEDGER).records).begun
+    if begun is None:
+        raise Misuse(f"{folder} holds no suite run: its ledger is empty; leave --resume out to begin one")
+    if begun.suite != suite.name:
+        raise Misuse(
+            f"suite run {folder.name} is of suite {begun.suite}, not of {suite.name}; name that one, or its file"
+        )
+    if begun.digest != suite.digest:
+        raise Misuse(
+            f"suite run {folder.name} was begun with another {suite.name}: {_difference(folder / SUITE, suite)}; give"
+            " the file and the --set that it was begun with, or leave --resume out"
+        )
+    return LedgerWriter(folder)
+
+
+def find_suite_run(runs: Path, suite_run: str) -> Path:
+    """Return the folder of the suite run with this id, or of the only one whose id begins with it.
+
+    Raises:
+        Misuse: there is none, or several.
+    """
+    names = [folder.name for folder in suite_run_folders(runs)]
+    found = [name for name in names if name == suite_run] or [name for name in names if name.startswith(suite_run)]
+    if not found:
+        newest = ", ".join(names[:CANDIDATES_SHOWN]) or "none"
+        raise Misuse(f'suite run "{suite_run}" is unknown; the newest in {runs / SUITE_RUNS} are: {newest}')
+    if len(found) > 1:
+        raise Misuse(f'suite run "{suite_run}" may be any of {", ".join(found[:CANDIDATES_SHOWN])}; give more letters')
+    return runs / SUITE_RUNS / found[0]
+
+
+def suite_of(suite_run: str) -> str:
+    """Return the suite's name, which each id bears: `20261123-010203-smoke-abc123` is of `smoke`."""
+    return "-".join(suite_run.split("-")[2:-1])
+
+
+def _newest_to_resume(suite: Suite, runs: Path) -> Path:
+    for folder in suite_run_folders(runs):
+        if suite_of(folder.name) == suite.name and _is_left(suite, fold(read_ledger(folder / LEDGER).records)):
+            return folder
+    raise Misuse(
+        f"no run of suite {suite.name} in {runs / SUITE_RUNS} is left to resume; leave --resume out to begin one, or"
+        " name one (`observatory suite show` lists them)"
+    )
+
+
+def _is_left(suite: Suite, state: SuiteState) -> bool:
+    """Whether the suite run has not ended well, or a case that it was begun for was left out, as by a budget.
+
+    One whose runner died before it wrote anything holds nothing to go on with.
+    """
+    if state.begun is None:
+        return False
+    if state.outcome != "done":
+        return True
+    if state.begun.digest != suite.digest:
+        return False
+    return any(state.case(name).outcome == "left_out" for name in chosen(suite, state.begun.tags))
+
+
+def _as_document(suite: Suite) -> dict[str, Any]:
+    """Return what would be measured, as a file would hold it."""
+    return msgspec.json.decode(msgspec.json.encode(suite, enc_hook=str), type=dict[str, Any])
+
+
+def _difference(path: Path, suite: Suite) -> str:
+    """Say in what the suite differs from the one that was kept in this file."""
+    try:
+        before = msgspec.json.decode(read_small(path), type=dict[str, Any])
+        kept, now = ({case["name"]: case for case in one["cases"]} for one in (before, _as_document(suite)))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        return f"{path} does not tell how ({in_words(error)})"
+    differences = [f'case "{name}" is no more in it' for name in kept if name not in now]
+    differences += [f'case "{name}" is new in it' for name in now if name not in kept]
+    differences += [
+        f'{key} of case "{name}" was {was}, and is {is_now}'
+        for name in kept
+        if name in now
+        for key, was, is_now in _differing(kept[name], now[name])
+    ]
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return f"{differences[0]}{more}" if differences else "its levers or the order of its cases"
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
+    """Yield each key with different values, and both; the keys of a table that is inside come with theirs."""
+    for key in {**before, **now}:
+        was, is_now = before.get(key), now.get(key)
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            yield from _differing(was, is_now)
+        elif was != is_now:
+            yield key, was, is_now
