@@ -7,6 +7,8 @@ TORCH ?= 2.11 2.12
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
 # Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.
 TEST_PROCESSES ?= 3
+# Hundreds of processes of the tests load the same modules; where nothing may be kept, each compiles all of ours again.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -15,6 +17,13 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
 		--option bucket_mb=1
+	@echo
+	@echo "Next, with $(BIN)/observatory:"
+	@echo "    observatory list ddp                                 what it takes"
+	@echo "    observatory run ddp --ranks 2 --inject kill@1:7      a fire drill"
+	@echo "    observatory show                                     the history of runs"
+	@echo "    observatory serve                                    /metrics for Prometheus"
+	@echo "    observatory suite run smoke                          every strategy and probe, in some minutes"
 
 test: servers $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not alone"
@@ -49,6 +58,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.plain
 	$(BIN)/python -m tests.benchmarks.observer
 	$(BIN)/python -m tests.benchmarks.exporter
+	$(BIN)/python -m tests.benchmarks.runner
 	$(BIN)/python -m tests.benchmarks.sharded
 	$(BIN)/python -m tests.benchmarks.sequence
 	$(BIN)/python -m tests.benchmarks.traces

@@ -87,13 +87,14 @@ def benchmark_case(strategy: str, steps: int) -> Case:
 def _our_step_s(case: Case, trial: int) -> float:
     """An agent of its own for each trial: all ranks of an agent share the memory layout of its forkserver, which alone
     moves their steps by a percent, as it does those of a fresh script."""
-    with tempfile.TemporaryDirectory() as folder, LocalEngine() as engine:
+    with tempfile.TemporaryDirectory() as folder, LocalEngine(Path(folder)) as engine:
         engine.machine()
-        order = TrialOrder(run="plain", trial=trial, case=case, folder=folder, limit_s=600)
+        (Path(folder) / "plain").mkdir()
+        order = TrialOrder(run="plain", trial=trial, case=case, limit_s=600)
         ended = engine.run(order, lambda _: None)
         if ended.outcome != "done":
             sys.exit(f"{case.strategy}: {ended.cause.text if ended.cause else ended.outcome}")
-        (measured,) = read_trials(Path(folder), case.ranks).trials
+        (measured,) = read_trials(Path(folder) / "plain", case.ranks).trials
     return measured.step_s
 
 

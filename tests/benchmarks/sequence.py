@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.case import Case
-from bench.cli.planning import CaseArgs, case_of_args, read_node
 from bench.engines.local import LocalEngine
 from bench.reports.format import figure
-from bench.runner import TrialSettings, measure, persist
+from bench.runner.case_args import CaseArgs, case_of_args, read_node
+from bench.runner.measure import TrialSettings, alike, measure
+from bench.runner.persist import persist
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -128,15 +129,14 @@ def _measure(cases: Sequence[Case]) -> tuple[Summary, ...]:
     with (
         tempfile.TemporaryDirectory() as folder,
         History(f"sqlite:///{folder}/history.sqlite") as history,
-        LocalEngine() as engine,
+        LocalEngine(Path(folder)) as engine,
     ):
         machine = engine.machine()
         measured = measure(
-            [(case, None) for case in cases],
+            alike([(case, None) for case in cases], TrialSettings(limit_s=600)),
             engine=engine,
             machine=machine,
             folder=Path(folder),
-            settings=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()

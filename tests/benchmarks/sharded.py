@@ -1,8 +1,8 @@
-"""ZeRO's stages side by side, by torch and by DeepSpeed: states, traffic and step time, each beside its law.
+"""ZeRO's stages side by side, by torch and by DeepSpeed: states, traffic and step time, each beside its cost model.
 
-Trials of all take turns on one shape. A table in Markdown, as the README shows it. The law of a step's time adds what
-the strategy's traffic leaves exposed, on the link that a sweep of all_reduce tells in between, to what `single` takes
-with the share of one rank; it knows nothing of cores that ranks and their communication share.
+Trials of all take turns on one shape. A table in Markdown, as docs/examples.md shows it. The predicted step adds what
+the strategy's traffic leaves exposed, on the link that a sweep of all_reduce measures in between, to what `single`
+takes with the share of one rank; it knows nothing of cores that ranks and their communication share.
 
     python -m tests.benchmarks.sharded [--ranks N] [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME]
 """
@@ -17,10 +17,11 @@ from pathlib import Path
 
 from bench.analysis.probes import link_by
 from bench.case import Case, one_rank_baseline
-from bench.cli.planning import CaseArgs, case_of_args, read_node
 from bench.engines.local import LocalEngine
 from bench.reports.format import figure
-from bench.runner import TrialSettings, measure, persist
+from bench.runner.case_args import CaseArgs, case_of_args, read_node
+from bench.runner.measure import TrialSettings, alike, measure
+from bench.runner.persist import persist
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -76,14 +77,13 @@ def _case(strategy: str, options: Mapping[str, str], arguments: argparse.Namespa
 
 
 def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
-    with History(f"sqlite:///{folder / 'history.sqlite'}") as history, LocalEngine() as engine:
+    with History(f"sqlite:///{folder / 'history.sqlite'}") as history, LocalEngine(folder) as engine:
         machine = engine.machine()
         measured = measure(
-            [(case, None) for case in cases],
+            alike([(case, None) for case in cases], TrialSettings(limit_s=600)),
             engine=engine,
             machine=machine,
             folder=folder,
-            settings=TrialSettings(limit_s=600),
             watch=lambda case, trial, steps: None,
         )
         measured.close()

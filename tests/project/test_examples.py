@@ -1,4 +1,4 @@
-"""Each example in README and in the help of a command works."""
+"""Each example in README, in the pages that show some, and in the help of a command works."""
 
 import os
 import re
@@ -24,8 +24,15 @@ SMALLER_PROBES = {
 }
 
 
-def _in_readme() -> list[str]:
-    return re.findall(r"^    (observatory .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+PAGES = ("README.md", "docs/examples.md", "docs/watching.md")
+
+
+def _in_pages() -> list[str]:
+    return [
+        example
+        for page in PAGES
+        for example in re.findall(r"^    (observatory .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    ]
 
 
 def _in_help() -> list[str]:
@@ -40,8 +47,8 @@ def _in_help() -> list[str]:
     ]
 
 
-def test_readme_and_every_help_have_examples() -> None:
-    assert len(_in_readme()) >= 4
+def test_pages_and_every_help_have_examples() -> None:
+    assert len(_in_pages()) >= 4
     assert len(_in_help()) >= len(main.COMMANDS) + 1
 
 
@@ -74,12 +81,15 @@ def _examples() -> list[object]:
     """All of them; those that start ranks take seconds each."""
     return [
         pytest.param(example, marks=pytest.mark.slow if _starts_ranks(example) else ())
-        for example in sorted({*_in_readme(), *_in_help()})
+        for example in sorted({*_in_pages(), *_in_help()})
     ]
 
 
 def _starts_ranks(example: str) -> bool:
-    return example.startswith("observatory run ") and "--dry-run" not in example
+    """Of `doctor`, which starts them, too, that one is left which prints all that it finds."""
+    return example == "observatory doctor" or (
+        example.startswith(("observatory run ", "observatory suite run ")) and "--dry-run" not in example
+    )
 
 
 @pytest.mark.parametrize("example", _examples())

@@ -39,9 +39,19 @@ def test_the_installed_wheel_runs_ddp_outside_the_repository(tmp_path: Path) -> 
         text=True,
     )
     assert where.stdout.strip() == str(site / "bench" / "__init__.py")
+    observatory = str(site / "bin" / "observatory")
+    planned = subprocess.run(
+        [observatory, "suite", "plan", "smoke", "--format=json"],
+        cwd=elsewhere,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suites" / "smoke.toml")
     small = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
     ended = subprocess.run(
-        [str(site / "bin" / "observatory"), "run", "ddp", "--device=cpu", "--trials=2", "--format=json", *small],
+        [observatory, "run", "ddp", "--device=cpu", "--trials=2", "--format=json", *small],
         cwd=elsewhere,
         env=environment,
         check=True,

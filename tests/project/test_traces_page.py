@@ -1,4 +1,4 @@
-"""What README shows of traces that are known is what the command says of them."""
+"""What the page on traces shows of traces that are known is what the command says of them."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ TRACES = ROOT / "../shared/data/traces"
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces in {TRACES}")
 def test_the_shares_of_dlrm_are_those_that_the_command_tells() -> None:
-    shown = re.search(r"^    Share of the time in collectives.*?(?=\n\n(?! ))", _readme(), re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^    Share of the time in collectives.*?(?=\n\n(?! ))", _page(), re.MULTILINE | re.DOTALL)
     assert shown is not None
     blocks = re.sub("^    ", "", shown[0], flags=re.MULTILINE).split("\n\n")
     assert len(blocks) == 2
@@ -24,5 +24,5 @@ def test_the_shares_of_dlrm_are_those_that_the_command_tells() -> None:
     assert [line for block in blocks for line in block.splitlines() if line not in lines] == []
 
 
-def _readme() -> str:
-    return (ROOT / "README.md").read_text()
+def _page() -> str:
+    return (ROOT / "docs/traces.md").read_text()
