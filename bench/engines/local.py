@@ -34,7 +34,7 @@ class LocalEngine:
         """runs: where the folders of runs are. silent_s: see `AgentLink`."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
         self._agent = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.engines.agent", "--runs", str(runs.absolute())],
+            [sys.executable, "-P", "-m", "bench.engines.node.agent", "--runs", str(runs.absolute())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -113,7 +113,7 @@ class LocalNodes:
             with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
                 self._agents.append(
                     subprocess.Popen(
-                        [sys.executable, "-P", "-m", "bench.engines.agent", *words],
+                        [sys.executable, "-P", "-m", "bench.engines.node.agent", *words],
                         stdin=subprocess.DEVNULL,
                         stdout=errors,
                         stderr=errors,

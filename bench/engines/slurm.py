@@ -250,7 +250,7 @@ class SlurmPlacement:
     def start(self, meeting: Meeting) -> None:
         """See `Placement`."""
         settings, count = self._allocation.settings, len(self.nodes)
-        agent = [settings.python, "-P", "-m", "bench.engines.agent", "--connect", f"{meeting.host}:{meeting.port}"]
+        agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
         lines.append(f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"')
         words = [

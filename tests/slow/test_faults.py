@@ -185,7 +185,9 @@ def _nothing_is_left(home: Path) -> None:
 
 def _agent(runner: subprocess.Popen[str]) -> psutil.Process:
     (agent,) = [
-        child for child in psutil.Process(runner.pid).children() if "bench.engines.agent" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process(runner.pid).children()
+        if "bench.engines.node.agent" in " ".join(child.cmdline())
     ]
     return agent
 
@@ -415,7 +417,7 @@ def test_a_node_whose_link_is_cut_is_told_and_measures_once_it_is_back(tmp_path:
         runner = start(0, "tests.slow.ranks.boxed_runner", tmp_path, place.address)
         words = ["--key-file", f"{tmp_path}/key", "--send-files", "--runs", f"{tmp_path}/node", "--node", "1"]
         for attempt in ("the first", "another"):
-            agent = start(1, "bench.engines.agent", "--connect", f"{place.address}:{heard()}", *words)
+            agent = start(1, "bench.engines.node.agent", "--connect", f"{place.address}:{heard()}", *words)
             assert heard() == "running"
             if attempt == "the first":
                 cut_s = time.monotonic()

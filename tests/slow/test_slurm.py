@@ -129,7 +129,7 @@ def _wait(is_so: Callable[[], bool]) -> None:
 def _agents(slurm: Slurm) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if "bench.engines.agent" in (process.info["cmdline"] or []):
+        if "bench.engines.node.agent" in (process.info["cmdline"] or []):
             try:
                 if process.environ().get("SLURM_CONF") == slurm.environment["SLURM_CONF"]:
                     found.append(process)

@@ -141,7 +141,7 @@ def _role(process: psutil.Process, runner: int) -> str | None:
     if process.pid == runner:
         return "runner"
     words = " ".join(process.cmdline())
-    if "bench.engines.agent" in words and process.ppid() == runner:
+    if "bench.engines.node.agent" in words and process.ppid() == runner:
         return "agent"
     if "multiprocessing.forkserver" not in words:
         return None

@@ -85,7 +85,7 @@ def test_a_node_whose_agent_dies_is_named_and_leaves_no_process(tmp_path: Path) 
     with ClusterEngine(LocalNodes(2), tmp_path) as engine:
         engine.machine()
         family = [one for one in psutil.Process().children(recursive=True) if one not in before]
-        agents = [one for one in family if "bench.engines.agent" in one.cmdline()]
+        agents = [one for one in family if "bench.engines.node.agent" in one.cmdline()]
         (last,) = (one for one in agents if one.cmdline()[-1] == "1")
 
         def strike(progress: Progress) -> None:

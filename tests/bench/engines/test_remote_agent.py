@@ -63,7 +63,7 @@ def _remote(folder: Path, *arguments: str) -> Iterator[Remote]:
     with closing(AgentListener("127.0.0.1", key)) as listener, (folder / "agent.err").open("wb") as errors:
         words = ["--connect", f"127.0.0.1:{listener.port}", "--key-file", str(key_file), "--runs", str(runs)]
         agent = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.engines.agent", "--send-files", *words, *arguments],
+            [sys.executable, "-P", "-m", "bench.engines.node.agent", "--send-files", *words, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -221,7 +221,7 @@ key = new_key()
 write_key(folder / "key", key)
 listener = AgentListener("127.0.0.1", key)
 words = ["--connect", f"127.0.0.1:{{listener.port}}", "--key-file", str(folder / "key"), "--runs", str(folder)]
-agent = subprocess.Popen([sys.executable, "-P", "-m", "bench.engines.agent", *words])
+agent = subprocess.Popen([sys.executable, "-P", "-m", "bench.engines.node.agent", *words])
 wire = listener.accept(100)
 run(AgentLink(wire.stream, lambda _: wire, runs=folder, name="the agent"))
 """
@@ -271,7 +271,7 @@ def test_two_agents_run_the_ranks_of_one_trial(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from bench.engines.node_exporter import NodeExporter
+    from bench.engines.node.node_exporter import NodeExporter
 
     with socket.create_server(("127.0.0.1", 0)) as served:
         port: int = served.getsockname()[1]

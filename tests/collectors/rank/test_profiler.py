@@ -35,8 +35,8 @@ for cuda in ("13.0", None):
     torch.version.cuda = cuda
     importlib.reload(profiler)  # It asks how torch is built when it is loaded.
     profiler.warm = lambda device: print("warmed for", device)
-    importlib.import_module("bench.engines.forkserver_preload")
-    del sys.modules["bench.engines.forkserver_preload"]
+    importlib.import_module("bench.engines.node.forkserver_preload")
+    del sys.modules["bench.engines.node.forkserver_preload"]
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.engines.shutdown import ON_CUDA
+from bench.engines.node.shutdown import ON_CUDA
 from collectors.metrics.gpu_health import GPU_XIDS
 from collectors.metrics.results import RUN_LOSS
 from tests.gpu.check import Finding, figure, holds, within
@@ -79,7 +79,7 @@ def leaving(session: Session) -> Iterator[Finding]:
         found["gone_s"],
         high=ON_CUDA.killed_s,
         unit="s",
-        source="bench.engines.shutdown.ON_CUDA.killed_s",
+        source="bench.engines.node.shutdown.ON_CUDA.killed_s",
     )
     if session.is_rehearsal:
         return
@@ -90,7 +90,7 @@ def leaving(session: Session) -> Iterator[Finding]:
         found["free_s"],
         high=ON_CUDA.killed_s + ON_CUDA.freed_s,
         unit="s",
-        source="bench.engines.shutdown.ON_CUDA.killed_s and freed_s",
+        source="bench.engines.node.shutdown.ON_CUDA.killed_s and freed_s",
     )
 
 

@@ -21,9 +21,9 @@ from typing import NoReturn
 import msgspec
 import psutil
 
-from bench.engines.node_store import NodeStore
+from bench.engines.node.node_store import NodeStore
+from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
-from bench.engines.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.machine.machine import Machine
 from bench.rank.messages import ABORT, DUMP, Cause, Outcome, Progress, RankOrder, Store, TrialEnded, TrialOrder
 from collectors.node.poller import Poller

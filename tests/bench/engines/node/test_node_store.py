@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-from bench.engines import node_store
-from bench.engines.node_store import NodeStore
+from bench.engines.node import node_store
+from bench.engines.node.node_store import NodeStore
 from bench.machine.machine import read
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -50,6 +50,6 @@ def fail_to_load(name: str) -> None:
 
 
 def test_an_agent_loads_no_torch() -> None:
-    code = "import sys; import bench.engines.agent; print('torch' in sys.modules)"
+    code = "import sys; import bench.engines.node.agent; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert said.stdout == "False\n"

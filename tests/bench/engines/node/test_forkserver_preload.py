@@ -9,7 +9,7 @@ FROZEN = """
 import gc
 from collectors.rank.memory import living_tensors
 gc.freeze = lambda: print(len(list(living_tensors())), "tensors")
-import bench.engines.forkserver_preload
+import bench.engines.node.forkserver_preload
 """
 
 

@@ -1,8 +1,8 @@
 """The agent of a node, the same for every engine: it runs the trials that its runner orders, and reports their ends.
 
-Started as `python -P -m bench.engines.agent --runs FOLDER`. Its runner is at the other end of its standard streams, or
-with --connect at a TCP address. When the runner hangs up, is silent or is refused, the agent ends its ranks and itself.
-Only the forkserver loads torch, not the agent.
+Started as `python -P -m bench.engines.node.agent --runs FOLDER`. Its runner is at the other end of its standard
+streams, or with --connect at a TCP address. When the runner hangs up, is silent or is refused, the agent ends its ranks
+and itself. Only the forkserver loads torch, not the agent.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import NoReturn
 import msgspec
 
 from bench.engines.environment import LOOPBACK, environment
-from bench.engines.node_exporter import NodeExporter
-from bench.engines.supervisor import Supervisor
+from bench.engines.node.node_exporter import NodeExporter
+from bench.engines.node.supervisor import Supervisor
 from bench.engines.wire.channel import Channel, Heartbeat
 from bench.engines.wire.frames import (
     PipeStream,
@@ -100,7 +100,7 @@ def main() -> int:
     agent = Agent(
         stream, key, node=arguments.node, sent_from=runs if arguments.sends_files else None, on_met=limit.cancel
     )
-    forkserver.set_forkserver_preload(["bench.engines.forkserver_preload"])
+    forkserver.set_forkserver_preload(["bench.engines.node.forkserver_preload"])
     try:
         forkserver.ensure_running()
         with ExitStack() as stack:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from bench.engines.shutdown import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
+from bench.engines.node.shutdown import ON_CPU, ON_CUDA, Patience, collect_stacks, end, wait_until_freed
 
 
 class FakeClock:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.engines.agent import check
+from bench.engines.node.agent import check
 from bench.engines.wire.channel import Heartbeat
 from bench.engines.wire.frames import PipeStream, Refused, StreamEnded, Wire, key_line, meet, new_key, write_key
 from bench.rank.messages import AgentFailed, FromAgent, ToAgent, TrialOrder
@@ -135,7 +135,7 @@ def test_a_node_has_the_ranks_that_it_is_ordered() -> None:
 
 @contextmanager
 def _agent(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = [sys.executable, "-P", "-m", "bench.engines.agent", "--runs", str(tmp_path), *arguments]
+    words = [sys.executable, "-P", "-m", "bench.engines.node.agent", "--runs", str(tmp_path), *arguments]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     ) as agent:

@@ -16,7 +16,7 @@ import torch.nn.parallel
 import torch.utils.checkpoint
 import torch.utils.data
 
-import bench.engines.supervisor  # A rank's first function is there.
+import bench.engines.node.supervisor  # A rank's first function is there.
 import bench.rank.worker
 from collectors.rank import profiler
 

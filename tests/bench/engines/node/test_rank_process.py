@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.case import Case
-from bench.engines.supervisor import RankProcess, collective_timeout_s
+from bench.engines.node.supervisor import RankProcess, collective_timeout_s
 from bench.rank.messages import RankOrder, TrialOrder
 from collectors.rank.reached import Reached
 from collectors.sample_log import Ended, Reading, Record, SampleLog
