@@ -15,10 +15,10 @@ from workloads.spec import Setup
 
 # Probes: the function that measures the machine, and what it is passed for that.
 
-Quantity = Literal["collective_s", "copy_s", "matmul_s", "rounds", "sent_bytes", "peak_node_bytes"]
+Quantity = Literal["collective_s", "copy_s", "matmul_s", "pair_s", "rounds", "sent_bytes", "peak_node_bytes"]
 """What a rank can measure of one call.
 
-collective_s, copy_s, matmul_s: its time by the stopwatch; these are recorded as `Elapsed`.
+collective_s, copy_s, matmul_s, pair_s: its time by the stopwatch; these are recorded as `Elapsed`.
 rounds: rounds of messages, including those in which the rank has none. sent_bytes: all that the rank sent.
 peak_node_bytes: the most that the rank sent, or received, in one round.
 """

@@ -38,6 +38,7 @@ SPECS: tuple[StrategySpec, ...] = (
     probes.AllReduceSpec(),
     probes.MatmulSpec(),
     probes.CopiesSpec(),
+    probes.PairsSpec(),
 )
 
 

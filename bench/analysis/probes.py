@@ -183,6 +183,8 @@ JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
     metrics.MATMUL_WITH_HOST_SECONDS: max,
     metrics.COPY_SECONDS: max,
     metrics.COPY_WITH_HOST_SECONDS: max,
+    metrics.PAIR_SECONDS: max,
+    metrics.PAIR_WITH_HOST_SECONDS: max,
 }
 """How the ranks' values of a metric become one."""
 
@@ -295,6 +297,8 @@ _RATES = (
     (metrics.MATMUL_WITH_HOST_SECONDS, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
     (metrics.COPY_SECONDS, metrics.RUN_COPY_BANDWIDTH),
     (metrics.COPY_WITH_HOST_SECONDS, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
+    (metrics.PAIR_SECONDS, metrics.RUN_PAIR_BANDWIDTH),
+    (metrics.PAIR_WITH_HOST_SECONDS, metrics.RUN_PAIR_WITH_HOST_BANDWIDTH),
 )
 
 
@@ -306,11 +310,13 @@ def _counts(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
 
 
 def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
-    """Yield the rates of products and copies, and what their GPU's clock and power were meanwhile."""
+    """Yield the rates of products, copies and pairs, and what their GPU's clock and power were meanwhile."""
     for measured, shown in _RATES:
         for labels, times_s in _values(trials, measured):
             if "kind" in labels:
                 amount = moved_bytes(labels["kind"], int(labels["size"]))
+            elif "pair" in labels:
+                amount = int(labels["size"])
             else:
                 amount = matmul_flops(int(labels["m"]), int(labels["n"]), int(labels["k"]))
             yield per_second(shown, amount, times_s, **labels)

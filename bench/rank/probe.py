@@ -25,11 +25,13 @@ METRICS: dict[Quantity, Metric] = {
     "peak_node_bytes": probes_metrics.COLLECTIVE_PEAK_BYTES,
     "matmul_s": probes_metrics.MATMUL_SECONDS,
     "copy_s": probes_metrics.COPY_SECONDS,
+    "pair_s": probes_metrics.PAIR_SECONDS,
 }
 WITH_HOST: dict[Quantity, Metric] = {
     "collective_s": probes_metrics.COLLECTIVE_WITH_HOST_SECONDS,
     "matmul_s": probes_metrics.MATMUL_WITH_HOST_SECONDS,
     "copy_s": probes_metrics.COPY_WITH_HOST_SECONDS,
+    "pair_s": probes_metrics.PAIR_WITH_HOST_SECONDS,
 }
 
 

@@ -60,6 +60,7 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
         metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS,
         metrics.RUN_MATMUL_WITH_HOST_FLOPS,
         metrics.RUN_COPY_WITH_HOST_BANDWIDTH,
+        metrics.RUN_PAIR_WITH_HOST_BANDWIDTH,
     )
     if any(by_labels(summary.estimates, metric) for metric in absent_on_a_cpu):
         print_words(console, WITH_HOST)
@@ -169,12 +170,14 @@ def _links(summary: Summary) -> Table:
 
 
 def _rates(summary: Summary) -> Table:
-    """Return the rates of matrix products and copies."""
+    """Return the rates of matrix products, copies and pairs of ranks."""
     products = by_labels(summary.estimates, metrics.RUN_MATMUL_FLOPS)
     copies = by_labels(summary.estimates, metrics.RUN_COPY_BANDWIDTH)
+    pairs = by_labels(summary.estimates, metrics.RUN_PAIR_BANDWIDTH)
     with_host = {
         **by_labels(summary.estimates, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
         **by_labels(summary.estimates, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
+        **by_labels(summary.estimates, metrics.RUN_PAIR_WITH_HOST_BANDWIDTH),
     }
     clocks = by_labels(summary.estimates, metrics.RUN_MATMUL_CLOCK_HERTZ)
     powers = by_labels(summary.estimates, metrics.RUN_MATMUL_POWER_WATTS)
@@ -183,7 +186,8 @@ def _rates(summary: Summary) -> Table:
     table = table_of(columns)
     names = {labels: (f"matmul {summary.case.precision}", " x ".join(labels)) for labels in products}
     names |= {labels: (labels[0].replace("_", " "), f"{int(labels[1]):,} B") for labels in copies}
-    for labels, rate in {**products, **copies}.items():
+    names |= {labels: (f"ranks {labels[0].replace('-', ' and ')}", f"{int(labels[1]):,} B") for labels in pairs}
+    for labels, rate in {**products, **copies, **pairs}.items():
         cells = [*names[labels], figure(rate)]
         if with_host:
             cells.append(figure(with_host[labels]) if labels in with_host else "-")

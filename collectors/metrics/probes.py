@@ -53,6 +53,17 @@ COPY_WITH_HOST_SECONDS = RANK.gauge(
     "Time of one copy on a rank's GPU that is idle when the host begins to launch it; absent on a CPU, where it is"
     " the time of the copy.",
 )
+PAIR_SECONDS = RANK.gauge(
+    "observatory_pair_seconds{pair, size}",
+    "Time of one exchange between two ranks, each of which sends size bytes to the other: that of all measured calls,"
+    " divided by their number. pair is their numbers, such as 0-1. On a GPU of the device alone, which does not wait"
+    " for the host.",
+)
+PAIR_WITH_HOST_SECONDS = RANK.gauge(
+    "observatory_pair_with_host_seconds{pair, size}",
+    "Time of one exchange between two ranks with GPUs as a loop in Python has it; absent on a CPU, where it is the"
+    " time of the exchange.",
+)
 
 
 # A run's ceilings of the machine: the probes' results, and what cost models predict from them.
@@ -138,6 +149,16 @@ RUN_COPY_BANDWIDTH = RUN.gauge(
 RUN_COPY_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_copy_with_host_bytes_per_second{kind, size}",
     "Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the host;"
+    " absent on a CPU, where both are one.",
+)
+RUN_PAIR_BANDWIDTH = RUN.gauge(
+    "observatory_run_pair_bytes_per_second{pair, size}",
+    "Bytes that each rank of a pair sends to the other in an exchange both ways, divided by its time on the slower of"
+    " the two.",
+)
+RUN_PAIR_WITH_HOST_BANDWIDTH = RUN.gauge(
+    "observatory_run_pair_with_host_bytes_per_second{pair, size}",
+    "Bytes that each rank of a pair sends to the other, divided by the time of an exchange as a loop in Python has it;"
     " absent on a CPU, where both are one.",
 )
 

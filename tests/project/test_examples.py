@@ -21,6 +21,7 @@ SMALLER_PROBES = {
     "all_reduce": ["--option=max_bytes=4096"],
     "matmul": ["--option=max_size=256"],
     "copies": ["--option=size_bytes=4096"],
+    "pairs": ["--option=size_bytes=4096"],
 }
 
 

@@ -26,6 +26,7 @@ PROBES = {
     "all_reduce": ("--option=max_bytes=4096",),
     "matmul": ("--option=max_size=256",),
     "copies": ("--option=size_bytes=4096",),
+    "pairs": ("--option=size_bytes=4096",),
 }
 """Small sizes: a probe's defaults are for a machine that is measured."""
 

@@ -71,12 +71,15 @@ def make_call(collective: Collective, buffers: Buffers, group: dist.ProcessGroup
         case "all_to_all":
             return partial(dist.all_to_all_single, take, give, group=group)
         case "send":
-            # A ring. Receive first: otherwise gloo lets two ranks that send to each other take turns, at half the
-            # link's speed.
-            before, after = (group.rank() - 1) % ranks, (group.rank() + 1) % ranks
-            receive = dist.P2POp(dist.irecv, take, group=group, group_peer=before)
-            send = dist.P2POp(dist.isend, give, group=group, group_peer=after)
-            return partial(_run, [receive, send])
+            return exchange(give, take, group, to=(group.rank() + 1) % ranks, source=(group.rank() - 1) % ranks)
+
+
+def exchange(give: Tensor, take: Tensor, group: dist.ProcessGroup, *, to: int, source: int) -> Callable[[], object]:
+    """Return a call that sends to one rank of the group and receives from one, which may be the same."""
+    # Receive first: otherwise gloo lets two ranks that send to each other take turns, at half the link's speed.
+    receive = dist.P2POp(dist.irecv, take, group=group, group_peer=source)
+    send = dist.P2POp(dist.isend, give, group=group, group_peer=to)
+    return partial(_run, [receive, send])
 
 
 def _run(messages: list[dist.P2POp]) -> None:

@@ -1,4 +1,4 @@
-"""Specs of the probes `all_reduce`, `collectives`, `copies` and `matmul`: options, sizes, refusals, memory."""
+"""Specs of the probes `all_reduce`, `collectives`, `copies`, `matmul` and `pairs`: options, sizes, refusals, memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from workloads.cost_models.collective_sizes import (
     least_bytes,
     sweep,
 )
+from workloads.cost_models.memory import INDEX_BYTES
 from workloads.cost_models.terms import Collective, States
 from workloads.probes.cost_model import ALGORITHMS, BUFFERS_TOUCHED, Algorithm, CopyKind, refusal
 from workloads.spec import (
@@ -24,6 +25,7 @@ from workloads.spec import (
     Option,
     OptionValue,
     Parity,
+    Precision,
     Setup,
     StrategySpec,
     nearest_multiples,
@@ -57,6 +59,18 @@ def _limit_refusals(least_bytes: int, most_bytes: int) -> list[str]:
     if least_bytes <= most_bytes:
         return []
     return [f"option min_bytes is {least_bytes} and max_bytes {most_bytes}; min_bytes may be at most max_bytes"]
+
+
+def _broken_elements(size_bytes: int, precision: Precision) -> list[str]:
+    """Return why option size_bytes is no whole number of elements, and which one would be."""
+    element_bytes = ELEMENT_BYTES[precision]
+    if size_bytes % element_bytes == 0:
+        return []
+    fitting = size_bytes + element_bytes - size_bytes % element_bytes
+    return [
+        f"option size_bytes is {size_bytes}, which is no multiple of {element_bytes}, the bytes of an element in"
+        f" {precision}; {fitting} would fit"
+    ]
 
 
 # Probe `all_reduce`.
@@ -326,14 +340,7 @@ class CopiesSpec(ProbeSpec):
     )
 
     def refusals(self, setup: Setup) -> list[str]:
-        size, element = size_bytes(setup), ELEMENT_BYTES[setup.precision]
-        if size % element == 0:
-            return []
-        fitting = size + element - size % element
-        return [
-            f"option size_bytes is {size}, which is no multiple of {element}, the bytes of an element in"
-            f" {setup.precision}; {fitting} would fit"
-        ]
+        return _broken_elements(size_bytes(setup), setup.precision)
 
     def measurements(self, setup: Setup) -> int:
         return len(KINDS[setup.device])
@@ -393,3 +400,80 @@ class MatmulSpec(ProbeSpec):
     def working_bytes(self, setup: Setup, rank: int) -> int:
         """Return two factors and their product, of the largest size; a library's own workspace is not counted."""
         return 3 * max(sizes(setup), default=0) ** 2 * ELEMENT_BYTES[setup.precision]
+
+
+# Probe `pairs`.
+
+PAIR_BYTES: Mapping[Backend, int] = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
+"""Defaults: large enough for the bandwidth of a socket, and of a network card that GPUs write to."""
+
+Pair = tuple[int, int]
+
+
+def pair_bytes(setup: Setup) -> int:
+    """Return the bytes that each rank of a pair sends in a call."""
+    return int(setup.options["size_bytes"]) or PAIR_BYTES[setup.backend]
+
+
+def rounds(ranks: int, stride: int) -> list[list[Pair]]:
+    """Return the pairs of a ring, those that are measured at the same time together; no rank is in two of them.
+
+    stride: ranks that lie so far apart are neighbours, so that with as many as a node has ranks each pair is of two
+    nodes. Example: 4 ranks and stride 1 give [[(0, 1), (2, 3)], [(1, 2), (0, 3)]].
+    """
+    places = ranks // stride
+    edges = [(place, place + 1) for place in range(places - 1)] + ([(0, places - 1)] if places > 2 else [])
+    last = [edges.pop()] if places % 2 else []  # On an odd ring, the edge that closes it has no round with others.
+    parts = [part for part in (edges[0::2], edges[1::2], last) if part]
+    return [
+        [(first * stride + lane, second * stride + lane) for first, second in part for lane in range(stride)]
+        for part in parts
+    ]
+
+
+class PairsSpec(ProbeSpec):
+    """Spec of the probe `pairs`."""
+
+    name = "pairs"
+    entry = "workloads.probes.pairs:probe_pairs"
+    summary = "bandwidth between neighbours on a ring of ranks or nodes, pair by pair, both ways at once"
+    options = (
+        Option(
+            name="size_bytes",
+            default=0,
+            minimum=0,
+            help="bytes that each rank of a pair sends in a call; 0: 4 MiB on gloo, 64 MiB on NCCL",
+        ),
+        Option(
+            name="stride",
+            default=1,
+            minimum=1,
+            help="ranks so far apart are neighbours; as many as a node has ranks: each pair is of two nodes",
+        ),
+    )
+    needs = Needs(minimum_ranks=2)
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return {**setup.options, "size_bytes": pair_bytes(setup)}
+
+    def refusals(self, setup: Setup) -> list[str]:
+        stride = int(setup.options["stride"])
+        reasons = _broken_elements(pair_bytes(setup), setup.precision)
+        if setup.ranks % stride or setup.ranks // stride < 2:
+            reasons.append(
+                f"option stride is {stride} and ranks is {setup.ranks}; ranks may be {2 * stride}, {3 * stride},"
+                f" {4 * stride} and so on"
+            )
+        return reasons
+
+    def sends_messages(self, setup: Setup) -> bool:
+        return True
+
+    def measurements(self, setup: Setup) -> int:
+        """Return the pairs that each rank is in."""
+        return 1 if setup.ranks // int(setup.options["stride"]) == 2 else 2
+
+    def working_bytes(self, setup: Setup, rank: int) -> int:
+        """Return what is sent and what comes, and for the check its expected values, which are made as int64."""
+        elements = pair_bytes(setup) // ELEMENT_BYTES[setup.precision]
+        return 3 * pair_bytes(setup) + INDEX_BYTES * elements
