@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import click
 
-from bench.cli.options import FORMAT, STORE, NamedPath, seconds_within
+from bench.cli.main import FINE, INFRASTRUCTURE
+from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, engine_options, seconds_within
 from bench.errors import InfrastructureFailed, Misuse, say
 
 
 @click.command(name="doctor")
+@engine_options
+@RUNS
 @STORE
 @FORMAT
 @click.option(
@@ -33,16 +37,36 @@ from bench.errors import InfrastructureFailed, Misuse, say
     "--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: record the bytes of each NVLink, too."
 )
 def command(
-    store_url: str | None, format_name: str, recording: Path | None, seconds: float | None, *, is_per_nvlink: bool
-) -> None:
-    """This machine in one page, and what differs from the last good run.
+    store_url: str | None,
+    format_name: str,
+    recording: Path | None,
+    seconds: float | None,
+    engine_name: str,
+    nodes: int,
+    ranks_per_node: int | None,
+    engine_file: Path | None,
+    runs_folder: Path,
+    *,
+    is_per_nvlink: bool,
+) -> int:
+    """This machine in one page, and what differs from the last good run; or the nodes of an engine.
 
-    It measures nothing: ceilings are what probes measured before. Where the history cannot be read, the page says so.
+    Of this machine it measures nothing: ceilings are what probes measured before. Where the history cannot be read, the
+    page says so. With --engine or --nodes, each node is asked for its state and clock, and measured beside its peers
+    for some seconds; the exit code is 4 where one is bad.
 
     \b
     Example:
       observatory doctor --format json
+      observatory doctor --engine slurm --nodes 4
     """
+    is_fleet = engine_name != "local" or nodes > 1
+    if is_fleet and (recording is not None or seconds is not None or is_per_nvlink):
+        raise Misuse("--record records this machine; leave the engine and its nodes out")
+    if is_fleet:
+        return _check_nodes(engine_name, nodes, ranks_per_node, engine_file, runs_folder, format_name)
+    if engine_file is not None or ranks_per_node is not None:
+        raise Misuse("--engine-file and --ranks-per-node are of several nodes; add --engine, or --nodes")
     if recording is not None:
         from bench.doctor.record import SECONDS, record_to
 
@@ -53,6 +77,37 @@ def command(
         raise Misuse("--nvlink-per-link changes what --record records; add --record FILE")
     else:
         _print_page(store_url, format_name)
+    return FINE
+
+
+def _check_nodes(
+    engine_name: str,
+    nodes: int,
+    ranks_per_node: int | None,
+    engine_file: Path | None,
+    runs_folder: Path,
+    format_name: str,
+) -> int:
+    from bench.cli.main import interrupt_in_order
+    from bench.doctor.fleet_check import check_fleet, last_good
+    from bench.engines.cluster import ClusterEngine, Request
+    from bench.engines.registry import ENGINES
+    from bench.reports.fleet import print_fleet
+    from bench.reports.format import to_reader
+    from bench.suites.suite_folder import suite_run_folders
+
+    interrupt_in_order()
+    before = last_good(suite_run_folders(runs_folder))
+    with (
+        ENGINES[engine_name](Request(nodes=nodes, file=engine_file, tell=say)) as allocation,
+        tempfile.TemporaryDirectory(prefix="observatory-check-") as folder,
+        allocation.open(Path(folder)) as engine,
+    ):
+        assert isinstance(engine, ClusterEngine), "an engine of nodes"
+        fleet = check_fleet(engine, ranks_per_node=ranks_per_node, before=before, tell=say)
+    with to_reader():
+        print_fleet(fleet, format_name)
+    return INFRASTRUCTURE if fleet.findings else FINE
 
 
 def _print_page(store_url: str | None, format_name: str) -> None:

@@ -159,6 +159,13 @@ def schema() -> None:
 @click.option("--repeat-failed", is_flag=True, help="Resume, and run failed cases again, too.")
 @engine_options
 @click.option(
+    "--preflight/--no-preflight",
+    "has_preflight",
+    default=None,
+    help="Check the nodes before the suite.  [default: where they are a cluster's]",
+)
+@click.option("--drop-bad", "is_dropping", is_flag=True, help="Leave out nodes that the check finds to be bad.")
+@click.option(
     "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port of this suite's /metrics."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
@@ -177,6 +184,8 @@ def run(
     nodes: int,
     ranks_per_node: int | None,
     engine_file: Path | None,
+    has_preflight: bool | None,
+    is_dropping: bool,
     port: int,
     quiet: bool,
     verbose: bool,
@@ -193,6 +202,8 @@ def run(
       observatory suite run smoke --budget 30m
     """
     from bench.cli.main import interrupt_in_order
+    from bench.doctor.fleet_check import last_good, save
+    from bench.doctor.preflight import Preflight
     from bench.engines.cluster import Request
     from bench.engines.registry import ENGINES
     from bench.exporter.server import serving
@@ -205,7 +216,7 @@ def run(
     from bench.runs.run_dir import check_place
     from bench.suites.choice import choose
     from bench.suites.ledger import SuiteState
-    from bench.suites.suite_folder import begin, resume
+    from bench.suites.suite_folder import begin, resume, suite_run_folders
     from bench.suites.suite_results import read_result
     from bench.suites.suite_run import Setup, SuiteRunner
 
@@ -215,6 +226,11 @@ def run(
         suite_name, resumed = resumed, NEWEST
     if suite_name is None:
         raise click.UsageError("Missing argument 'NAME|FILE'.")
+    is_checked = has_preflight if has_preflight is not None else is_dropping or engine_name != "local"
+    if is_dropping and not is_checked:
+        raise Misuse("--drop-bad leaves out what the check finds; leave --no-preflight out")
+    if is_checked and engine_name == "local" and nodes == 1:
+        raise Misuse("this machine alone has no peers to be compared with; leave --preflight and --drop-bad out")
     planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
     suite = planned.suite
     check_place(runs_folder)
@@ -239,14 +255,24 @@ def run(
     request = Request(nodes=nodes, file=engine_file, tell=progress.tell)
     with (
         ENGINES[engine_name](request) as allocation,
+        Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
         History(store_url) as history,
         serving(runs_folder, store_url, port=port, on_notice=progress.tell),
     ):
+        fleet = None
+        if is_checked and choice.cases:
+            fleet = preflight.check(last_good(suite_run_folders(runs_folder)), is_dropping=is_dropping)
+            if preflight.dropped:
+                left = nodes - preflight.dropped
+                planned = read_plan(suite_name, settings, store_url, nodes=left, ranks_per_node=ranks_per_node)
+                choice = choose(planned, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
         for notice in recover_runs(runs_folder, history, store_url).notices():
             progress.tell(notice)
         with resumed_ledger or begin(suite, runs_folder, only) as ledger, progress:
             folder = ledger.folder
             progress.tell(f"suite run {folder.name}{' goes on' if ledger.is_resumed else ''}")
+            if fleet is not None:
+                save(fleet, folder)
             if not choice.cases and not choice.not_run:
                 progress.tell(f"nothing is missing in {folder.name}")
             crowds = [(line, one.suite_case.name) for one in choice.cases for line in one.crowds]
@@ -257,7 +283,7 @@ def run(
                 runs=runs_folder.absolute(),
                 store_url=store_url,
                 store=store,
-                open_engine=lambda: allocation.open(runs_folder),
+                open_engine=preflight.open,
                 display=progress,
                 budget_s=budget_s,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,13 +15,16 @@ from bench.engines.wire.frames import Stream, Wire
 from bench.engines.wire.run_files import FileReceiver
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
+from bench.machine.node_now import NodeNow
 from bench.rank.messages import (
     AgentFailed,
+    CheckNode,
     EndTrial,
     FilePiece,
     FileSent,
     FilesSent,
     FromAgent,
+    NodeChecked,
     Progress,
     Ready,
     SendFiles,
@@ -35,6 +39,18 @@ most of a minute to end."""
 
 LOADING_S = 300.0
 """How long an agent may take to load torch, also from a network disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCheck:
+    """A node's state, and by how much its clock is ahead of the runner's.
+
+    offset_error_s: the offset is right by at most so much: half of the time that the messages took.
+    """
+
+    now: NodeNow
+    offset_s: float
+    offset_error_s: float
 
 
 class AgentLink:
@@ -91,6 +107,23 @@ class AgentLink:
             InfrastructureFailed: the agent does not start.
         """
         return self.ready().machine
+
+    def check(self) -> NodeCheck:
+        """Ask for the node's state and clock, while no trial runs.
+
+        Raises:
+            InfrastructureFailed: the agent is gone, or does not answer.
+        """
+        asked_ns, begun_ns = time.time_ns(), time.monotonic_ns()
+        self._channel.send(CheckNode())
+        while not isinstance(message := self._receive(self._silent_s), NodeChecked):
+            pass  # The end of a trial that nobody waits for any more.
+        taken_ns = time.monotonic_ns() - begun_ns
+        on_node_ns = message.answered_ns - message.asked_ns
+        offset_ns = (message.asked_ns - asked_ns + message.answered_ns - (asked_ns + taken_ns)) / 2
+        return NodeCheck(
+            now=message.now, offset_s=offset_ns / 1e9, offset_error_s=max(0, taken_ns - on_node_ns) / 2 / 1e9
+        )
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
         """Run one trial; return how it ended.

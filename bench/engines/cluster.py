@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from bench.engines.agent_link import LOADING_S, SILENT_S, AgentLink
+from bench.engines.agent_link import LOADING_S, SILENT_S, AgentLink, NodeCheck
 from bench.engines.root_cause import joint_cause
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
@@ -123,6 +123,7 @@ class ClusterEngine:
         self._trials = itertools.count()
         self._watched: set[str] = set()
         self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
+        self._dropped: frozenset[int] = frozenset()
         with ExitStack() as stack:
             key, folder = new_key(), Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
             write_key(folder / "key", key)
@@ -164,7 +165,26 @@ class ClusterEngine:
                 Node(number=number, name=self._placement.nodes[number], link=self._links[number], ready=one)
                 for number, one in ready.items()
             )
+            self.drop(self._dropped)
         return self._nodes
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Leave out the nodes of these numbers from now on; their agents are ended."""
+        self._dropped |= frozenset(numbers)
+        for node in self._nodes:
+            if node.number in self._dropped:
+                node.link.hang_up(0.0)
+        self._nodes = tuple(node for node in self._nodes if node.number not in self._dropped)
+
+    def check(self) -> tuple[NodeCheck, ...]:
+        """Ask each node for its state and clock, all at the same time; in the order of `nodes`.
+
+        Raises:
+            InfrastructureFailed: an agent is gone, or does not answer.
+        """
+        nodes = self.nodes()
+        with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+            return tuple(pool.map(lambda node: node.link.check(), nodes))
 
     def _meet(self, until_s: float) -> None:
         """Take the next agent that comes."""

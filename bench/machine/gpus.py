@@ -131,11 +131,11 @@ def read_gpus(
 
     within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
     """
-    found = _answer_within(within_s, lambda: _read_gpus(nvml or pynvml, environment), late_s, on_late)
+    found = answer_within(within_s, lambda: _read_gpus(nvml or pynvml, environment), late_s, on_late)
     return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
 
 
-def _answer_within(
+def answer_within(
     within_s: float,
     question: Callable[[], Answer],
     late_s: float = LATE_S,
@@ -206,7 +206,7 @@ def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: floa
     if not gpus:
         return ()
     late = f"NVML: no answer within {within_s:g} s"
-    found = _answer_within(within_s, lambda: _read_memory(gpus, nvml or pynvml))
+    found = answer_within(within_s, lambda: _read_memory(gpus, nvml or pynvml))
     return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions
 from bench.machine.machine import Machine
+from bench.machine.node_now import NodeNow
 from bench.rank.fault_injection import Fault
 
 DUMP = b"dump"
@@ -109,7 +110,11 @@ class WatchFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is_watched: bool
 
 
-ToAgent = TrialOrder | EndTrial | SendFiles | WatchFiles
+class CheckNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="check_node"):
+    """Runner to agent: tell the node's state and clock; while no trial runs."""
+
+
+ToAgent = TrialOrder | EndTrial | SendFiles | WatchFiles | CheckNode
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ready"):
@@ -118,6 +123,17 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     machine: Machine
     store_host: str
     store_port: int
+
+
+class NodeChecked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_checked"):
+    """Agent to runner: the node's state. asked_ns, answered_ns: its Unix time when it was asked, and when it answers.
+
+    By both and the runner's own two, the runner tells the clocks' difference, as NTP does.
+    """
+
+    now: NodeNow
+    asked_ns: int
+    answered_ns: int
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="progress"):
@@ -204,4 +220,4 @@ class FilesSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left_out: tuple[str, ...] = ()
 
 
-FromAgent = Ready | Progress | TrialEnded | AgentFailed | FilePiece | FileSent | FilesSent
+FromAgent = Ready | NodeChecked | Progress | TrialEnded | AgentFailed | FilePiece | FileSent | FilesSent

@@ -24,12 +24,14 @@ class Measured:
     runs: their folders stay locked until `close`, so that no other process takes them for abandoned.
     is_interrupted: a person ended the work.
     lost_beside: ids of the runs that the engine's failure ended in a trial of another one.
+    lost_engine: the engine failed, and was stopped.
     """
 
     summaries: tuple[Summary, ...]
     runs: tuple[run_dir.Run, ...]
     is_interrupted: bool = False
     lost_beside: frozenset[str] = frozenset()
+    lost_engine: bool = False
 
     def close(self) -> None:
         """Unlock the runs' folders."""
@@ -146,6 +148,7 @@ def measure(
         runs=tuple(one.run for one in active),
         is_interrupted=is_interrupted,
         lost_beside=frozenset(lost_beside),
+        lost_engine=failure is not None,
     )
 
 

@@ -16,10 +16,11 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -45,10 +46,13 @@ from bench.engines.wire.frames import (
 from bench.engines.wire.run_files import FileSender
 from bench.engines.wire.tcp import address_of, connect
 from bench.errors import say
+from bench.machine.node_now import read_now
 from bench.rank.messages import (
     AgentFailed,
     Cause,
+    CheckNode,
     EndTrial,
+    NodeChecked,
     Progress,
     Ready,
     SendFiles,
@@ -118,6 +122,13 @@ def main() -> int:
     return agent.hang_up()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The runner asked for the node's state. time_ns: Unix time when it did."""
+
+    time_ns: int
+
+
 class Agent:
     """Takes its runner's messages, in a thread, and answers them.
 
@@ -136,7 +147,7 @@ class Agent:
         sent_from: Path | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        self._orders: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[TrialOrder | _Asked | None] = queue.SimpleQueue()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._trial: tuple[str, int] | None = None  # The one that runs.
@@ -173,6 +184,10 @@ class Agent:
             Ready(machine=supervisor.machine, store_host=supervisor.host, store_port=supervisor.store_port)
         )
         while (order := self._orders.get()) is not None:
+            if isinstance(order, _Asked):
+                now = read_now(supervisor.machine.gpus, supervisor.runs)
+                self._channel.send(NodeChecked(now=now, asked_ns=order.time_ns, answered_ns=time.time_ns()))
+                continue
             with self._lock:
                 if self._reason is not None:
                     return
@@ -211,6 +226,8 @@ class Agent:
             case TrialOrder():
                 check(message)
                 self._orders.put(message)
+            case CheckNode():
+                self._orders.put(_Asked(time_ns=time.time_ns()))
             case EndTrial():
                 with self._lock:
                     if self._trial == (message.run, message.trial):

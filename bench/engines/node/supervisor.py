@@ -251,7 +251,7 @@ class Supervisor:
         """Wait until the forkserver has loaded torch, once for all ranks."""
         self._context = multiprocessing.get_context("forkserver")
         self.host = host
-        self._runs = runs
+        self.runs = runs
         self._trials = itertools.count()
         collectors = open_collectors()
         self._poller = Poller(collectors)
@@ -282,7 +282,7 @@ class Supervisor:
         # A prefix is used once: otherwise ranks would meet in the keys of earlier ranks.
         store = order.store or Store(host=self.host, port=self._store.port, prefix=f"trial{next(self._trials)}")
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
-        folder = self._runs / order.run
+        folder = self.runs / order.run
         node_log = folder / f"node{order.node}.jsonl"
         # Problems of the node's collectors do not affect ranks.
         with polling(
