@@ -58,7 +58,7 @@ def command(
     \b
     Example:
       observatory doctor --format json
-      observatory doctor --engine slurm --nodes 4
+      observatory doctor --nodes 2
     """
     is_fleet = engine_name != "local" or nodes > 1
     if is_fleet and (recording is not None or seconds is not None or is_per_nvlink):
@@ -89,7 +89,8 @@ def _check_nodes(
     format_name: str,
 ) -> int:
     from bench.cli.main import interrupt_in_order
-    from bench.doctor.fleet_check import check_fleet, last_good
+    from bench.doctor.fleet import last_good
+    from bench.doctor.fleet_check import check_fleet
     from bench.engines.cluster import ClusterEngine, Request
     from bench.engines.registry import ENGINES
     from bench.reports.fleet import print_fleet

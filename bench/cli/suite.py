@@ -202,7 +202,7 @@ def run(
       observatory suite run smoke --budget 30m
     """
     from bench.cli.main import interrupt_in_order
-    from bench.doctor.fleet_check import last_good, save
+    from bench.doctor.fleet import last_good, save
     from bench.doctor.preflight import Preflight
     from bench.engines.cluster import Request
     from bench.engines.registry import ENGINES

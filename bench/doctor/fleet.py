@@ -7,16 +7,26 @@ median of the others' rates. Each finding has its evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median, quantiles
+
+import msgspec
 
 from bench.doctor.machine_diff import Difference
 from bench.engines.agent_link import NodeCheck
+from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
+from bench.runs.files import read_small
+from collectors.errors import in_words
+from collectors.files import replace_file
 
 SCHEMA_VERSION = 1
+PREFLIGHT = "preflight.json"
+"""In the folder of a suite run: what was found before it."""
+
 SLOW_RATIO = 0.9
 """A node is slow whose product or copy is below this share of its peers' median in each trial, and below three quarters
 of all their trials. GPUs of one kind at one power limit differ by some per cent."""
@@ -294,3 +304,45 @@ def _gib(size_bytes: int) -> str:
 
 def _duration(elapsed_s: float) -> str:
     return f"{elapsed_s / 60:.1f} min" if elapsed_s >= 60 else f"{elapsed_s:.1f} s"
+
+
+# What was found is kept beside a suite run, so that the next check has the last good one to compare with.
+
+
+def save(fleet: Fleet, folder: Path) -> None:
+    """Write what was found into the folder of a suite run.
+
+    Raises:
+        InfrastructureFailed: it cannot be written.
+    """
+    try:
+        content = msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n"
+        replace_file(folder / PREFLIGHT, content, draft=folder / f"{PREFLIGHT}.part")
+    except OSError as error:
+        raise InfrastructureFailed(f"{folder / PREFLIGHT} cannot be written: {error.strerror}") from None
+
+
+def read(folder: Path) -> Fleet | str | None:
+    """Return what was found before a suite run; the reason where it cannot be read; None where nothing was checked."""
+    path = folder / PREFLIGHT
+    try:
+        return msgspec.json.decode(read_small(path), type=Fleet)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return f"{path} cannot be read: {in_words(error)}"
+
+
+def last_good(folders: Iterable[Path]) -> dict[str, Machine]:
+    """Return the machine of each host as the newest check found it that had nothing against the host.
+
+    folders: of suite runs, newest first.
+    """
+    found: dict[str, Machine] = {}
+    for folder in folders:
+        fleet = read(folder)
+        if isinstance(fleet, Fleet):
+            for node in fleet.nodes:
+                if node.number not in fleet.bad:
+                    found.setdefault(node.machine.hostname, node.machine)
+    return found

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs
 from bench.case import Case, Purpose, find_spec, parse_options
 from bench.doctor.fleet import Fleet, FleetNode, PairRate, Rate, judge
@@ -18,15 +16,10 @@ from bench.engines.cluster import ClusterEngine, Node, spread
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.runner.measure import TrialSettings, alike, measure
-from bench.runs.files import read_small
-from collectors.errors import in_words
-from collectors.files import replace_file
 from collectors.metrics import probes as metrics
 from workloads.probes.cost_model import matmul_flops, moved_bytes
 from workloads.spec import Device
 
-PREFLIGHT = "preflight.json"
-"""In the folder of a suite run."""
 TRIALS = 3
 STEPS, WARM_UP = 10, 3
 LIMIT_S = 120.0
@@ -187,45 +180,3 @@ def _pair_rates(trials: Sequence[Sequence[RankTrial]], nodes: Sequence[Node], ea
             slowest[first, second] = min(rate, slowest.get((first, second), rate))
         by_trial.append(slowest)
     return [PairRate(nodes=pair, trials=tuple(one[pair] for one in by_trial)) for pair in sorted(by_trial[0])]
-
-
-# What was found is kept beside a suite run, so that the next check has the last good one to compare with.
-
-
-def save(fleet: Fleet, folder: Path) -> None:
-    """Write what was found into the folder of a suite run.
-
-    Raises:
-        InfrastructureFailed: it cannot be written.
-    """
-    try:
-        content = msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n"
-        replace_file(folder / PREFLIGHT, content, draft=folder / f"{PREFLIGHT}.part")
-    except OSError as error:
-        raise InfrastructureFailed(f"{folder / PREFLIGHT} cannot be written: {error.strerror}") from None
-
-
-def read(folder: Path) -> Fleet | str | None:
-    """Return what was found before a suite run; the reason where it cannot be read; None where nothing was checked."""
-    path = folder / PREFLIGHT
-    try:
-        return msgspec.json.decode(read_small(path), type=Fleet)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return f"{path} cannot be read: {in_words(error)}"
-
-
-def last_good(folders: Iterable[Path]) -> dict[str, Machine]:
-    """Return the machine of each host as the newest check found it that had nothing against the host.
-
-    folders: of suite runs, newest first.
-    """
-    found: dict[str, Machine] = {}
-    for folder in folders:
-        fleet = read(folder)
-        if isinstance(fleet, Fleet):
-            for node in fleet.nodes:
-                if node.number not in fleet.bad:
-                    found.setdefault(node.machine.hostname, node.machine)
-    return found

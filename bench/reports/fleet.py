@@ -33,7 +33,7 @@ def _print_tables(fleet: Fleet, console: Console) -> None:
         now, check = node.check.now, node.check
         cells = [node.name, node.machine.hostname, node.machine.hardware("cuda") if node.machine.gpus else "none"]
         cells += [f"{now.memory_bytes / 2**30:.1f}", "-" if now.disk_bytes is None else f"{now.disk_bytes / 2**30:.1f}"]
-        cells.append(f"{1e3 * check.offset_s:+.1f} ± {1e3 * check.offset_error_s:.1f}")
+        cells.append(f"{1e3 * check.offset_s:+.1f} +- {1e3 * check.offset_error_s:.1f}")
         cells += [
             _bracketed(one.value, one.trials, one.unit) if (one := rates.get((node.number, what))) else "-"
             for what in whats

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.doctor import fleet
 from bench.errors import Misuse
 from bench.runs import run_dir
 from bench.runs.files import read_small
@@ -52,6 +53,7 @@ class SuiteResult:
     cases: in the suite's order. levers: those that the suite judges.
     took_s: time in which a process worked on it; None where that is not known.
     folder: None where it is not on this machine: then cases that did not run are not named.
+    preflight: a line on each thing that was wrong with a node before it, or had changed.
     """
 
     id: str
@@ -65,6 +67,7 @@ class SuiteResult:
     total: int
     folder: Path | None
     levers: tuple[Lever, ...] = ()
+    preflight: tuple[str, ...] = ()
 
     def named(self, *outcomes: CaseOutcome | None) -> list[CaseResult]:
         """Return the cases that ended so."""
@@ -105,7 +108,17 @@ def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
         total=len(cases),
         folder=folder,
         levers=declared.levers,
+        preflight=_preflight(folder),
     )
+
+
+def _preflight(folder: Path) -> tuple[str, ...]:
+    found = fleet.read(folder)
+    if isinstance(found, str):
+        return (found,)
+    if found is None or not (found.findings or any(node.changed for node in found.nodes)):
+        return ()
+    return tuple(f"pre-flight: {line}" for line in fleet.lines_of(found))
 
 
 def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> SuiteResult:

@@ -121,7 +121,10 @@ def print_suite(result: SuiteResult, format_name: str, console: Console | None =
 
 def suite_lines(result: SuiteResult) -> list[str]:
     """Return what stands below the table of a suite run: failures, cases that did not run, notes, and the total."""
-    lines = [f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")]
+    lines = list(result.preflight)
+    lines += [
+        f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")
+    ]
     lines += [f"{case.name}: {case.words}: {case.reason}" for case in result.cases if case.is_expected_failure]
     reasons: dict[tuple[str, str | None], list[str]] = {}
     for case in result.named("skipped", "left_out"):
@@ -196,6 +199,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "took_s": result.took_s,
         "total": result.total,
         "counts": dict(result.counts),
+        "preflight": list(result.preflight),
         "levers": lever_rows(judge_levers(result.levers, result.cases)),
         "cases": [
             {

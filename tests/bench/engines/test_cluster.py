@@ -79,6 +79,27 @@ def test_the_root_cause_is_found_among_the_ranks_of_all_nodes(engine: ClusterEng
     assert _run(engine, "afterwards", small_case(ranks=2))[0].outcome == "done"
 
 
+def test_each_node_tells_its_state_and_a_clock_that_is_the_runner_s(engine: ClusterEngine) -> None:
+    for check in engine.check():
+        assert abs(check.offset_s) <= check.offset_error_s + 0.01  # They are one machine; messages may take turns.
+        assert check.now.memory_bytes > 0
+        assert check.now.disk_bytes is not None
+    assert _run(engine, "after-the-check", small_case(ranks=2, nodes=2))[0].outcome == "done"
+
+
+def test_a_node_that_is_dropped_gets_no_rank_and_its_agent_ends(tmp_path: Path) -> None:
+    with ClusterEngine(LocalNodes(2), tmp_path) as engine:
+        engine.drop({0})
+        (left,) = engine.nodes()
+        assert left.number == 1
+        assert engine.machine().nodes_here == 1
+        assert _run(engine, "alone", small_case(ranks=2))[0].outcome == "done"
+        assert engine.collect("alone") == ()
+        assert {path.name for path in (tmp_path / "alone").glob("node*.jsonl")} == {"node1.jsonl"}
+        with pytest.raises(Misuse, match="wants more nodes than the 1 of this engine"):
+            _run(engine, "both", small_case(ranks=2, nodes=2))
+
+
 @pytest.mark.slow
 def test_a_node_whose_agent_dies_is_named_and_leaves_no_process(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))

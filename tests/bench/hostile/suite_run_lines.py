@@ -58,6 +58,8 @@ LINES = (
     Line("suite run smoke --port -1", 2, "-1 is not in the range 0<=x<=65535"),
     Line("suite run smoke --quiet --verbose", 2, "--quiet and --verbose cannot be together"),
     Line("suite run smoke --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
+    Line("suite run smoke --drop-bad", 2, "this machine alone has no peers to be compared with"),
+    Line("suite run smoke --nodes 2 --drop-bad --no-preflight", 2, "--drop-bad leaves out what the check finds"),
     # show
     Line("suite shw", 2, "No such command 'shw'"),
     Line("suite show nothing", 2, 'suite or suite run "nothing" is unknown; the newest are: none'),

@@ -1,0 +1,175 @@
+"""The check before a suite, on two nodes that are this machine: what it measures, whom it leaves out, when it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.doctor.fleet import Finding, Fleet, FleetNode
+from bench.doctor.fleet_check import check_fleet
+from bench.doctor.preflight import Preflight
+from bench.engines.agent_link import NodeCheck
+from bench.engines.cluster import ClusterEngine, Request
+from bench.engines.local import LocalAllocation, LocalNodes
+from bench.errors import InfrastructureFailed
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
+    """Two nodes."""
+    with ClusterEngine(LocalNodes(2), tmp_path_factory.mktemp("runs")) as engine:
+        engine.nodes()
+        yield engine
+
+
+def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> None:
+    told: list[str] = []
+    fleet = check_fleet(engine, tell=told.append)
+    assert told == ["pre-flight: 2 node(s) are asked for their state, and measured"]
+    assert {(rate.node, rate.what) for rate in fleet.rates} == {
+        (node, what) for node in (0, 1) for what in ("matmul", "memory copy", "memory triad")
+    }
+    trials = [rate.trials for rate in fleet.rates] + [pair.trials for pair in fleet.pairs]
+    assert all(len(one) == 3 and min(one) > 0 for one in trials)
+    assert [pair.nodes for pair in fleet.pairs] == [(0, 1)]
+    assert fleet.absent == ()
+    assert list(engine.runs.iterdir()) == []
+
+
+def _off(engine: ClusterEngine, *numbers: int) -> tuple[NodeCheck, ...]:
+    """What the nodes say, with the clocks of some an hour ahead."""
+    return tuple(
+        replace(check, offset_s=3600.0 if node.number in numbers else 0.0)
+        for node, check in zip(engine.nodes(), ClusterEngine.check(engine), strict=True)
+    )
+
+
+def test_nodes_that_cannot_measure_together_are_not_measured(
+    engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "check", lambda: _off(engine, 1))
+    fleet = check_fleet(engine, tell=lambda line: None)
+    assert (fleet.rates, fleet.pairs) == ((), ())
+    assert fleet.absent == ("speeds are absent: the nodes cannot measure together",)
+
+
+class TwoNodes(LocalAllocation):
+    """Hands out engines that are there already, so that no test waits for another."""
+
+    def __init__(self, *engines: ClusterEngine) -> None:
+        super().__init__(Request(nodes=2))
+        self._engines = list(engines)
+
+    def open(self, runs: Path) -> ClusterEngine:
+        return self._engines.pop(0)
+
+
+class FakeCheck:
+    """In place of `check_fleet`: finds what it was told."""
+
+    def __init__(self, *findings: Finding) -> None:
+        self._findings = findings
+
+    def __call__(self, engine: ClusterEngine, **more: object) -> Fleet:
+        fleet = check_fleet_of(engine)
+        return replace(fleet, findings=self._findings)
+
+
+def check_fleet_of(engine: ClusterEngine) -> Fleet:
+    """The nodes as they are, unmeasured."""
+    nodes = tuple(
+        FleetNode(number=node.number, name=node.name, machine=node.ready.machine, check=check)
+        for node, check in zip(engine.nodes(), engine.check(), strict=True)
+    )
+    return Fleet(engine="local", time_ns=1, nodes=nodes)
+
+
+def _preflight(engine: ClusterEngine, told: list[str]) -> Preflight:
+    return Preflight(TwoNodes(engine, engine), engine.runs, ranks_per_node=None, tell=told.append)
+
+
+FATAL = Finding(node=1, text="its torch is 2.0, and 2.13.0 on 1 other node(s)", is_fatal=True)
+SLOW = Finding(node=1, text="matmul: 8 GFLOP/s, 80 % of its peers' median 10 GFLOP/s")
+
+
+def test_a_bad_node_is_told_and_stays_unless_it_is_to_be_left_out(
+    engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(SLOW))
+    told: list[str] = []
+    preflight = _preflight(engine, told)
+    assert preflight.check({}, is_dropping=False) is not None
+    assert told == [f"pre-flight: node 1 is bad: {SLOW.text}"]
+    assert preflight.dropped == 0
+    assert preflight.open() is engine
+    assert len(engine.nodes()) == 2
+
+
+def test_what_makes_all_figures_worthless_ends_the_suite(
+    engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
+    with pytest.raises(InfrastructureFailed, match=r"^pre-flight: node 1: nothing can be measured .* --drop-bad$"):
+        _preflight(engine, []).check({}, is_dropping=False)
+
+
+def test_a_node_that_is_left_out_is_so_in_each_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
+    told: list[str] = []
+    preflight = Preflight(LocalAllocation(Request(nodes=2)), tmp_path, ranks_per_node=None, tell=told.append)
+    preflight.check({}, is_dropping=True)
+    assert told[-1] == "pre-flight: goes on without node 1"
+    assert preflight.dropped == 1
+    for _ in range(2):
+        with preflight.open() as engine:
+            assert isinstance(engine, ClusterEngine)
+            assert [node.number for node in engine.nodes()] == [0]
+
+
+def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL, replace(FATAL, node=0)))
+    with pytest.raises(InfrastructureFailed, match=r"all 2 node\(s\) are bad, and none is left"):
+        _preflight(engine, []).check({}, is_dropping=True)
+
+
+def test_the_command_prints_each_node_and_each_pair(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code = main.run(["doctor", "--nodes", "2", "--format", "json", "--runs", str(tmp_path)])
+    captured = capfd.readouterr()
+    fleet = json.loads(captured.out)
+    assert code == (4 if fleet["findings"] else 0)
+    assert [node["name"] for node in fleet["nodes"]] == ["node 0", "node 1"]
+    assert len(fleet["pairs"]) == 1
+    assert captured.err.splitlines() == ["pre-flight: 2 node(s) are asked for their state, and measured"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suite_tells_of_its_check_again_where_something_was_wrong(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(SLOW))
+    suite = tmp_path / "one.toml"
+    suite.write_text(
+        'schema_version = 1\n[case.copies]\ndevice = "cpu"\nranks = 2\ntrials = 1\nsteps = 1\n'
+        "options = { size_bytes = 4096 }\n"
+    )
+    places = ["--runs", str(tmp_path / "runs"), "--store", f"sqlite:///{tmp_path}/store.sqlite"]
+    code = main.run(["suite", "run", str(suite), "--nodes", "2", "--drop-bad", "--port", "0", *places])
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert "pre-flight: goes on without node 1" in captured.err
+    (found,) = re.findall(r"suite one, ([\w-]+): done", captured.out)
+    assert main.run(["suite", "show", found, *places]) == 0
+    assert f"pre-flight: node 1 is bad: {SLOW.text}" in capfd.readouterr().out
+    (run,) = (tmp_path / "runs").glob("*-copies-*")
+    assert json.loads((run / "case.json").read_bytes())["case"]["nodes"] == 1
