@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -82,7 +83,13 @@ def main() -> int:
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="has the key, in place of the input's first line")
     parser.add_argument("--send-files", dest="sends_files", action="store_true", help="the runner has another --runs")
     parser.add_argument("--node", type=int, default=0, help="this node's number among those of the runner")
-    parser.add_argument("--exporter", type=address_of, metavar="HOST:PORT", help="where the node's /metrics are served")
+    parser.add_argument(
+        "--exporter",
+        type=partial(address_of, least_port=0),
+        metavar="HOST:PORT",
+        help="where the node's /metrics are served; port 0 takes a free one",
+    )
+    parser.add_argument("--targets", type=Path, metavar="FILE", help="Prometheus's list in which the exporter stands")
     parser.add_argument(
         "--host", help="address at which ranks reach this node  [default: the one that reaches the runner]"
     )
@@ -110,7 +117,7 @@ def main() -> int:
         with ExitStack() as stack:
             if arguments.exporter is not None:
                 host, port = arguments.exporter
-                stack.enter_context(closing(NodeExporter(host, port, runs)))
+                stack.enter_context(closing(NodeExporter(host, port, runs, arguments.targets)))
             supervisor = stack.enter_context(closing(Supervisor(host=host, runs=runs)))
             agent.serve(supervisor)
     except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.

@@ -27,16 +27,20 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class NodeExporter:
     """Serves the node's /metrics at host and port until it is closed, unless something serves there already.
 
-    runs: the folder whose running runs it shows.
+    runs: the folder whose running runs it shows. targets: Prometheus's list (file_sd), in which it stands while it
+    serves; one that serves already has a list of its own.
     """
 
-    def __init__(self, host: str, port: int, runs: Path) -> None:
+    def __init__(self, host: str, port: int, runs: Path, targets: Path | None = None) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if _is_served(host, port):
             say(f"agent: {host}:{port} is served already, so that no exporter is started")
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, "--host", host, "--port", str(port), "--runs", str(runs)],
+            [
+                *(sys.executable, "-P", "-m", __name__, "--host", host, "--port", str(port), "--runs", str(runs)),
+                *(() if targets is None else ("--targets", str(targets))),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -22,14 +22,16 @@ MOST_UNKNOWN = 8
 """How many connections may be proving it at once, beside one for each agent that is expected."""
 
 
-def address_of(text: str) -> tuple[str, int]:
+def address_of(text: str, least_port: int = 1) -> tuple[str, int]:
     """Return host and port of HOST:PORT; an IPv6 address is in brackets.
+
+    least_port: 0 for an address to listen at, where it means a free one.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not least_port <= int(port) < 65536:
         raise argparse.ArgumentTypeError(f'"{text}" is not HOST:PORT')
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -229,17 +230,18 @@ run(AgentLink(wire.stream, lambda _: wire, runs=folder, name="the agent"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
-def test_a_nodes_exporter_lives_as_long_as_its_agent(is_killed: bool, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    with _remote(tmp_path, "--exporter", f"127.0.0.1:{port}") as remote:
+def test_a_nodes_exporter_lives_and_is_listed_as_long_as_its_agent(is_killed: bool, tmp_path: Path) -> None:
+    targets = tmp_path / "nodes.json"
+    with _remote(tmp_path, "--exporter", "127.0.0.1:0", "--targets", str(targets)) as remote:
         remote.link.machine()
         family = _family(remote.agent)
-        assert "# HELP" in _metrics(port)
+        (address,) = _listed(targets, 1)
+        assert "# HELP" in _metrics(int(address.rpartition(":")[2]))
         if is_killed:
             remote.agent.kill()
         else:
             remote.link.hang_up(WITHIN_S)
+        assert _listed(targets, 0) == []
         assert _left(family) == []
 
 
@@ -277,6 +279,18 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
         port: int = served.getsockname()[1]
         NodeExporter("127.0.0.1", port, tmp_path).close()
     assert capfd.readouterr().err == f"agent: 127.0.0.1:{port} is served already, so that no exporter is started\n"
+
+
+def _listed(targets: Path, count: int) -> list[str]:
+    """Wait until the list has so many targets; return them."""
+    until_s = time.monotonic() + WITHIN_S
+    while True:
+        groups = json.loads(targets.read_bytes()) if targets.exists() else []
+        found: list[str] = [target for group in groups for target in group["targets"]]
+        if len(found) == count:
+            return found
+        assert time.monotonic() < until_s, found
+        time.sleep(0.1)
 
 
 def _metrics(port: int) -> str:
