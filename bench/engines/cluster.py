@@ -8,7 +8,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -59,6 +59,32 @@ class Request:
     nodes: int = 1
     file: Path | None = None
     tell: Callable[[str], None] = say
+
+
+PLACEMENT = "placement.json"
+"""In the folder of a run: which ranks share a node."""
+
+PLACES_TOLD = 8
+"""How many nodes a note names with their ranks."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a run, and its ranks, from the first one on. switch: the switches above it, where the engine knows."""
+
+    number: int
+    name: str
+    host: str
+    switch: str | None
+    first_rank: int
+    ranks: int
+
+
+class PlacementFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ranks of a run were, in the order of their nodes."""
+
+    engine: str
+    nodes: tuple[Place, ...]
+    schema_version: int = 1
 
 
 class Placement(Protocol):
@@ -238,8 +264,9 @@ class ClusterEngine:
             for node in taking:
                 node.link.watch(order.run)
             for node in taking[1:]:  # That of the first is machine.json.
-                path = self.runs / order.run / f"machine{node.number}.json"
-                path.write_bytes(msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n")
+                _write(self.runs / order.run / f"machine{node.number}.json", node.ready.machine)
+            places = [_place(node, share) for node, share in zip(taking, shares, strict=True)]
+            _write(self.runs / order.run / PLACEMENT, PlacementFile(engine=self.name, nodes=tuple(places)))
         parts = _Parts(taking, orders).run(progress)
         ended = _joined(order, parts, str(self.runs / order.run))
         if is_cut and ended.outcome == "timed_out":
@@ -251,7 +278,7 @@ class ClusterEngine:
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the files of a run sent here; return a line on each that did not come whole, and stays on its node.
 
-        And a line on each node whose machine differs from the first one's.
+        And a line on each node whose machine differs from the first one's, and before them one on where ranks were.
         """
         taking = self._nodes[: self._used.pop(run, 0)]
         self._watched.discard(run)
@@ -259,7 +286,8 @@ class ClusterEngine:
             return ()
         with ThreadPoolExecutor(len(taking)) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
-        return (*lines, *(line for node in taking[1:] if (line := _difference(taking[0], node)) is not None))
+        unlike = [line for node in taking[1:] if (line := _difference(taking[0], node)) is not None]
+        return (*_where(self.runs / run / PLACEMENT), *lines, *unlike)
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -270,6 +298,37 @@ class ClusterEngine:
             link.join(max(0.0, until_s - time.monotonic()))
         self._links, self._nodes = {}, ()
         self._stack.close()
+
+
+def _place(node: Node, ranks: range) -> Place:
+    """Return where the ranks are. Slurm tells the switches above a node, where it knows the topology."""
+    machine = node.ready.machine
+    switch, _, _ = machine.environment.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
+    return Place(
+        number=node.number, name=node.name, host=machine.hostname, switch=switch or None, first_rank=ranks[0],
+        ranks=len(ranks),
+    )  # fmt: skip
+
+
+def _where(path: Path) -> Iterator[str]:
+    """Yield in a line which ranks were on which node, where they were on several."""
+    places = msgspec.json.decode(path.read_bytes(), type=PlacementFile).nodes
+    if len(places) > 1:
+        words = [
+            f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")
+            for place in places[:PLACES_TOLD]
+        ]
+        more = f", and so on over {len(places)} nodes ({PLACEMENT})" if len(places) > PLACES_TOLD else ""
+        yield f"ranks were {', '.join(words)}{more}"
+
+
+def _span(place: Place) -> str:
+    last = place.first_rank + place.ranks - 1
+    return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def _difference(first: Node, node: Node) -> str | None:

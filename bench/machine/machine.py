@@ -24,6 +24,7 @@ _RELEVANT = (
     *("TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCR_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_"),
     *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_CPUS_PER_TASK"),
+    "SLURM_TOPOLOGY_ADDR",
 )
 _SECRET = r"token|secret|password|passwd|key|credential"
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)

@@ -54,7 +54,12 @@ def test_the_files_of_all_nodes_come_together(engine: ClusterEngine) -> None:
     ended, steps = _run(engine, "four", case)
     assert ended == TrialEnded(run="four", trial=0, outcome="done")
     assert steps == sorted(set(steps))
-    assert engine.collect("four") == ()
+    assert engine.collect("four") == ("ranks were 0-1 on node 0, 2-3 on node 1",)
+    placement = json.loads((engine.runs / "four/placement.json").read_bytes())
+    assert [(node["name"], node["first_rank"], node["ranks"]) for node in placement["nodes"]] == [
+        ("node 0", 0, 2),
+        ("node 1", 2, 2),
+    ]
     names = {path.name for path in (engine.runs / "four").glob("*.jsonl")}
     assert names == {*(f"rank{rank}.jsonl" for rank in range(4)), "node0.jsonl", "node1.jsonl"}
     (trial,) = read_trials(engine.runs / "four", 4).trials
@@ -74,7 +79,7 @@ def test_the_root_cause_is_found_among_the_ranks_of_all_nodes(engine: ClusterEng
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank, ended.cause.step) == ("killed", 3, 2)
     assert str(engine.runs / "killed/rank3.err") in ended.cause.text
-    assert engine.collect("killed") == ()
+    assert engine.collect("killed") == ("ranks were 0-1 on node 0, 2-3 on node 1",)
     assert (engine.runs / "killed/rank3.err").is_file()
     assert _run(engine, "afterwards", small_case(ranks=2))[0].outcome == "done"
 
@@ -141,6 +146,7 @@ def test_each_further_node_has_a_file_on_its_machine_and_a_line_on_what_differs(
     assert _run(engine, "unlike", small_case(ranks=2, nodes=2))[0].outcome == "done"
     mine = first.ready.machine
     assert engine.collect("unlike") == (
+        "ranks were 0 on node 0, 1 on node 1",
         f"node 1 differs from node 0: torch 2.0, there {mine.torch_version}; CPU old, there {mine.cpu}",
     )
     assert json.loads((engine.runs / "unlike/machine1.json").read_bytes())["torch_version"] == "2.0"
