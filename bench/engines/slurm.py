@@ -5,7 +5,6 @@ Inside of an allocation (`salloc`, `sbatch`) its nodes are taken; otherwise one 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -26,8 +24,8 @@ from types import TracebackType
 import msgspec
 
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.settings_file import read_settings
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runs.files import read_small
 
 CALL_S = 60.0
 """How long a command of Slurm may take that only asks."""
@@ -61,30 +59,6 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     python: str = sys.executable
 
 
-def read_settings(path: Path | None) -> SlurmSettings:
-    """Return the settings of a file.
-
-    Raises:
-        Misuse: it cannot be read, or has a field that is unknown or of another type.
-    """
-    if path is None:
-        return SlurmSettings()
-    try:
-        return msgspec.convert(tomllib.loads(read_small(path).decode()), SlurmSettings)
-    except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; name a file of Slurm's settings, in TOML") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Misuse(f"{path} is no TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        known = SlurmSettings.__struct_fields__
-        unknown = re.search(r"unknown field `(.*)`", str(error))
-        if unknown is None:
-            raise Misuse(f"{path}: {error}") from None
-        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
-        offer = f'; did you mean "{near[0]}"?' if near else ""
-        raise Misuse(f'{path}: the field "{unknown[1]}" is unknown{offer}; it may be {", ".join(known)}') from None
-
-
 def call(*words: str) -> str:
     """Run a command of Slurm that only asks; return what it prints.
 
@@ -108,7 +82,7 @@ class SlurmAllocation:
     """Nodes of a Slurm cluster. Use it in a `with`: at its end the job is cancelled, if it was asked for here."""
 
     def __init__(self, request: Request) -> None:
-        self.settings = read_settings(request.file)
+        self.settings = read_settings(request.file, SlurmSettings, "Slurm")
         self._request = request
         self.job: str | None = None
         self._is_ours = False

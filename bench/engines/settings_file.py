@@ -1,0 +1,49 @@
+"""An engine's own settings, in the TOML file that --engine-file names: read, and refused field by field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.errors import Misuse
+from bench.runs.files import read_small
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+def read_settings(path: Path | None, form: type[Settings], of: str) -> Settings:
+    """Return the settings of a file; those of an empty one where there is none.
+
+    form: a struct that forbids unknown fields. of: whose settings they are, as "Slurm", in messages.
+
+    Raises:
+        Misuse: the file cannot be read, lacks a field, or has one that is unknown or of another type.
+    """
+    try:
+        return msgspec.convert({} if path is None else tomllib.loads(read_small(path).decode()), form)
+    except OSError as error:
+        raise Misuse(f"{path}: {error.strerror}; name a file of {of}'s settings, in TOML") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misuse(f"{path} is no TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise _refusal(path, str(error), form, of) from None
+
+
+def _refusal(path: Path | None, text: str, form: type[msgspec.Struct], of: str) -> Misuse:
+    """Return msgspec's refusal in our words: what the field may be, and the nearest of these."""
+    if (missing := re.search(r"missing required field `(.*)`", text)) is not None:
+        if path is None:
+            return Misuse(f"{of}'s settings lack {missing[1]}; name a file that has it with --engine-file (docs/clusters.md)")
+        return Misuse(f"{path} lacks the field {missing[1]}, which {of} needs (docs/clusters.md)")
+    unknown = re.search(r"unknown field `(.*)`", text)
+    if unknown is None:
+        return Misuse(f"{path}: {text}")
+    known = form.__struct_fields__
+    near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
+    offer = f'; did you mean "{near[0]}"?' if near else ""
+    return Misuse(f'{path}: the field "{unknown[1]}" is unknown{offer}; it may be {", ".join(known)}')
