@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import queue
+import socket
 import tempfile
 import threading
 import time
@@ -50,6 +51,19 @@ class Meeting:
     def words(self, node: int) -> list[str]:
         """Return what the agent of a node has on its command line."""
         return ["--connect", f"{self.host}:{self.port}", "--key-file", str(self.key_file), "--node", str(node)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """Where agents come by themselves, which know key and port before there is an engine.
+
+    listening: goes on to listen between engines, so that an agent can tell one's end from that of the runner.
+    within_s: how long the agents of an engine may take to come.
+    """
+
+    key: bytes
+    listening: socket.socket
+    within_s: float = LOADING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +151,16 @@ class ClusterEngine:
     """Runs trials on the nodes of a placement. Use it in a `with`: at its end no agent is left.
 
     runs: where the runner keeps the folders of runs; files of the nodes are sent there.
-    silent_s: see `AgentLink`.
+    silent_s: see `AgentLink`. entrance: where agents come by themselves; otherwise key and port are new ones.
     """
 
-    def __init__(self, placement: Placement, runs: Path, *, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self, placement: Placement, runs: Path, *, silent_s: float = SILENT_S, entrance: Entrance | None = None
+    ) -> None:
         self.name = placement.name
         self._placement, self.runs = placement, runs
         self._silent_s = silent_s
+        self._within_s = LOADING_S if entrance is None else entrance.within_s
         self._nodes: tuple[Node, ...] = ()
         self._links: dict[int, AgentLink] = {}
         self._trials = itertools.count()
@@ -151,9 +168,11 @@ class ClusterEngine:
         self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
         self._dropped: frozenset[int] = frozenset()
         with ExitStack() as stack:
-            key, folder = new_key(), Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
+            key = new_key() if entrance is None else entrance.key
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
             write_key(folder / "key", key)
-            self._listener = AgentListener(placement.address, key, expected=len(placement.nodes))
+            lent = None if entrance is None else entrance.listening
+            self._listener = AgentListener(placement.address, key, expected=len(placement.nodes), lent=lent)
             stack.callback(self._listener.close)
             stack.callback(placement.stop)
             placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
@@ -183,7 +202,7 @@ class ClusterEngine:
             InfrastructureFailed: as `machine`.
         """
         if not self._nodes:
-            until_s = time.monotonic() + LOADING_S
+            until_s = time.monotonic() + self._within_s
             while len(self._links) < len(self._placement.nodes):
                 self._meet(until_s)
             ready = {number: link.ready() for number, link in sorted(self._links.items())}
@@ -230,7 +249,7 @@ class ClusterEngine:
             return
         reason = self._placement.failure()
         if reason is None and time.monotonic() >= until_s:
-            reason = f"nothing was heard of it for {LOADING_S:g} s"
+            reason = f"nothing was heard of it for {self._within_s:g} s"
         if reason is not None:
             missing = [name for number, name in enumerate(self._placement.nodes) if number not in self._links]
             raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not come: {reason}")

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from bench.engines.cluster import Request
+from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
 from bench.engines.slurm import SlurmAllocation
 from bench.machine.machine import Machine
@@ -49,5 +50,6 @@ class Allocation(Protocol):
 ENGINES: dict[str, Callable[[Request], Allocation]] = {
     "local": LocalAllocation,
     "slurm": SlurmAllocation,
+    "kubernetes": PodAllocation,
 }
 """What engines run on, by the engine's name."""

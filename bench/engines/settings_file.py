@@ -38,7 +38,9 @@ def _refusal(path: Path | None, text: str, form: type[msgspec.Struct], of: str) 
     """Return msgspec's refusal in our words: what the field may be, and the nearest of these."""
     if (missing := re.search(r"missing required field `(.*)`", text)) is not None:
         if path is None:
-            return Misuse(f"{of}'s settings lack {missing[1]}; name a file that has it with --engine-file (docs/clusters.md)")
+            return Misuse(
+                f"{of}'s settings lack {missing[1]}; name a file that has it with --engine-file (docs/clusters.md)"
+            )
         return Misuse(f"{path} lacks the field {missing[1]}, which {of} needs (docs/clusters.md)")
     unknown = re.search(r"unknown field `(.*)`", text)
     if unknown is None:

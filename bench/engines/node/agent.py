@@ -45,7 +45,7 @@ from bench.engines.wire.frames import (
     receive_key,
 )
 from bench.engines.wire.run_files import FileSender
-from bench.engines.wire.tcp import address_of, connect
+from bench.engines.wire.tcp import CONNECT_S, Unreached, address_of, connect
 from bench.errors import say
 from bench.machine.node_now import read_now
 from bench.rank.messages import (
@@ -66,6 +66,8 @@ from workloads.registry import SPECS
 
 MEET_S = 60.0
 """How long the runner may take to give the key and to meet; it does so at once, unless it is stopped."""
+UNREACHED = 4
+"""Exit code of an agent whose runner does not answer at its address: it has not started yet, or it has ended."""
 LAST_WORDS_S = 1.0
 """How long an agent that ends may take to send what it still has to say."""
 
@@ -80,6 +82,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="agent", description="The agent of a node, which an engine starts.")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="where the folders of runs are  [default: its own]")
     parser.add_argument("--connect", type=address_of, metavar="HOST:PORT", help="where the runner listens")
+    parser.add_argument(
+        "--within", type=float, default=CONNECT_S, metavar="SECONDS", help="the runner is tried for  [default: 30]"
+    )
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="has the key, in place of the input's first line")
     parser.add_argument("--send-files", dest="sends_files", action="store_true", help="the runner has another --runs")
     parser.add_argument("--node", type=int, default=0, help="this node's number among those of the runner")
@@ -100,12 +105,14 @@ def main() -> int:
     try:
         standard = _take_over_streams()
         key = receive_key(standard) if arguments.key_file is None else read_key(arguments.key_file)
-        stream: Stream = standard if arguments.connect is None else connect(*arguments.connect)
+        stream: Stream = standard
+        if arguments.connect is not None:
+            stream = connect(*arguments.connect, within_s=arguments.within)
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
         os.environ.update(environment(os.environ, host))
     except (Refused, StreamEnded, OSError) as error:
         say(f"agent: {error}")
-        return 1
+        return UNREACHED if isinstance(error, Unreached) else 1
     own = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
     runs = Path(own) if own is not None else arguments.runs.absolute()
     agent = Agent(

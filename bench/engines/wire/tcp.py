@@ -36,11 +36,15 @@ def address_of(text: str, least_port: int = 1) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+class Unreached(OSError):
+    """The runner has not answered in time: it has not started yet, or it has ended."""
+
+
 def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStream:
     """Connect to the runner; where it does not answer, try again.
 
     Raises:
-        OSError: it has not answered in time.
+        Unreached: it has not answered in time.
     """
     until_s = time.monotonic() + within_s
     while True:
@@ -48,33 +52,56 @@ def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStrea
             connected = socket.create_connection((host, port), timeout=max(0.1, until_s - time.monotonic()))
         except OSError as error:
             if time.monotonic() + AGAIN_S >= until_s:
-                raise OSError(f"the runner at {host}:{port} is not reached: {error.strerror or error}") from None
+                raise Unreached(f"the runner at {host}:{port} is not reached: {error.strerror or error}") from None
             time.sleep(AGAIN_S)
         else:
             connected.settimeout(None)
             return SocketStream(connected)
 
 
+def listen(host: str, port: int, *, expected: int) -> socket.socket:
+    """Return a socket that listens for so many agents; at a free port, where it is 0.
+
+    Raises:
+        InfrastructureFailed: the address is none of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=expected + MOST_UNKNOWN)
+    except OSError as error:
+        where = host if port == 0 else f"{host}, port {port}"
+        raise InfrastructureFailed(f"agents cannot be awaited at {where}: {error.strerror or error}") from None
+
+
 class AgentListener:
     """Listens for agents until it is closed. Whoever does not prove in time to have the key is refused and logged.
 
     host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
-    from any thread.
+    from any thread. lent: a socket that listens already, and goes on to when this is closed: who connects meanwhile
+    waits for the next listener.
     """
 
     def __init__(
-        self, host: str, key: bytes, *, expected: int = 1, meet_s: float = MEET_S, log: Callable[[str], None] = say
+        self,
+        host: str,
+        key: bytes,
+        *,
+        expected: int = 1,
+        meet_s: float = MEET_S,
+        log: Callable[[str], None] = say,
+        lent: socket.socket | None = None,
     ) -> None:
-        """Listen at a free port.
+        """Listen at a free port, or at that of the lent socket.
 
         Raises:
             InfrastructureFailed: the address is none of this machine.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, 0), family=family, backlog=expected + MOST_UNKNOWN)
-        except OSError as error:
-            raise InfrastructureFailed(f"agents cannot be awaited at {host}: {error.strerror or error}") from None
+        self._is_lent = lent is not None
+        if lent is None:
+            self._socket = listen(host, 0, expected=expected)
+        else:
+            self._socket = lent.dup()
+            self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
         self._key, self._meet_s, self._log = key, meet_s, log
         self._free = threading.Semaphore(expected + MOST_UNKNOWN)
         self._met: queue.SimpleQueue[Wire] = queue.SimpleQueue()
@@ -99,8 +126,9 @@ class AgentListener:
     def close(self) -> None:
         """Listen no longer, and end the connections of agents that nobody has taken."""
         self._is_closed = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
+        if not self._is_lent:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
         self._thread.join()
         self._socket.close()
         with suppress(queue.Empty):
@@ -111,6 +139,8 @@ class AgentListener:
         while not self._is_closed:
             try:
                 connected, address = self._socket.accept()
+            except TimeoutError:  # Of a lent socket.
+                continue
             except OSError:
                 if self._is_closed:
                     return

@@ -30,6 +30,9 @@ def make_files(folder: Path) -> None:
         "open.yaml": "tls_server_config: [",
         "unknown.yaml": "tls: {}",
         "plain.yaml": "basic_auth_users: {me: hunter2}",
+        "misspelt.toml": 'imag = "x"',
+        "by-tag.toml": 'image = "x:1"\nclaim = "results"',
+        "pods.toml": f'image = "x@sha256:{"0" * 64}"\nclaim = "results"',
         "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",
     }
     for name, text in texts.items():

@@ -53,6 +53,7 @@ LINES = (
     Line("suite run smoke --engine-file garbage.json", 2, "--engine-file is of a cluster, and the engine is local"),
     Line("suite run smoke --engine slurm --engine-file garbage.json", 2, "garbage.json is no TOML"),
     Line("suite run smoke --engine slurm --engine-file nothing.toml", 2, "nothing.toml: No such file or directory"),
+    Line("suite run smoke --engine kubernetes", 2, "--engine kubernetes works within the pods of a JobSet"),
     Line("suite run smoke --nodes 0", 2, "0 is not in the range 1<=x<=4096"),
     Line("suite plan smoke --ranks-per-node 0", 2, "0 is not in the range 1<=x<=4096"),
     Line("suite run smoke --port -1", 2, "-1 is not in the range 0<=x<=65535"),
@@ -60,6 +61,24 @@ LINES = (
     Line("suite run smoke --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
     Line("suite run smoke --drop-bad", 2, "this machine alone has no peers to be compared with"),
     Line("suite run smoke --nodes 2 --drop-bad --no-preflight", 2, "--drop-bad leaves out what the check finds"),
+    # render
+    Line("suite render", 2, "Missing argument 'NAME|FILE'"),
+    Line("suite render smke", 2, 'did you mean "smoke"?'),
+    Line("suite render smoke", 2, "Kubernetes's settings lack image; name a file that has it with --engine-file"),
+    Line("suite render smoke --engine slurm", 2, "'slurm' is not 'kubernetes'"),
+    Line("suite render smoke --engine-file nothing.toml", 2, "nothing.toml: No such file or directory; name a file"),
+    Line("suite render smoke --engine-file garbage.json", 2, "garbage.json is no TOML"),
+    Line("suite render smoke --engine-file empty.json", 2, "empty.json lacks the field image, which Kubernetes needs"),
+    Line("suite render smoke --engine-file misspelt.toml", 2, 'the field "imag" is unknown; did you mean "image"?'),
+    Line("suite render smoke --engine-file by-tag.toml", 2, 'image "x:1" has no digest'),
+    Line("suite render smoke --engine-file pods.toml", 2, "how many GPUs has a pod? Say gpus = 8 in the engine's file"),
+    Line("suite render smoke --engine-file pods.toml --key-secret My_Key --ranks-per-node 1", 2, "cannot be a name"),
+    Line(
+        "suite render smoke --engine-file pods.toml --nodes 99", 2, "no case of suite smoke uses more than 4 (three_d)"
+    ),
+    Line("suite render smoke --engine-file pods.toml --ranks-per-node 1 --output folder", 2, "is a directory"),
+    Line("suite render smoke --engine-file pods.toml --ranks-per-node 1 --output no/where", 4, "cannot be written"),
+    Line("suite render smoke --as job", 2, "'job' is not one of 'jobset', 'trainjob'"),
     # show
     Line("suite shw", 2, "No such command 'shw'"),
     Line("suite show nothing", 2, 'suite or suite run "nothing" is unknown; the newest are: none'),

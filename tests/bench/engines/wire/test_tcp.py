@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from bench.engines.wire.frames import StreamEnded, Wire, meet, new_key
-from bench.engines.wire.tcp import MOST_UNKNOWN, AgentListener, address_of, connect
+from bench.engines.wire.tcp import MOST_UNKNOWN, AgentListener, Unreached, address_of, connect, listen
 from bench.errors import InfrastructureFailed
 
 KEY = new_key()
@@ -110,6 +110,31 @@ def test_an_agent_waits_for_a_runner_that_is_still_starting() -> None:
     connect("127.0.0.1", port).close()
     timer.join()
     found[0].close()
+
+
+def test_who_comes_between_two_listeners_waits_for_the_next(log: Log) -> None:
+    with listen("127.0.0.1", 0, expected=1) as lent:
+        closing_first = AgentListener("127.0.0.1", KEY, log=log.put, lent=lent)
+        port = closing_first.port
+        with _agent(closing_first):
+            _next(closing_first).stream.close()
+        closing_first.close()
+        between = connect("127.0.0.1", port)
+        with closing(AgentListener("127.0.0.1", KEY, log=log.put, lent=lent)) as second:
+            assert second.port == port
+            meet(between, KEY, "agent", node=0)
+            _next(second).stream.close()
+        between.close()
+    with pytest.raises(Unreached):
+        connect("127.0.0.1", port, within_s=0.1)
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with (
+        listen("127.0.0.1", 0, expected=1) as taken,
+        pytest.raises(InfrastructureFailed, match=r"at 127\.0\.0\.1, port \d+: Address already in use"),
+    ):
+        listen("127.0.0.1", taken.getsockname()[1], expected=1)
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at() -> None:

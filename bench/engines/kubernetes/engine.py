@@ -1,0 +1,101 @@
+"""The engine within the pods of a JobSet: the runner is in the first, and the agents of the others come by themselves.
+
+Who starts the pods is the cluster, by the manifest that `observatory suite render` writes; each runs
+`bench.engines.kubernetes.pod`. Nothing here speaks to Kubernetes: the pods have no account for that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+
+from bench.engines.agent_link import LOADING_S
+from bench.engines.cluster import ClusterEngine, Entrance, Meeting, Request
+from bench.engines.kubernetes.settings import PodSettings
+from bench.engines.local import LocalNodes
+from bench.engines.settings_file import read_settings
+from bench.engines.wire.frames import Refused, read_key
+from bench.engines.wire.tcp import listen
+from bench.errors import InfrastructureFailed, Misuse
+
+INDEX = "JOB_COMPLETION_INDEX"
+"""Variable that Kubernetes sets in each pod of an Indexed Job: its number, from 0."""
+COMING_S = 1800.0
+"""How long the pods of a JobSet may take to come after the first one: each may have to fetch the image."""
+
+
+class PodAllocation:
+    """The pods of a JobSet, as seen by the runner in the first. Agents that come between engines wait for the next."""
+
+    def __init__(self, request: Request) -> None:
+        index = os.environ.get(INDEX)
+        if index is None:
+            raise Misuse(
+                "--engine kubernetes works within the pods of a JobSet; `observatory suite render SUITE --engine"
+                " kubernetes --nodes N --engine-file FILE` writes one for kubectl (docs/clusters.md)"
+            )
+        if index != "0":
+            raise Misuse(f"this pod has index {index}, and a suite runs in the pod of index 0")
+        self._settings = read_settings(request.file, PodSettings, "a pod")
+        try:
+            self._key = read_key(Path(self._settings.key_file))
+        except OSError as error:
+            raise Misuse(
+                f"the key file {self._settings.key_file}: {error.strerror}; mount the Secret of the suite's key, as"
+                " `observatory suite render` writes it"
+            ) from None
+        except Refused as error:
+            raise Misuse(str(error)) from None
+        self._request = request
+        self._socket: socket.socket | None = None
+        self._within_s = COMING_S
+
+    def __enter__(self) -> PodAllocation:
+        self._socket = listen(self._settings.address, self._settings.port, expected=self._request.nodes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._socket is not None:
+            self._socket.close()  # By this the agents know that the suite has ended.
+
+    def open(self, runs: Path) -> ClusterEngine:
+        """See `Allocation`."""
+        if self._socket is None:
+            raise InfrastructureFailed("the port for agents is closed")
+        entrance = Entrance(key=self._key, listening=self._socket, within_s=self._within_s)
+        if self._within_s == COMING_S and self._request.nodes > 1:
+            self._request.tell(f"waits for the agents of {self._request.nodes} pods")
+        self._within_s = LOADING_S  # The pods have come; from now on it is only their agents that come again.
+        return ClusterEngine(PodPlacement(self._settings, self._request.nodes), runs, entrance=entrance)
+
+
+class PodPlacement:
+    """The agent of this pod, which is started here, and those of the others, which are waited for."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: PodSettings, nodes: int) -> None:
+        self.nodes = tuple(f"{settings.pods}-{number}" for number in range(nodes))
+        self.address = settings.address
+        self._here = LocalNodes(1)
+
+    def start(self, meeting: Meeting) -> None:
+        """See `Placement`."""
+        self._here.start(meeting)
+
+    def failure(self) -> str | None:
+        """See `Placement`; that a pod ended is told to the JobSet alone, which then ends the others, too."""
+        return self._here.failure()
+
+    def left_s(self) -> float:
+        """See `Placement`."""
+        return math.inf
+
+    def stop(self) -> None:
+        """See `Placement`."""
+        self._here.stop()

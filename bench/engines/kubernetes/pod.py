@@ -1,0 +1,169 @@
+"""What a pod of a suite runs: in the first the suite, in each other an agent, again for each engine of the suite.
+
+Started as `python -P -m bench.engines.kubernetes.pod --node "$JOB_COMPLETION_INDEX" ... -- WORDS`; the words are those
+of `observatory suite run`. An agent ends with its engine, of which a suite may open several; the runner goes on to
+listen meanwhile. When nobody listens any more, the suite has ended, and so does the pod, with success: how the suite
+ended is the first pod's to tell. Loads neither torch nor what the suite needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from bench.engines.kubernetes.engine import COMING_S
+from bench.engines.kubernetes.settings import PodSettings
+from bench.engines.node.agent import UNREACHED
+from bench.engines.wire.frames import Refused, read_key
+from bench.engines.wire.tcp import address_of
+from bench.errors import Misuse, say
+
+FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
+"""Exit codes: of `observatory`, whose second makes the JobSet fail at once, and that of a process ended by SIGTERM."""
+AGAIN_S = 2.0
+"""Time between two agents: the runner ends the engine of the first meanwhile."""
+GONE_S = 10.0
+"""How long a runner that was there may be out of reach: it listens from the beginning of the suite to its end."""
+KEY, SETTINGS = "key", "pod.toml"
+"""Files in the pod's own folder."""
+_STAMP = "%Y%m%d-%H%M%S"
+"""How the id of a suite run begins; `bench.suites.suite_folder` makes it."""
+
+
+def main() -> NoReturn:
+    """Run the pod's part of a suite, and end with the pod's exit code."""
+    parser = argparse.ArgumentParser(prog="pod", description="A pod of a suite, as `observatory suite render` has it.")
+    parser.add_argument("--node", type=int, required=True, help="this pod's number; 0 runs the suite")
+    parser.add_argument("--connect", type=address_of, required=True, metavar="HOST:PORT", help="of the first pod")
+    parser.add_argument("--address", required=True, help="this pod's address, where the others reach it")
+    parser.add_argument("--secret", type=Path, required=True, metavar="FILE", help="has the suite's key")
+    parser.add_argument("--own", type=Path, required=True, metavar="FOLDER", help="in memory, of this pod alone")
+    parser.add_argument("--suite", required=True, help="the suite's name")
+    parser.add_argument("--runs", type=Path, required=True, metavar="FOLDER", help="where results are kept")
+    parser.add_argument("--job", default="", help="identity of the JobSet, by which a suite is gone on with")
+    parser.add_argument("words", nargs="+", help="of `observatory suite run`")
+    options = parser.parse_args()
+    host, port = options.connect
+    try:
+        key_file = own_key(options.secret, options.own)
+        if options.node > 0:
+            signal.signal(signal.SIGTERM, _end)
+            words = ["--connect", f"{host}:{port}", "--key-file", str(key_file), "--node", str(options.node)]
+            sys.exit(attend([sys.executable, "-P", "-m", "bench.engines.node.agent", *words, "--send-files"]))
+        pods = host.partition(".")[0].removesuffix("-0")
+        settings = PodSettings(key_file=str(key_file), address=options.address, port=port, pods=pods)
+        file = options.own / SETTINGS
+        file.write_text(settings.as_toml(), encoding="utf-8")
+        words = [*options.words, "--runs", str(options.runs), "--engine", "kubernetes", "--engine-file", str(file)]
+        if (begun := suite_run_to_resume(options.runs, options.suite, options.job)) is not None:
+            words += ["--resume", begun]
+    except Misuse as error:
+        say(f"pod {options.node}: {error}")
+        sys.exit(MISUSE)
+    except OSError as error:
+        say(f"pod {options.node}: {error}")
+        sys.exit(INFRASTRUCTURE)
+    _become([sys.executable, "-P", "-m", "bench", "suite", "run", *words])
+
+
+def _become(words: list[str]) -> NoReturn:
+    """Go on as another program, which then gets this process's signals and has its exit code."""
+    sys.stderr.flush()
+    os.execv(words[0], words)
+
+
+def own_key(secret: Path, own: Path) -> Path:
+    """Copy the key to a file of this user alone; return it.
+
+    A Secret's file is root's, and readable for the pod's group where the pod's user is another: read_key refuses that.
+
+    Raises:
+        Misuse: there is no key.
+        OSError: it cannot be written.
+    """
+    try:
+        content = secret.read_bytes()
+    except OSError as error:
+        raise Misuse(
+            f"the suite's key is not at {secret} ({error.strerror}); the Secret needs an entry named {secret.name}, and"
+            " the pod's user must be able to read it"
+        ) from None
+    path = own / KEY
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content)
+    try:
+        read_key(path)
+    except Refused as error:
+        raise Misuse(f"the Secret's file {secret} cannot be used: {error}") from None
+    return path
+
+
+def attend(agent: Sequence[str], *, within_s: float = COMING_S, clock_s: Callable[[], float] = time.monotonic) -> int:
+    """Run the agent again and again until the suite has ended; return the pod's exit code.
+
+    within_s: how long the runner may take to be there at first.
+    """
+    is_met, until_s = False, clock_s() + within_s
+    while True:
+        code = _run([*agent, "--within", f"{GONE_S:g}"] if is_met else agent)
+        if code != UNREACHED:
+            is_met = True
+            time.sleep(AGAIN_S)
+        elif is_met:
+            say("the runner listens no more: the suite has ended, or the first pod has")
+            return FINE
+        elif clock_s() >= until_s:
+            say(f"the first pod has not come within {within_s:g} s; does it wait for a node?")
+            return INFRASTRUCTURE
+
+
+def _run(agent: Sequence[str]) -> int:
+    """Run one agent to its end; return its exit code. Where this process is ended, so is the agent."""
+    with subprocess.Popen(agent, stdin=subprocess.DEVNULL) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+
+
+def _end(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(ENDED)
+
+
+def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None = None) -> str | None:
+    """Return the id of the suite run that this JobSet has begun before a restart; None where it has begun none.
+
+    A file of the JobSet's identity, beside the runs, has the time of its first start: what other JobSets left to resume
+    is not gone on with.
+
+    job: its identity; without one, each start begins anew.
+
+    Raises:
+        OSError: the volume cannot be written.
+    """
+    if not job:
+        say("the pod does not know its JobSet, so that a restart begins the suite anew")
+        return None
+    path = runs.parent / "jobsets" / job
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(time.strftime(_STAMP, time.gmtime(now_s)), encoding="ascii")
+        return None
+    since = path.read_text(encoding="ascii")
+    begun = (ledger for ledger in (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl") if ledger.stat().st_size)
+    names = sorted(ledger.parent.name for ledger in begun)
+    own = [name for name in names if name >= since and name[len(since) + 1 :].rpartition("-")[0] == suite]
+    return own[-1] if own else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Schemas of Kubernetes' objects: those of JobSet and TrainJob from their CustomResourceDefinitions, closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[5] / "shared" / "data" / "kubernetes"
+
+
+def schema_of(file: str) -> dict[str, Any]:
+    """The schema of the kind that the file defines, in which a field that it does not name is an error.
+
+    The test skips where there is no such file.
+    """
+    path = FOLDER / file
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: the CustomResourceDefinitions are no part of the project")
+    (definition,) = yaml.load_all(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    (version,) = definition["spec"]["versions"]
+    found: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])
+    return found
+
+
+def _closed(schema: Any) -> Any:
+    """The schema as jsonschema takes it: an API server drops unknown fields, or refuses them where it is strict."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items() if key != "properties"}
+    if "properties" in schema:
+        closed["properties"] = {name: _closed(one) for name, one in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            closed.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        closed.pop("type", None)
+    for key in ("anyOf", "allOf", "oneOf"):
+        if key in schema:
+            closed[key] = schema[key]
+    return closed
