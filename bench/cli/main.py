@@ -40,6 +40,9 @@ COMMANDS = {
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
 
+_IN_FOLDERS = frozenset({"suite"})
+"""Commands that have a folder of their own, with a file for each of their subcommands."""
+
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file can have; raised wherever a path from the command line is used first."""
 _REFUSED = (
@@ -70,7 +73,8 @@ class _LateGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"bench.cli.{name}").command
+        module = f"bench.cli.{name}.command" if name in _IN_FOLDERS else f"bench.cli.{name}"
+        command: click.Command = importlib.import_module(module).command
         return command
 
     def resolve_command(

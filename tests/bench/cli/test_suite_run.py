@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.cli.suite import exit_code, places_given
-from bench.cli.suite import run as suite_run
+from bench.cli.suite.run import exit_code, places_given
+from bench.cli.suite.run import run as suite_run
 from bench.rank.messages import Cause
 from bench.suites.ledger import LEDGER, Begun, CaseEnded, Ended, TrialEnded, read_ledger
 from bench.suites.plan import PlannedCase

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from bench.cli import main
-from bench.cli.suite import command
+from bench.cli.suite.command import command
 from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, manifests
 from bench.engines.kubernetes.settings import KubernetesSettings, read_kubernetes_settings
 from bench.engines.wire.frames import write_key

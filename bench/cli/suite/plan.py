@@ -1,0 +1,120 @@
+"""`observatory suite plan` and `suite schema`: what a suite runs here, and the form of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.cli.completion import complete_suite
+from bench.cli.options import FORMAT, STORE, Duration, NamedText, nodes_options
+from bench.errors import InfrastructureFailed, say
+
+if TYPE_CHECKING:
+    from bench.suites.plan import SuitePlan
+
+SUITE = click.argument("suite_name", metavar="NAME|FILE", type=NamedText(), shell_complete=complete_suite)
+SETTINGS = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A value in place of the file's, such as defaults.trials=5 or case.ddp.ranks=[1,2].",
+)
+ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="TAG",
+    help="Only cases with this tag, and what they are compared with; all: every case.  [default: all but extra]",
+)
+BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for all cases, such as 2h.")
+
+
+@click.command(name="plan")
+@SUITE
+@SETTINGS
+@ONLY
+@BUDGET
+@nodes_options
+@STORE
+@FORMAT
+def plan(
+    suite_name: str,
+    settings: tuple[str, ...],
+    only: tuple[str, ...],
+    budget_s: float | None,
+    nodes: int,
+    ranks_per_node: int | None,
+    store_url: str | None,
+    format_name: str,
+) -> None:
+    """What a suite runs here, and what it takes.
+
+    The cases, what each needs, why some cannot run here, and how long they take by the history. Starts nothing and
+    writes nothing. NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
+
+    \b
+    Example:
+      observatory suite plan smoke --set defaults.trials=5
+    """
+    from bench.reports.format import to_reader
+    from bench.reports.suites.plan import print_plan
+    from bench.suites.plan import left_out
+
+    planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
+    out = left_out(planned, only, budget_s)
+    with to_reader():
+        print_plan(planned, format_name, out)
+
+
+def read_plan(
+    suite_name: str,
+    settings: Sequence[str],
+    store_url: str | None,
+    *,
+    nodes: int = 1,
+    ranks_per_node: int | None = None,
+) -> SuitePlan:
+    """Return the plan of a suite on this machine, with estimates from the history where it can be read.
+
+    nodes, ranks_per_node: see `bench.runner.case_args.Node`.
+
+    Raises:
+        Misuse: the suite is unknown or wrong.
+    """
+    from bench.runner.case_args import read_node
+    from bench.runs.database import parse_url
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.form.document import find_suite
+    from bench.suites.plan import plan_suite
+    from bench.suites.suite_file import read_suite
+
+    suite = read_suite(find_suite(suite_name), settings)
+    if store_url is not None:
+        parse_url(store_url)
+    node = read_node(nodes, ranks_per_node)
+    try:
+        with History(store_url, writable=False, is_glance=True) as history:
+            return plan_suite(suite, node, history)
+    except NoStoreYet:
+        return plan_suite(suite, node, "no run is in the history yet")
+    except InfrastructureFailed as error:
+        say(f"the plan has no estimates: {error}")
+        return plan_suite(suite, node, "the history cannot be read")
+
+
+@click.command(name="schema")
+def schema() -> None:
+    """The JSON Schema of suite files.
+
+    By it, an editor completes and checks them: docs/suites.md.
+
+    \b
+    Example:
+      observatory suite schema
+    """
+    from bench.reports.format import print_json
+    from bench.suites.form.suite_keys import json_schema
+
+    print_json(json_schema())

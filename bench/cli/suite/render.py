@@ -1,0 +1,108 @@
+"""`observatory suite render`: the manifest by which a cluster runs a suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.cli.options import NamedPath, NamedText, nodes_options
+from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, SUITE
+from bench.errors import InfrastructureFailed
+
+if TYPE_CHECKING:
+    from bench.engines.kubernetes.manifests import Form
+
+
+@click.command(name="render")
+@SUITE
+@SETTINGS
+@ONLY
+@BUDGET
+@click.option(
+    "--engine",
+    "engine_name",
+    type=click.Choice(["kubernetes"]),
+    default="kubernetes",
+    show_default=True,
+    help="What the manifests are for.",
+)
+@click.option(
+    "--engine-file",
+    type=NamedPath(),
+    metavar="FILE",
+    help="Image, volume and pods, in TOML: docs/clusters.md.",
+)
+@nodes_options
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["jobset", "trainjob"]),
+    default="jobset",
+    show_default=True,
+    help="A JobSet, or a TrainJob of Kubeflow Trainer with its runtime.",
+)
+@click.option(
+    "--key-secret", metavar="NAME", type=NamedText(), help="A Secret that has the key, in place of a new one."
+)
+@click.option(
+    "--output", type=NamedPath(is_folder=False), metavar="FILE", help="Where to write.  [default: standard output]"
+)
+def render(
+    suite_name: str,
+    settings: tuple[str, ...],
+    only: tuple[str, ...],
+    budget_s: float | None,
+    engine_name: str,
+    engine_file: Path | None,
+    nodes: int,
+    ranks_per_node: int | None,
+    form: Form,
+    key_secret: str | None,
+    output: Path | None,
+) -> None:
+    """Write manifests with which kubectl runs a suite in pods.
+
+    They have a Secret with a new key, so a file is one that its owner alone can read. Nothing is started.
+
+    \b
+    Example:
+      observatory suite render scaling --nodes 4 --ranks-per-node 8 --engine-file kubernetes.toml
+    """
+    from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, check_nodes, manifests
+    from bench.engines.kubernetes.settings import read_kubernetes_settings
+    from bench.reports.format import to_reader
+    from bench.suites.form.document import find_suite, shipped_suites
+    from bench.suites.suite_file import read_suite
+    from collectors.files import replace_file
+
+    path = find_suite(suite_name)
+    suite = read_suite(path, settings)
+    counts = [(case.name, None if case.args.ranks is None else case.args.ranks[0]) for case in suite.cases]
+    check_nodes(suite.name, counts, nodes, ranks_per_node)
+    words = [
+        word for option, texts in (("--set", settings), ("--only", only)) for text in texts for word in (option, text)
+    ]
+    job = SuiteJob(
+        suite=suite.name,
+        file=None if path in shipped_suites().values() else path.read_text(encoding="utf-8"),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        settings=read_kubernetes_settings(engine_file),
+        words=words if budget_s is None else [*words, "--budget", f"{budget_s:g}s"],
+        key_secret=key_secret,
+    )
+    text = as_yaml(manifests(job, form))
+    if output is None:
+        with to_reader():
+            click.echo(text, nl=False)
+        return
+    draft = output.with_name(f"{output.name}.part")
+    try:
+        draft.touch(mode=0o600)
+        replace_file(output, text.encode(), draft=draft, mode=0o600)
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"{output} cannot be written: {error.strerror}; name another with --output"
+        ) from None

@@ -1,0 +1,88 @@
+"""`observatory suite show`: suite runs, and how they ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.cli.options import FORMAT, RUNS, STORE, NamedText
+from bench.errors import Misuse, say
+
+if TYPE_CHECKING:
+    from bench.suites.suite_results import SuiteResult
+
+
+@click.command(name="show")
+@click.argument("name", metavar="[SUITE|ID]", required=False, type=NamedText())
+@click.option("--limit", "count", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Most listed.")
+@RUNS
+@STORE
+@FORMAT
+def show(name: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """Suite runs and how they ended, or all of one of them.
+
+    ID is that of a suite run, or the beginning of it.
+
+    \b
+    Example:
+      observatory suite show smoke
+    """
+    from bench.reports.format import to_reader
+    from bench.reports.suites.results import print_suite, print_suite_runs
+
+    results = _suite_runs(runs_folder, store_url)
+    wanted = results
+    if name is not None:
+        found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
+        wanted = [one for one in results if one.suite == name]
+        if not wanted:
+            if len(found) != 1:
+                what = "may be any of" if found else "is unknown; the newest are"
+                newest = ", ".join(one.id for one in (found or results)[:6]) or "none"
+                raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
+            with to_reader():
+                print_suite(_whole(found[0], store_url), format_name)
+            return
+    if not wanted:
+        say("no suite has run yet; `observatory suite run smoke` runs one")
+    if wanted or format_name != "table":
+        with to_reader():
+            print_suite_runs(wanted[:count], format_name)
+
+
+def _suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
+    """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.suite_folder import suite_run_folders
+    from bench.suites.suite_results import read_result, result_of_record
+
+    found: dict[str, SuiteResult] = {}
+    for folder in suite_run_folders(runs_folder):
+        try:
+            found[folder.name] = read_result(folder, has_summaries=False)
+        except Misuse as error:  # One that cannot be read must not keep people from the others.
+            say(str(error))
+    with suppress(NoStoreYet), History(store_url, writable=False) as history:
+        for record in history.suite_runs(limit=1_000_000):
+            if record.id not in found:
+                found[record.id] = result_of_record(record)
+    return sorted(found.values(), key=lambda one: (one.started_ns, one.id), reverse=True)
+
+
+def _whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
+    """Return the suite run with what its cases measured: by their folders, else as far as the history tells."""
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.suite_results import read_result, result_of_record, with_summaries
+
+    if result.folder is not None:
+        result = read_result(result.folder)
+        if any(case.run is not None and case.summary is None for case in result.cases):  # Its folder was pruned.
+            with suppress(NoStoreYet), History(store_url, writable=False) as history:
+                return with_summaries(result, history.runs(limit=1_000_000, suite_run=result.id))
+        return result
+    with History(store_url, writable=False) as history:
+        record = next(one for one in history.suite_runs(limit=1_000_000) if one.id == result.id)
+        return result_of_record(record, history.runs(limit=1_000_000, suite_run=result.id))
