@@ -49,7 +49,7 @@ def command(
     *,
     is_per_nvlink: bool,
 ) -> int:
-    """This machine in one page, and what differs from the last good run; or the nodes of an engine.
+    """This machine in one page, and what differs from the last good run.
 
     Of this machine it measures nothing: ceilings are what probes measured before. Where the history cannot be read, the
     page says so. With --engine or --nodes, each node is asked for its state and clock, and measured beside its peers

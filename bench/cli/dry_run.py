@@ -15,6 +15,7 @@ from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
 from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable
 from bench.reports.strategies import written
+from bench.reports.suites.plan import cluster_lines
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import NotCovered
 
@@ -41,6 +42,8 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
         _print_ranks(case, console)
         for line in _step_lines(case):
             print_words(console, line)
+    for line in cluster_lines(plan.cluster):
+        print_words(console, f"\n{line}")
     print_words(console, "\nnothing was started, and nothing written")
 
 

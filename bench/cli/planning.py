@@ -16,12 +16,12 @@ from bench.case import (
     find_spec,
 )
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
+from bench.engines.cluster import Capacity
 from bench.errors import Misuse, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
-from bench.machine.preflight import check_memory, check_processes
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import CaseArgs, Node, case_of_args, read_node
+from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline
 from bench.runs.database import parse_url
@@ -94,7 +94,7 @@ class Plan:
     cases: measured in turns, each with the fault to inject. is_curve: they are one command on several numbers of ranks.
     explicit_baseline: the run that --baseline names.
     device_reason: why this device was chosen, None where the user named it. crowds: warnings of more processes than
-    cores.
+    cores. cluster: whose nodes it was planned by, None for this machine.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -103,6 +103,7 @@ class Plan:
     explicit_baseline: Summary | None
     device_reason: str | None
     crowds: tuple[str, ...]
+    cluster: Capacity | None = None
 
     @property
     def case(self) -> Case:
@@ -126,15 +127,14 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         parse_url(options.store_url)
 
     # One case for each number of ranks, checked against this machine.
-    node = read_node(options.nodes, options.ranks_per_node)
+    node = read_node(options.nodes, options.ranks_per_node, engine=options.engine_name, engine_file=options.engine_file)
     measured: list[Case] = []
     crowds: list[str] = []
     for count in counts:
         try:
             case = case_of_args(args, count, node)
-            crowds += check_processes(case, host_bytes=node.host_bytes, cores=node.cores)
-            memory = read_memory(node.gpus.gpus) if case.device == "cuda" else ()
-            check_memory(case, host_bytes=node.host_bytes, gpus=node.gpus.gpus, memory=memory)
+            is_here = case.device == "cuda" and node.cluster is None
+            crowds += check_room(case, node, read_memory(node.gpus.gpus) if is_here else ())
         except Misuse as error:
             raise Misuse(f"--ranks {count}: {error}" if is_curve else str(error)) from None
         measured.append(case)
@@ -174,6 +174,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         explicit_baseline=explicit_baseline,
         device_reason=None if args.device is not None else f"device: {case.device} ({_why_device(node)})",
         crowds=tuple(dict.fromkeys(crowds)),
+        cluster=node.cluster,
     )
 
 

@@ -101,6 +101,21 @@ class PlacementFile(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What each of an engine's nodes has at least, as its cluster tells before they are ours; None where it does not.
+
+    whose: what the cluster calls such a node. asks: what the cluster would be asked for, as a sentence. cores: logical.
+    memory_bytes: of the host. gpus: the name of each GPU.
+    """
+
+    whose: str
+    asks: str
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[str, ...] | None = None
+
+
 class Placement(Protocol):
     """Starts one agent on each node, and ends it: all in which engines of clusters differ.
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from bench.engines.cluster import Request
+from bench.engines.cluster import Capacity, Request
 from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
-from bench.engines.slurm import SlurmAllocation
+from bench.engines.slurm.allocation import SlurmAllocation, read_capacity
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
 
@@ -53,3 +53,7 @@ ENGINES: dict[str, Callable[[Request], Allocation]] = {
     "kubernetes": PodAllocation,
 }
 """What engines run on, by the engine's name."""
+CAPACITIES: dict[str, Callable[[Request], Capacity]] = {
+    "slurm": read_capacity,
+}
+"""What tells of an engine's nodes before they are ours; cases of another engine are planned by this machine."""

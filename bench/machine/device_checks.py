@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,10 +124,10 @@ def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
 
 
 def check_torch(case: Case, machine: Machine) -> None:
-    """Refuse a case on GPUs that the torch of its ranks cannot use.
+    """Refuse a case on GPUs that the torch of its ranks cannot use, or of which the machine has too few.
 
     Raises:
-        Misuse: torch is built for ROCm.
+        Misuse: torch is built for ROCm, or NCCL lacks a GPU for each rank.
         InfrastructureFailed: torch is built without CUDA, or for a newer CUDA than the driver runs.
     """
     if case.device == "cuda":
@@ -134,6 +135,13 @@ def check_torch(case: Case, machine: Machine) -> None:
             raise refuse_build(machine.torch_version, machine.torch_hip_version)
         if (old := too_old(machine)) is not None:
             raise InfrastructureFailed(f"{old}, or {_CPU}")
+    most = math.ceil(case.ranks / case.nodes)
+    if case.backend == "nccl" and most > len(machine.gpus):  # Seen here first where a cluster does not tell.
+        why = f" ({machine.absent['gpus']})" if "gpus" in machine.absent else ""
+        raise Misuse(
+            f"{case.title} has {most} rank(s) on a node and NCCL wants a GPU for each; {machine.hostname} has"
+            f" {len(machine.gpus)}{why}"
+        )
 
 
 def too_old(machine: Machine) -> str | None:

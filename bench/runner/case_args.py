@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bench.case import (
     SEED,
@@ -15,12 +16,14 @@ from bench.case import (
     find_spec,
     parse_options,
 )
+from bench.engines.cluster import Capacity, Request
+from bench.engines.registry import CAPACITIES, ENGINES
 from bench.errors import Misuse, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
-from bench.machine.gpus import Gpus, read_gpus
-from bench.machine.preflight import available_bytes
+from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
+from bench.machine.preflight import available_bytes, check_memory, check_processes
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.spec import Backend, Device, Precision
+from workloads.spec import LARGEST, Backend, Device, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Node:
     """What ranks on a node can use: cores, memory of the host, GPUs, and the torch that they would import.
 
     nodes: how many such nodes there are. ranks_per_node: how many ranks fill one; None spreads them evenly.
+    cluster: what a cluster tells of its nodes; None where this machine is all of them.
     """
 
     cores: int
@@ -59,6 +63,17 @@ class Node:
     torch: TorchBuild
     nodes: int = 1
     ranks_per_node: int | None = None
+    cluster: Capacity | None = None
+
+    @property
+    def whose(self) -> str:
+        """What a message calls the node."""
+        return "this machine" if self.cluster is None else self.cluster.whose
+
+    @property
+    def has_told_gpus(self) -> bool:
+        """Whether it is known how many GPUs the node has."""
+        return self.cluster is None or self.cluster.gpus is not None
 
     def nodes_for(self, ranks: int) -> int:
         """Return over how many nodes the ranks are spread.
@@ -77,16 +92,60 @@ class Node:
         return found
 
 
-def read_node(nodes: int = 1, ranks_per_node: int | None = None) -> Node:
-    """Read this machine, of which all nodes are copies as far as is known; a slow driver is told on standard error."""
+def read_node(
+    nodes: int = 1, ranks_per_node: int | None = None, *, engine: str = "local", engine_file: Path | None = None
+) -> Node:
+    """Return the node by which cases of an engine are planned; a slow driver is told on standard error.
+
+    This machine, of which all nodes are copies as far as is known, or what a cluster tells of its nodes. What that does
+    not tell refuses no case: it is seen when the agents are there.
+
+    Raises:
+        InfrastructureFailed: the cluster does not answer.
+        Misuse: the engine's file is wrong, or the cluster has fewer nodes.
+    """
+    request = Request(nodes=nodes, file=engine_file)
+    ENGINES[engine](request)  # Takes nothing yet, and refuses a file that is wrong.
+    if engine not in CAPACITIES:
+        return Node(
+            gpus=read_gpus(on_late=say),
+            torch=torch_build(),
+            cores=len(os.sched_getaffinity(0)),
+            host_bytes=available_bytes(),
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+        )
+    capacity = CAPACITIES[engine](request)
+    names = capacity.gpus or ()
     return Node(
-        gpus=read_gpus(on_late=say),
-        torch=torch_build(),
-        cores=len(os.sched_getaffinity(0)),
-        host_bytes=available_bytes(),
+        gpus=Gpus(
+            gpus=tuple(Gpu(index=index, name=name, uuid="", memory_bytes=None) for index, name in enumerate(names)),
+            on_node=len(names),
+            absent={} if names else {"gpus": f"of {capacity.whose} no GPU is told"},
+        ),
+        torch=TorchBuild(),
+        cores=LARGEST if capacity.cores is None else capacity.cores,
+        host_bytes=LARGEST if capacity.memory_bytes is None else capacity.memory_bytes,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
+        cluster=capacity,
     )
+
+
+def check_room(case: Case, node: Node, memory: Sequence[GpuMemory] = ()) -> list[str]:
+    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores.
+
+    memory: free memory of this machine's GPUs now.
+
+    Raises:
+        Misuse: the memory is too small.
+        InfrastructureFailed: other processes hold too much of a GPU.
+    """
+    machines = 1 if node.cluster is None else case.nodes
+    host_bytes = machines * node.host_bytes
+    crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
+    check_memory(case, host_bytes=host_bytes, gpus=machines * node.gpus.gpus, memory=memory)
+    return crowds
 
 
 def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
@@ -99,13 +158,13 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
     spec = find_spec(args.strategy)
     if args.threads > node.cores:
         raise Misuse(
-            f"threads is {args.threads}, and this machine has {node.cores} core(s) that can be used; take --threads"
+            f"threads is {args.threads}, and {node.whose} has {node.cores} core(s) that can be used; take --threads"
             f" {node.cores} or fewer"
         )
     device = _device(args, node)
     gpus = len(node.gpus.gpus)
     if ranks is None:
-        usual = (node.ranks_per_node or gpus) * node.nodes if device == "cuda" else max(2, node.nodes)
+        usual = (node.ranks_per_node or gpus or 1) * node.nodes if device == "cuda" else max(2, node.nodes)
         ranks = max(spec.needs.minimum_ranks, usual)
         ranks = min(ranks, spec.needs.maximum_ranks or ranks)
     case = Case(
@@ -126,7 +185,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
         nodes=node.nodes_for(max(1, ranks)),
     )
     case = check(replace(case, options=spec.settled(case)))
-    if case.backend == "nccl" and (most := math.ceil(case.ranks / case.nodes)) > gpus:
+    if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:
             raise Misuse(
@@ -164,7 +223,12 @@ def _device(args: CaseArgs, node: Node) -> Device:
     hidden = node.gpus.hidden
     if args.device != "cpu" and hidden is not None and hidden.is_mistake:
         raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
-    if args.device == "cuda" and not node.gpus.gpus:
+    if args.device == "cuda" and not node.gpus.gpus and node.has_told_gpus:
+        if node.cluster is not None:
+            raise Misuse(
+                f"device is cuda and {node.whose} has no GPU; take another partition, constraint or gres in"
+                " --engine-file, or --device cpu"
+            )
         raise refuse_no_gpu(node.gpus, node.torch)
     device = args.device or ("cuda" if node.gpus.gpus else "cpu")
     if device == "cuda" and node.torch.version is not None and node.torch.cuda is None:

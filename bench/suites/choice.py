@@ -55,6 +55,19 @@ def choose(
     return Choice(cases=tuple(wanted), not_run=tuple(not_run))
 
 
+def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[SuitePlan, dict[str, str]]:
+    """Return the plan with the estimates of what is missing, and why cases that could run are left out, by name."""
+    wanted = {one.suite_case.name: one for one in choice.cases}
+    out = {one.suite_case.name: reason for one, _, reason in choice.not_run if one.refusal is None}
+    for one in plan.cases:
+        name = one.suite_case.name
+        if one.refusal is None and name not in wanted and name not in out:
+            outcome = state.case(name).outcome
+            again = "" if outcome == "done" else "; --repeat-failed runs it again"
+            out[name] = f"it is {str(outcome).replace('_', ' ')} already{again}"
+    return replace(plan, cases=tuple(wanted.get(one.suite_case.name, one) for one in plan.cases)), out
+
+
 def _rest(one: PlannedCase, state: SuiteState) -> PlannedCase:
     """Return the case with the estimate of the trials that it still lacks."""
     known = state.case(one.suite_case.name)

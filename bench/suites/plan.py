@@ -17,9 +17,8 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import TorchBuild, why_no_gpu
 from bench.machine.gpus import Gpu, Gpus
 from bench.machine.machine import hardware_here
-from bench.machine.preflight import check_memory, check_processes
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import Node, case_of_args
+from bench.runner.case_args import Node, case_of_args, check_room
 from bench.runs.summary import Summary
 from bench.suites.form.key_types import nearest, shown
 from bench.suites.suite_file import Suite, SuiteCase
@@ -131,8 +130,7 @@ def _check(one: SuiteCase, node: Node, suite: Suite) -> _Checked:
     crowds: list[str] = []
     if refusal is None:
         try:
-            crowds = check_processes(case, host_bytes=node.host_bytes, cores=node.cores)
-            check_memory(case, host_bytes=node.host_bytes, gpus=node.gpus.gpus)
+            crowds = check_room(case, node)
             _check_needed_memory(one, case, node)
         except Misuse as error:
             refusal = _without_dashes(str(error))
@@ -146,7 +144,8 @@ def _elsewhere(one: SuiteCase, ranks: int | None, node: Node, suite: Suite) -> C
         Misuse: none can.
     """
     gpu = Gpu(index=0, name="any", uuid="any", memory_bytes=None)
-    with_gpus = replace(node, cores=LARGEST, gpus=Gpus(gpus=(gpu,) * (ranks or 8)), torch=TorchBuild(cuda="any"))
+    gpus = Gpus(gpus=(gpu,) * (ranks or 8))
+    with_gpus = replace(node, cluster=None, cores=LARGEST, gpus=gpus, torch=TorchBuild(cuda="any"))
     without = replace(with_gpus, gpus=Gpus())
     device: Device = one.args.device or ("cuda" if node.gpus.gpus else "cpu")
     errors = []
@@ -165,7 +164,7 @@ def _lacking(one: SuiteCase, node: Node) -> str | None:
         return (
             f"it needs {one.needs.nodes} nodes, and {'this is one' if node.nodes == 1 else f'these are {node.nodes}'}"
         )
-    if one.needs.gpus > gpus:
+    if one.needs.gpus > gpus and node.has_told_gpus:
         why = f" ({why_no_gpu(node.gpus, node.torch)})" if not gpus else ""
         return f"it needs {one.needs.gpus} GPU(s), and {gpus} can be used here{why}"
     return None
@@ -178,7 +177,7 @@ def _check_needed_memory(one: SuiteCase, case: Case, node: Node) -> None:
         Misuse: it does.
     """
     sizes = [gpu.memory_bytes for gpu in node.gpus.gpus if gpu.memory_bytes is not None]
-    here_bytes, whose = (node.host_bytes, "this machine has available")
+    here_bytes, whose = (node.host_bytes, f"{node.whose} has available")
     if case.device == "cuda":
         if not sizes:
             return
@@ -291,7 +290,11 @@ def _planned(each: _Checked, node: Node, times: Mapping[tuple[str, str], Sequenc
     planned = PlannedCase(suite_case=one, case=case, possible=case, fault=each.fault, crowds=each.crowds)
     if isinstance(times, str):
         return replace(planned, why_no_estimate=times)
-    hardware = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)
+    if node.cluster is None:
+        hardware = hardware_here(case.device, cores=node.cores, gpus=node.gpus.gpus)
+        hardware += "" if node.nodes == 1 else f", as {node.nodes} nodes"
+    else:  # A cluster names its hardware otherwise than runs do: that of the newest run of the case.
+        hardware = next((hardware for key, hardware in times if key == case.key()), "any hardware")
     past = times.get((case.key(), hardware), ())[:RUNS_TAKEN]
     if one.fault is not None:
         return replace(planned, why_no_estimate="a fire drill ends when its fault is found")

@@ -64,11 +64,22 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
 def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:
     """Return the ledger of a suite run that goes on.
 
-    suite_run: its id, or the beginning of it; None for the newest of the suite that has not ended well.
+    suite_run: see `find_to_resume`.
 
     Raises:
         Misuse: there is none, it is of another suite or of other cases, or a process writes it.
         InfrastructureFailed: the ledger cannot be written.
+    """
+    return LedgerWriter(find_to_resume(suite, runs, suite_run))
+
+
+def find_to_resume(suite: Suite, runs: Path, suite_run: str | None) -> Path:
+    """Return the folder of a suite run that can go on.
+
+    suite_run: its id, or the beginning of it; None for the newest of the suite that has not ended well.
+
+    Raises:
+        Misuse: there is none, or it is of another suite or of other cases.
     """
     folder = _newest_to_resume(suite, runs) if suite_run is None else find_suite_run(runs, suite_run)
     begun = fold(read_ledger(folder / LEDGER).records).begun
@@ -83,7 +94,7 @@ def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:
             f"suite run {folder.name} was begun with another {suite.name}: {_difference(folder / SUITE, suite)}; give"
             " the file and the --set that it was begun with, or leave --resume out"
         )
-    return LedgerWriter(folder)
+    return folder
 
 
 def find_suite_run(runs: Path, suite_run: str) -> Path:

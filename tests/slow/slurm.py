@@ -8,24 +8,28 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.netbox import NAMED, NetBox
 from tests.support.servers import program
 
 CPUS = 8
+MEMORY_MB = 4000
 """Of each node, by its configuration: Slurm believes it."""
+GPUS = {2: 4, 3: 2}
+"""Of some nodes, by their numbers. They are nowhere but in the configuration."""
 WITHIN_S = 60.0
 
 _CONF = """
 ClusterName=observatory
 SlurmUser=root
 SlurmdUser=root
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
@@ -39,6 +43,9 @@ SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 KillWait=3
 InactiveLimit=0
@@ -50,7 +57,9 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 {nodes}
-PartitionName=night Nodes=ALL Default=YES State=UP MaxTime=60
+PartitionName=night Nodes=ALL Default=YES State=UP MaxTime=60 PriorityTier=1
+PartitionName=urgent Nodes=ALL State=UP MaxTime=60 PriorityTier=2 PreemptMode=OFF
+{more}
 """
 
 
@@ -61,6 +70,7 @@ class Slurm:
     folder: Path
     environment: dict[str, str]
     nodes: tuple[str, ...]
+    daemons: dict[str, subprocess.Popen[bytes]]
 
     def call(self, *words: str) -> str:
         """Run one of its commands; return what it prints."""
@@ -68,14 +78,43 @@ class Slurm:
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout
 
+    def lose(self, node: str) -> None:
+        """End all that runs on a node at once, and tell Slurm, which would see it after minutes."""
+        self.daemons[node].kill()
+        self.daemons[node].wait()
+        found = [process for process in psutil.process_iter() if _variable(process, "SLURMD_NODENAME") == node]
+        found = [one for one in found if _variable(one, "SLURM_CONF") == self.environment["SLURM_CONF"]]
+        for process in [one.parent() for one in found] + found:
+            if process is not None and (process in found or process.name() == "slurmstepd"):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=the power is gone")
+
+    def bring_back(self, node: str) -> None:
+        """Start a node again that was lost."""
+        with (self.folder / f"{node}.again").open("wb") as output:
+            self.daemons[node] = subprocess.Popen(
+                ["slurmd", "-D", "-N", node],
+                env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        self.call("scontrol", "update", f"nodename={node}", "state=resume")
+        _wait(lambda: _idle(self.environment) == len(self.nodes), self.folder, f"{node} does not come back")
+
+    def idle(self) -> int:
+        """How many nodes have nothing to do."""
+        return _idle(self.environment)
+
     def jobs(self) -> list[str]:
         """The ids of jobs that wait or run."""
         return self.call("squeue", "--noheader", "--format=%A").split()
 
 
 @contextmanager
-def run_slurm(nodes: int) -> Iterator[Slurm]:
-    """A Slurm with so many nodes, all of which are this machine, on free ports."""
+def run_slurm(nodes: int, box: NetBox | None = None) -> Iterator[Slurm]:
+    """A Slurm with so many nodes, all of which are this machine, on free ports.
+
+    box: has a node for each, and one before them for Slurm's controller, in which this thread is.
+    """
     programs = {name: program(name, "slurm-wlm") for name in ("slurmctld", "slurmd", "srun", "sinfo")}
     munged, mungekey = program("munged", "munge"), program("mungekey", "munge")
     if os.geteuid():
@@ -89,11 +128,36 @@ def run_slurm(nodes: int) -> Iterator[Slurm]:
         ports = _free_ports(nodes + 1)
         host = socket.gethostname().partition(".")[0]
         conf = folder / "slurm.conf"
+        addresses = ["127.0.0.1"] * (nodes + 1) if box is None else [node.address for node in box.nodes]
+        places = [
+            [] if box is None else ["nsenter", f"--net={NAMED / box.nodes[node + 1].namespace}"]
+            for node in range(nodes)
+        ]
         lines = (
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory=1000"
-            for name, port in zip(names, ports[1:], strict=True)
+            f"NodeName={name} NodeHostname={host} NodeAddr={addresses[number + 1]} Port={port} CPUs={CPUS}"
+            f" RealMemory={MEMORY_MB}" + (f" Gres=gpu:a100:{GPUS[number]}" if number in GPUS else "")
+            for number, (name, port) in enumerate(zip(names, ports[1:], strict=True))
         )
-        conf.write_text(_CONF.format(host=host, folder=folder, ports=ports, nodes="\n".join(lines)))
+        with_gpus = [number for number in GPUS if number < nodes]
+        more = f"PartitionName=gpu Nodes={','.join(names[number] for number in with_gpus)} State=UP MaxTime=60"
+        conf.write_text(
+            _CONF.format(
+                host=host,
+                address=addresses[0],
+                folder=folder,
+                ports=ports,
+                nodes="\n".join(lines),
+                more=more if with_gpus else "",
+            )
+        )
+        for number in with_gpus:  # Slurm looks whether there are such files, and no further.
+            for gpu in range(GPUS[number]):
+                (folder / f"{names[number]}-gpu{gpu}").touch()
+        gres = (
+            f"NodeName={names[number]} Name=gpu Type=a100 File={folder}/{names[number]}-gpu[0-{GPUS[number] - 1}]\n"
+            for number in with_gpus
+        )
+        (folder / "gres.conf").write_text("".join(gres))
         (folder / "state").mkdir()
         environment = {**os.environ, "SLURM_CONF": str(conf)}
         subprocess.run([mungekey, "--create", "--force", "--keyfile", f"{folder}/munge.key"], check=True, timeout=60)
@@ -105,15 +169,20 @@ def run_slurm(nodes: int) -> Iterator[Slurm]:
         )  # fmt: skip
         _wait(lambda: (folder / "munge.socket").exists(), folder, "munged does not start")
         _start(stack, folder, environment, "slurmctld", [programs["slurmctld"], "-D", "-c"])
-        for name in names:
-            _start(stack, folder, environment, name, [programs["slurmd"], "-D", "-N", name])
+        daemons = {
+            name: _start(stack, folder, environment, name, [*place, programs["slurmd"], "-D", "-N", name])
+            for name, place in zip(names, places, strict=True)
+        }
+        stack.callback(lambda: [daemon.wait() for daemon in daemons.values()])
         stack.callback(_end_all, folder)
-        slurm = Slurm(folder=folder, environment=environment, nodes=names)
+        slurm = Slurm(folder=folder, environment=environment, nodes=names, daemons=daemons)
         _wait(lambda: _idle(environment) == nodes, folder, "Slurm's nodes do not become idle")
         yield slurm
 
 
-def _start(stack: ExitStack, folder: Path, environment: dict[str, str], name: str, words: Sequence[str]) -> None:
+def _start(
+    stack: ExitStack, folder: Path, environment: dict[str, str], name: str, words: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """Start a daemon, which is waited for when the stack is closed; what it started itself is ended before."""
     with (folder / f"{name}.out").open("wb") as output:
         daemon = subprocess.Popen(
@@ -121,6 +190,7 @@ def _start(stack: ExitStack, folder: Path, environment: dict[str, str], name: st
         )
     stack.callback(daemon.wait)
     stack.callback(daemon.kill)
+    return daemon
 
 
 def _idle(environment: dict[str, str]) -> int:
@@ -156,11 +226,19 @@ def _is_of(process: psutil.Process, folder: Path) -> bool:
     try:
         if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return process.environ().get("SLURM_CONF") == str(folder / "slurm.conf") or str(folder) in " ".join(
-            process.cmdline()
-        )
+        if process.name() == "slurmstepd":  # It has neither, but writes the log of its slurmd.
+            return any(str(folder) in opened.path for opened in process.open_files())
+        is_there = process.environ().get("SLURM_CONF") == str(folder / "slurm.conf")
+        return is_there or str(folder) in " ".join(process.cmdline())
     except psutil.Error:
         return False
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        return process.environ().get(name)
+    except psutil.Error:
+        return None
 
 
 def _free_ports(count: int) -> list[int]:

@@ -7,6 +7,7 @@ addresses are free by construction, and boxes do not meet. Linux, root and iprou
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -29,6 +30,8 @@ LATENCY = "20ms"
 BURST = "256kb"
 PROGRAMS = ("ip", "tc", "unshare", "hostname")
 RESOLVERS = Path("/etc/netns")
+NAMED = Path("/run/netns")
+CLONE_NEWNET = 0x40000000
 KILL_LIMIT_S = 20.0
 REFUSALS = ("Operation not permitted", "Permission denied", "Operation not supported", "Unknown device type")
 
@@ -65,6 +68,21 @@ class NetBox:
 
     nodes: tuple[Node, ...]
     started: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def inside(self, node: int) -> Iterator[None]:
+        """Have this thread, and what it starts, in the node's network; files and processes are those outside."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (
+            Path("/proc/thread-self/ns/net").open() as before,
+            NAMED.joinpath(self.nodes[node].namespace).open() as new,
+        ):
+            if libc.setns(new.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "the network of a node cannot be entered")
+            try:
+                yield
+            finally:
+                libc.setns(before.fileno(), CLONE_NEWNET)
 
     def run_in(self, node: int, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
         """Start the command on the node, as a session of its own; it ends with the box at the latest.

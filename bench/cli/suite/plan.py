@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from bench.cli.completion import complete_suite
-from bench.cli.options import FORMAT, STORE, Duration, NamedText, nodes_options
+from bench.cli.options import FORMAT, STORE, Duration, NamedText, engine_options
 from bench.errors import InfrastructureFailed, say
 
 if TYPE_CHECKING:
+    from bench.runner.case_args import Node
     from bench.suites.plan import SuitePlan
 
 SUITE = click.argument("suite_name", metavar="NAME|FILE", type=NamedText(), shell_complete=complete_suite)
@@ -36,7 +38,7 @@ BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for al
 @SETTINGS
 @ONLY
 @BUDGET
-@nodes_options
+@engine_options
 @STORE
 @FORMAT
 def plan(
@@ -44,15 +46,18 @@ def plan(
     settings: tuple[str, ...],
     only: tuple[str, ...],
     budget_s: float | None,
+    engine_name: str,
     nodes: int,
     ranks_per_node: int | None,
+    engine_file: Path | None,
     store_url: str | None,
     format_name: str,
 ) -> None:
     """What a suite runs here, and what it takes.
 
     The cases, what each needs, why some cannot run here, and how long they take by the history. Starts nothing and
-    writes nothing. NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
+    writes nothing; with --engine slurm, Slurm is asked what its nodes have. NAME is a suite that is shipped:
+    collectives, levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -60,30 +65,22 @@ def plan(
     """
     from bench.reports.format import to_reader
     from bench.reports.suites.plan import print_plan
+    from bench.runner.case_args import read_node
     from bench.suites.plan import left_out
 
-    planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
+    node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
+    planned = read_plan(suite_name, settings, store_url, node)
     out = left_out(planned, only, budget_s)
     with to_reader():
-        print_plan(planned, format_name, out)
+        print_plan(planned, out, format_name, node.cluster)
 
 
-def read_plan(
-    suite_name: str,
-    settings: Sequence[str],
-    store_url: str | None,
-    *,
-    nodes: int = 1,
-    ranks_per_node: int | None = None,
-) -> SuitePlan:
-    """Return the plan of a suite on this machine, with estimates from the history where it can be read.
-
-    nodes, ranks_per_node: see `bench.runner.case_args.Node`.
+def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, node: Node) -> SuitePlan:
+    """Return the plan of a suite on such nodes, with estimates from the history where it can be read.
 
     Raises:
         Misuse: the suite is unknown or wrong.
     """
-    from bench.runner.case_args import read_node
     from bench.runs.database import parse_url
     from bench.runs.history import History, NoStoreYet
     from bench.suites.form.document import find_suite
@@ -93,7 +90,6 @@ def read_plan(
     suite = read_suite(find_suite(suite_name), settings)
     if store_url is not None:
         parse_url(store_url)
-    node = read_node(nodes, ranks_per_node)
     try:
         with History(store_url, writable=False, is_glance=True) as history:
             return plan_suite(suite, node, history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ NEWEST = "the newest"
     help="Go on with a suite run, the newest that has not ended well unless one is named: run what is missing.",
 )
 @click.option("--repeat-failed", is_flag=True, help="Resume, and run failed cases again, too.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print the plan of what this command would run; start nothing.")
 @engine_options
 @click.option(
     "--preflight/--no-preflight",
@@ -63,6 +65,7 @@ def run(
     budget_s: float | None,
     resumed: str | None,
     repeat_failed: bool,
+    is_dry: bool,
     engine_name: str,
     nodes: int,
     ranks_per_node: int | None,
@@ -84,7 +87,7 @@ def run(
     Example:
       observatory suite run smoke --budget 30m
     """
-    from bench.cli.main import interrupt_in_order
+    from bench.cli.main import FINE, interrupt_in_order
     from bench.doctor.fleet import last_good, save
     from bench.doctor.preflight import Preflight
     from bench.engines.cluster import Request
@@ -92,14 +95,16 @@ def run(
     from bench.exporter.server import serving
     from bench.reports.format import to_reader
     from bench.reports.progress import SuiteProgress
+    from bench.reports.suites.plan import print_plan
     from bench.reports.suites.results import print_suite
+    from bench.runner.case_args import read_node
     from bench.runner.patient_store import PatientStore
     from bench.runner.recover import recover_runs
     from bench.runs.history import History
     from bench.runs.run_dir import check_place
-    from bench.suites.choice import choose
-    from bench.suites.ledger import SuiteState
-    from bench.suites.suite_folder import begin, resume, suite_run_folders
+    from bench.suites.choice import as_chosen, choose
+    from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
+    from bench.suites.suite_folder import begin, find_to_resume, resume, suite_run_folders
     from bench.suites.suite_results import read_result
     from bench.suites.suite_run import Setup, SuiteRunner
 
@@ -114,9 +119,22 @@ def run(
         raise Misuse("--drop-bad leaves out what the check finds; leave --no-preflight out")
     if is_checked and engine_name == "local" and nodes == 1:
         raise Misuse("this machine alone has no peers to be compared with; leave --preflight and --drop-bad out")
-    planned = read_plan(suite_name, settings, store_url, nodes=nodes, ranks_per_node=ranks_per_node)
+    node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
+    planned = read_plan(suite_name, settings, store_url, node)
     suite = planned.suite
     check_place(runs_folder)
+    if is_dry:
+        state, tags = SuiteState(), only
+        if resumed is not None or repeat_failed:
+            folder = find_to_resume(suite, runs_folder, None if resumed in (None, NEWEST) else resumed)
+            state = fold(read_ledger(folder / LEDGER).records)
+            tags = only or (() if state.begun is None else state.begun.tags)
+        choice = choose(planned, state, tags=tags, budget_s=budget_s, is_failed_repeated=repeat_failed)
+        with to_reader():
+            print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
+            if format_name == "table":
+                click.echo("nothing was started, and nothing written")
+        return FINE
 
     # What is wrong with the request is said before anything is written.
     resumed_ledger: LedgerWriter | None = None
@@ -147,7 +165,7 @@ def run(
             fleet = preflight.check(last_good(suite_run_folders(runs_folder)), is_dropping=is_dropping)
             if preflight.dropped:
                 left = nodes - preflight.dropped
-                planned = read_plan(suite_name, settings, store_url, nodes=left, ranks_per_node=ranks_per_node)
+                planned = read_plan(suite_name, settings, store_url, replace(node, nodes=left))
                 choice = choose(planned, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
         for notice in recover_runs(runs_folder, history, store_url).notices():
             progress.tell(notice)

@@ -123,8 +123,8 @@ def main() -> int:
         forkserver.ensure_running()
         with ExitStack() as stack:
             if arguments.exporter is not None:
-                host, port = arguments.exporter
-                stack.enter_context(closing(NodeExporter(host, port, runs, arguments.targets)))
+                exporter_host, port = arguments.exporter
+                stack.enter_context(closing(NodeExporter(exporter_host, port, runs, arguments.targets)))
             supervisor = stack.enter_context(closing(Supervisor(host=host, runs=runs)))
             agent.serve(supervisor)
     except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from bench.case import Case
+from bench.engines.cluster import Capacity
 from bench.machine.preflight import least_bytes
 from bench.reports.format import (
     duration,
@@ -30,13 +33,16 @@ _COLUMNS = (
 
 
 def print_plan(
-    plan: SuitePlan, format_name: str, left_out: Mapping[str, str] | None = None, console: Console | None = None
+    plan: SuitePlan,
+    left_out: Mapping[str, str],
+    format_name: str,
+    cluster: Capacity | None = None,
+    console: Console | None = None,
 ) -> None:
     """Print the plan in the requested format.
 
-    left_out: why cases are not run that could be, by their names.
+    left_out: why cases are not run that could be, by their names. cluster: whose nodes it was planned by.
     """
-    left_out = left_out or {}
     rows = [_row(one, left_out.get(one.suite_case.name)) for one in plan.cases]
     if format_name == "csv":
         print_csv([{name: row[name] for name in _COLUMNS} for row in rows], _COLUMNS)
@@ -49,12 +55,29 @@ def print_plan(
                 "nightly": plan.suite.is_nightly,
                 "period_s": plan.suite.period_s,
                 "digest": plan.suite.digest,
+                "cluster": None if cluster is None else msgspec.to_builtins(cluster),
                 "cases": rows,
                 "levers": [msgspec.to_builtins(lever) for lever in plan.suite.levers],
             }
         )
     else:
-        _print_table(plan, left_out, console or open_console())
+        console = console or open_console()
+        _print_table(plan, left_out, console)
+        for line in cluster_lines(cluster):
+            print_words(console, line)
+
+
+def cluster_lines(cluster: Capacity | None) -> list[str]:
+    """Return what a cluster tells of its nodes, and what it would be asked for; nothing of this machine."""
+    if cluster is None:
+        return []
+    has = [f"{cluster.cores} cores"] if cluster.cores is not None else []
+    has += [readable(cluster.memory_bytes, "bytes")] if cluster.memory_bytes is not None else []
+    if cluster.gpus is not None:
+        has += [f"{count} x {name}" for name, count in Counter(cluster.gpus).items()] or ["no GPU"]
+    told = f"{cluster.whose} has at least {', '.join(has)}" if has else f"nothing is told of {cluster.whose}"
+    untold = "" if cluster.gpus is not None else "; of GPUs nothing is told, which its agent does"
+    return [told + untold, cluster.asks]
 
 
 def _row(one: PlannedCase, left_out: str | None) -> dict[str, Any]:
@@ -74,7 +97,7 @@ def _row(one: PlannedCase, left_out: str | None) -> dict[str, Any]:
         "baseline": asked.baseline,
         "scaling": asked.scaling,
         "gpus": _gpus(asked, case),
-        "nodes": asked.needs.nodes,
+        "nodes": _nodes(asked, case),
         "rank_bytes": None if case is None else _rank_bytes(case),
         "limit_s": asked.limit_s,
         "fault": asked.fault,
@@ -89,8 +112,12 @@ def _row(one: PlannedCase, left_out: str | None) -> dict[str, Any]:
 
 def _gpus(asked: SuiteCase, case: Case | None) -> int:
     """Return how many GPUs a node needs."""
-    own = case.ranks // asked.needs.nodes if case is not None and case.backend == "nccl" else 0
+    own = math.ceil(case.ranks / _nodes(asked, case)) if case is not None and case.backend == "nccl" else 0
     return max(asked.needs.gpus, own)
+
+
+def _nodes(asked: SuiteCase, case: Case | None) -> int:
+    return max(asked.needs.nodes, 1 if case is None else case.nodes)
 
 
 def _rank_bytes(case: Case) -> int:
@@ -131,8 +158,8 @@ def _needs(one: PlannedCase) -> tuple[str, str, str]:
     if case is None:
         return ("-",) * 3
     places = f"{_gpus(asked, case)} GPU" if case.device == "cuda" else "CPU"
-    if asked.needs.nodes > 1:
-        places = f"{asked.needs.nodes} x {places}"
+    if (nodes := _nodes(asked, case)) > 1:
+        places = f"{nodes} x {places}"
     return str(case.ranks), places, readable(_rank_bytes(case), "bytes")
 
 

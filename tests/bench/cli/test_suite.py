@@ -96,7 +96,7 @@ def test_the_plan_fits_a_terminal_of_80_columns(file: Path) -> None:
     written = io.StringIO()
     console: Console = PlainConsole(written, width=80, force_terminal=True)
     plan = plan_suite(read_suite(file), CPU, "no run is in the history yet")
-    print_plan(plan, "table", left_out(plan), console)
+    print_plan(plan, left_out(plan), "table", console=console)
     lines = Text.from_ansi(written.getvalue()).plain.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("ddp[ranks=2]") and "unknown" in line for line in lines)

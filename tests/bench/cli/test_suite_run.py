@@ -124,6 +124,22 @@ def test_a_suite_runs_over_several_nodes(tmp_path: Path) -> None:
     assert logs == {"rank0.jsonl", "rank1.jsonl", "node0.jsonl", "node1.jsonl"}
 
 
+@pytest.mark.usefixtures("_at_home")
+def test_a_dry_run_tells_what_would_run_and_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(home.rglob("*"))
+    command = ["suite", "run", str(home / "tiny.toml"), "--dry-run"]
+    assert main.run([*command, "--only=drill", "--nodes=2"]) == main.FINE
+    out = capsys.readouterr().out
+    assert "left out: single, ddp: without the tag drill" in out
+    assert out.endswith("nothing was started, and nothing written\n")
+    (folder,) = suite_run_folders(runs_of(home))
+    assert main.run([*command, f"--resume={folder.name}"]) == main.FINE
+    assert "left out: single, ddp, drill: it is done already" in capsys.readouterr().out
+    assert main.run([*command, "--resume"]) == main.MISUSE
+    assert "no run of suite tiny" in capsys.readouterr().err
+    assert sorted(home.rglob("*")) == before
+
+
 def test_each_case_is_said_when_it_begins_and_when_it_ends(told: tuple[int, str, str]) -> None:
     code, _, messages = told
     assert code == main.FINE, messages

@@ -10,7 +10,7 @@ from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMA
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import TorchBuild, check_torch, refuse_no_gpu, too_old, torch_build, why_no_gpu
-from bench.machine.gpus import Gpus, read_gpus
+from bench.machine.gpus import Gpu, Gpus, read_gpus
 from bench.machine.machine import Machine
 from tests.bench.made.examples import make_case, make_machine
 from tests.bench.made.recorded_nvml import RecordedNvml
@@ -139,6 +139,13 @@ def test_a_torch_without_cuda_cannot_use_the_gpus_that_nvml_shows() -> None:
 def test_a_torch_of_rocm_is_refused_beside_nvidias_gpus_too() -> None:
     with pytest.raises(Misuse, match=r"is built for ROCm 7\.1, and `run` measures NVIDIA GPUs only"):
         check_torch(ON_GPUS, _machine(torch_hip_version="7.1", torch_cuda_version=None))
+
+
+def test_nccl_wants_a_gpu_for_each_rank_of_a_node() -> None:
+    machine = replace(_machine(cuda_driver_version="13.0"), gpus=(Gpu(index=0, name="A", uuid="a", memory_bytes=None),))
+    check_torch(replace(ON_GPUS, backend="nccl", ranks=2, nodes=2), machine)
+    with pytest.raises(Misuse, match=r"has 2 rank\(s\) on a node and NCCL wants a GPU for each; .* has 1"):
+        check_torch(replace(ON_GPUS, backend="nccl", ranks=4, nodes=2), machine)
 
 
 def test_a_case_on_the_cpu_takes_any_torch() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from bench.case import Case
+from bench.engines.cluster import Capacity
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
-from bench.machine.gpus import Gpus, read_gpus
+from bench.machine.gpus import Gpu, Gpus, read_gpus
 from bench.runner.case_args import CaseArgs, Node, case_of_args
 from tests.bench.made.recorded_nvml import RecordedNvml
 
@@ -125,3 +126,33 @@ def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
     assert _case(_gpus(nvml=split), "single").ranks == 1
     with pytest.raises(Misuse, match=r"1 can be used: MIG splits GPU 0.*NCCL joins no slices"):
         _case(_gpus("MIG-a,MIG-b", split), ranks=2)
+
+
+def _on_cluster(gpus: tuple[str, ...] | None, **said: Any) -> Case:
+    node = Node(
+        cores=8,
+        host_bytes=1 << 40,
+        gpus=Gpus(gpus=tuple(Gpu(index=i, name=name, uuid="", memory_bytes=None) for i, name in enumerate(gpus or ()))),
+        torch=TorchBuild(),
+        nodes=2,
+        cluster=Capacity(whose="a node of the partition night", asks="", gpus=gpus),
+    )
+    return case_of_args(CaseArgs(strategy="ddp", dimensions={"batch": 72}, **said), None, node)
+
+
+def test_a_case_takes_the_gpus_that_a_cluster_tells_of() -> None:
+    case = _on_cluster(("a100",) * 4)
+    assert (case.device, case.ranks, case.nodes) == ("cuda", 8, 2)
+    assert (_on_cluster(()).device, _on_cluster(()).ranks) == ("cpu", 2)
+
+
+def test_gpus_that_a_cluster_does_not_tell_of_are_taken_where_they_are_asked_for() -> None:
+    assert _on_cluster(None).device == "cpu"
+    assert (_on_cluster(None, device="cuda").backend, _on_cluster(None, device="cuda").ranks) == ("nccl", 2)
+
+
+def test_a_cluster_without_gpus_is_named_with_the_next_move() -> None:
+    with pytest.raises(Misuse, match="a node of the partition night has no GPU; take another partition, constraint or"):
+        _on_cluster((), device="cuda")
+    with pytest.raises(Misuse, match=r"and a node of the partition night has 8 core\(s\)"):
+        _on_cluster((), threads=9)

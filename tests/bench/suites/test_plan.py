@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case
+from bench.engines.cluster import Capacity
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
@@ -277,6 +278,23 @@ def test_cases_that_were_measured_in_turn_share_their_time(folder: Path) -> None
     cases = [one.case for one in _plan(folder, text).cases]
     runs = [_run(case, 100, 140) for case in cases if case is not None]
     assert [one.estimate_s for one in _plan(folder, text, HERE, *runs).cases] == [pytest.approx(20), pytest.approx(20)]
+
+
+def test_on_a_cluster_an_estimate_is_that_of_the_newest_run_on_whichever_hardware(folder: Path) -> None:
+    node = replace(HERE, cluster=Capacity(whose="a node of the partition night", asks=""))
+    old = replace(_run(_case(folder), 0, 8), hardware="old")
+    new = replace(_run(_case(folder), 100, 104), hardware="new")
+    assert _one(folder, ONE, node, new, old).estimate_s == _one(folder, ONE, HERE, _run(_case(folder), 0, 4)).estimate_s
+
+
+def test_the_memory_of_all_nodes_of_a_cluster_is_the_cases(folder: Path) -> None:
+    text = '[case.ddp]\ndevice = "cpu"\nranks = 4\nlayers = 40\nwidth = 1024\nbatch = 4\nsequence = 8'
+    node = replace(HERE, nodes=4, host_bytes=4 << 30)
+    refusal = _one(folder, text, node).refusal
+    assert refusal is not None
+    assert "available memory is" in refusal
+    cluster = Capacity(whose="a node of the partition night", asks="")
+    assert _one(folder, text, replace(node, cluster=cluster)).refusal is None
 
 
 def test_an_estimate_is_at_most_what_the_trials_may_take(folder: Path) -> None:

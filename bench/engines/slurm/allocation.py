@@ -17,18 +17,29 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
+from bench.engines.local import PROFILERS
 from bench.engines.settings_file import read_settings
-from bench.errors import InfrastructureFailed, Misuse
+from bench.engines.slurm.nodes import (
+    call,
+    capacity_of_job,
+    capacity_of_partition,
+    check_count,
+    check_job,
+    fields,
+    find_partition,
+    last_line,
+    node_state,
+)
+from bench.errors import InfrastructureFailed
 
-CALL_S = 60.0
-"""How long a command of Slurm may take that only asks."""
 COMPLETING_S = 30.0
 """How long the processes of a job that has ended may take to be gone; Slurm kills them after some seconds."""
 _ID = re.compile(r"job (?:allocation )?([0-9]+)")
@@ -41,7 +52,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shares the nodes. salloc, srun: more words for these commands, such as "--container-image=...". setup: lines of a
     shell that each node runs before its agent, such as "module load cuda". environment: of the agents and their ranks.
     address: of this machine, where the nodes reach it; by default the one from which it reaches the first of them.
-    python: the interpreter that has the package on the nodes; by default this one's path.
+    python: the interpreter that has the package on the nodes; by default this one's path. exporter: host and port at
+    which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none.
     """
 
     partition: str | None = None
@@ -57,25 +69,36 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     environment: dict[str, str] = {}
     address: str | None = None
     python: str = sys.executable
+    exporter: str | None = None
 
 
-def call(*words: str) -> str:
-    """Run a command of Slurm that only asks; return what it prints.
+def read_capacity(request: Request) -> Capacity:
+    """Return what the nodes have on which the request's cases would run: of the job, or of the partition.
 
     Raises:
-        InfrastructureFailed: it is not here, does not answer, or fails.
+        InfrastructureFailed: Slurm does not answer.
+        Misuse: the settings are wrong, or there are fewer nodes.
     """
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CALL_S, check=False)
-    except FileNotFoundError:
-        raise InfrastructureFailed(
-            f"the engine slurm needs {words[0]}, which is not on the PATH; run this where Slurm's commands are"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise InfrastructureFailed(f"{words[0]} has not answered within {CALL_S:g} s; is slurmctld there?") from None
-    if done.returncode:
-        raise InfrastructureFailed(f"{shlex.join(words)}: {_last_line(done.stderr) or f'code {done.returncode}'}")
-    return done.stdout
+    settings, nodes = read_settings(request.file, SlurmSettings, "Slurm"), request.nodes
+    if (job := os.environ.get("SLURM_JOB_ID")) is not None:
+        return capacity_of_job(job, nodes=nodes, asks=f"{nodes} node(s) of job {job} would be used")
+    return capacity_of_partition(
+        settings.partition,
+        nodes=nodes,
+        constraint=settings.constraint,
+        gres=settings.gres,
+        is_exclusive=settings.exclusive,
+        asks=f"Slurm would be asked by `{shlex.join(_salloc(settings, nodes))}`",
+    )
+
+
+def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
+    """Return the command that asks for an allocation."""
+    words = ["salloc", "--no-kill", f"--nodes={nodes}", "--job-name=observatory"]
+    for name in ("partition", "account", "qos", "constraint", "gres", "time"):
+        if (value := getattr(settings, name)) is not None:
+            words.append(f"--{name}={value}")
+    return [*words, *(["--exclusive"] if settings.exclusive else []), *settings.salloc]
 
 
 class SlurmAllocation:
@@ -85,8 +108,8 @@ class SlurmAllocation:
         self.settings = read_settings(request.file, SlurmSettings, "Slurm")
         self._request = request
         self.job: str | None = None
-        self._is_ours = False
         self._salloc: subprocess.Popen[str] | None = None
+        self._names: list[str] = []  # Of all nodes that the job has had.
 
     def __enter__(self) -> SlurmAllocation:
         present = os.environ.get("SLURM_JOB_ID")
@@ -94,8 +117,7 @@ class SlurmAllocation:
             self._allocate()
         else:
             there = int(os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1")))
-            if there < self._request.nodes:
-                raise Misuse(f"--nodes is {self._request.nodes}, and job {present} has {there}; take fewer")
+            check_job(self._request.nodes, present, there)
             self.job = present
         return self
 
@@ -108,16 +130,35 @@ class SlurmAllocation:
         """Open an engine on the job's nodes.
 
         Raises:
-            InfrastructureFailed: the job has ended.
+            InfrastructureFailed: the job has ended or is about to, or too few of its nodes are up.
         """
         if (reason := self.why_ended()) is not None:
             raise InfrastructureFailed(reason)
+        if (left_s := self.left_s()) < SPARE_S + LEAST_S:  # Each case that is left would fail for it.
+            raise InfrastructureFailed(
+                f"job {self.job} ends in {max(0.0, left_s):.0f} s, too few for a trial; --resume goes on in another job"
+            )
         return ClusterEngine(SlurmPlacement(self, self.nodes()), runs)
 
     def nodes(self) -> tuple[str, ...]:
-        """Return the names of the nodes that are used, in Slurm's order."""
+        """Return the names of the nodes that are used, in Slurm's order; of a larger job, those that are up.
+
+        Raises:
+            InfrastructureFailed: so many of the job's nodes are down that too few are left.
+        """
         names = call("scontrol", "show", "hostnames", self.state()["NodeList"]).split()
-        return tuple(names[: self._request.nodes])
+        self._names += [
+            name for name in names if name not in self._names
+        ]  # Slurm takes those that are lost off its list.
+        states = {name: node_state(name) for name in self._names}
+        well = [name for name in names if states[name] is None]
+        if len(well) < self._request.nodes:
+            lost = "; ".join(f"{name} is {states[name] or 'gone'}" for name in self._names if name not in well)
+            raise InfrastructureFailed(
+                f"job {self.job} has {len(well)} of {self._request.nodes} node(s) left: {lost}; --resume goes on in"
+                " another job"
+            )
+        return tuple(well[: self._request.nodes])
 
     def state(self) -> dict[str, str]:
         """Return what Slurm says of the job; only its state where it has forgotten the rest, as accounting knows it.
@@ -134,7 +175,7 @@ class SlurmAllocation:
                 if found:
                     return {"JobState": found[0]}
             raise
-        return dict(word.split("=", 1) for word in line.split() if "=" in word)
+        return fields(line)
 
     def why_ended(self) -> str | None:
         """Return why the job is no longer there; None as long as it runs."""
@@ -167,19 +208,15 @@ class SlurmAllocation:
                 "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are"
             )
         settings = self.settings
-        partition, there = _partition(settings.partition)
-        if there < self._request.nodes:  # Slurm itself would let the job wait for ever.
-            raise Misuse(f"--nodes is {self._request.nodes}, and the partition {partition} has {there}; take fewer")
-        words = ["salloc", "--no-shell", "--no-kill", f"--nodes={self._request.nodes}", "--job-name=observatory"]
-        for name in ("partition", "account", "qos", "constraint", "gres", "time"):
-            if (value := getattr(settings, name)) is not None:
-                words.append(f"--{name}={value}")
-        words += [*(["--exclusive"] if settings.exclusive else []), *settings.salloc]
-        self._is_ours = True
+        check_count(self._request.nodes, *find_partition(settings.partition))
         self._salloc = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            [*_salloc(settings, self._request.nodes), "cat"],
+            stdin=subprocess.PIPE,  # At its end, as when this process was killed, cat ends, and salloc gives them back.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,  # Ctrl-C goes to the runner alone, which gives the job back.
-        )  # fmt: skip
+        )
         said: list[str] = []
         assert self._salloc.stderr is not None
         try:
@@ -189,24 +226,40 @@ class SlurmAllocation:
                     self.job = found[1]
                 if "queued and waiting" in line:
                     self._request.tell(f"job {self.job} waits for {self._request.nodes} node(s)")
-            code = self._salloc.wait()
+                if "Granted job allocation" in line:
+                    self._wait_for_boot()
+                    return
+            self._salloc.wait()
         except BaseException:
             self._give_back()
             raise
-        if code:
-            self._give_back()
-            reason = next((line for line in reversed(said) if "error:" in line), "".join(said[-1:])).strip()
-            raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
+        self._give_back()
+        reason = next((line for line in reversed(said) if "error:" in line), "".join(said[-1:])).strip()
+        raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
+
+    def _wait_for_boot(self) -> None:
+        """Wait until the nodes are there, which some sites start for a job."""
+        while self.state().get("JobState") == "CONFIGURING":
+            time.sleep(1.0)
 
     def _give_back(self) -> None:
-        if self._salloc is not None and self._salloc.poll() is None:
+        if self._salloc is None:
+            return
+        assert self._salloc.stdin is not None
+        assert self._salloc.stderr is not None
+        self._salloc.stdin.close()
+        if self.job is None:
             self._salloc.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._salloc.wait(STOP_S)
-        if self._is_ours and self.job is not None:
+        else:
             with suppress(InfrastructureFailed):
                 call("scancel", self.job)
-        self._is_ours = False
+        try:
+            self._salloc.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._salloc.kill()
+            self._salloc.wait()
+        self._salloc.stderr.close()
+        self._salloc = None
 
 
 class SlurmPlacement:
@@ -225,12 +278,13 @@ class SlurmPlacement:
         """See `Placement`."""
         settings, count = self._allocation.settings, len(self.nodes)
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
+        agent += [] if settings.exporter is None else ["--exporter", settings.exporter]
         lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
         lines.append(f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"')
         words = [
             *("srun", f"--jobid={self._allocation.job}", f"--nodes={count}", f"--ntasks={count}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(self.nodes)}", "--overlap", "--kill-on-bad-exit=0"),
-            *("--no-kill", "--cpu-bind=none", "--job-name=agents", *settings.srun),
+            *("--no-kill", "--cpu-bind=none", "--job-name=agents", "--label", *settings.srun),
             *("sh", "-c", "\n".join(lines)),
         ]
         try:
@@ -255,9 +309,11 @@ class SlurmPlacement:
         """See `Placement`."""
         if (reason := self._allocation.why_ended()) is not None:
             return reason
+        said = self._said()
         if self._step is not None and (code := self._step.poll()) is not None:
-            return f"its step ended with code {code}{self._said()}"
-        return None
+            return f"its step ended with code {code}{said.told}"
+        # One that has ended is not waited for, though others go on.
+        return f"it ended{said.told}" if said.has_ended else None
 
     def left_s(self) -> float:
         """See `Placement`."""
@@ -276,37 +332,60 @@ class SlurmPlacement:
                 self._step.wait()
         self._output.close()
 
-    def _said(self) -> str:
+    def _said(self) -> _Said:
         self._output.seek(0)
-        line = _last_line(self._output.read().decode(errors="replace"))
-        return f"; it said: {line}" if line else ""
+        return _read_said(self._output.read().decode(errors="replace"), self.nodes, self._allocation.settings.python)
 
 
-def _partition(name: str | None) -> tuple[str, int]:
-    """Return the name of a partition, by default Slurm's own, and how many nodes it has.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What a step has said. told: the end of a sentence. has_ended: a task of it has failed, or was not begun."""
 
-    Raises:
-        InfrastructureFailed: Slurm does not answer.
-        Misuse: there is no such partition.
-    """
-    found: dict[str, int] = {}
-    for line in call("sinfo", "--noheader", "--format=%P %D").splitlines():
-        words = line.split()  # The default partition ends with a star; a line for each state of its nodes.
-        found[words[0]] = found.get(words[0], 0) + int(words[1])
-    for partition, nodes in found.items():
-        if (partition.endswith("*") and name is None) or partition.removesuffix("*") == name:
-            return partition.removesuffix("*"), nodes
-    known = ", ".join(partition.removesuffix("*") for partition in found)
-    what = "Slurm has no default partition" if name is None else f'partition "{name}" is unknown'
-    raise Misuse(f'{what}; name one in the engine\'s file: partition = "...", which may be {known}')
+    told: str
+    has_ended: bool
+
+
+_LABELLED = re.compile(r" *([0-9]+): (.*)")
+_TASK_ENDED = re.compile(r"Exited with exit code|Task launch for .* failed|Unable to create step|task[s]? .*: Killed")
+_NO_MODULE = re.compile(r"No module named '?([\w.]+)|cannot import name")
+_NO_PYTHON = re.compile(r"(?:not found|No such file or directory|Permission denied)$")
+
+
+def _read_said(text: str, nodes: Sequence[str], python: str) -> _Said:
+    """Read what `srun --label` printed: "1: text" is of the second node, and the rest is srun's own."""
+    of_nodes: list[tuple[str, str]] = []
+    own: list[str] = []
+    for line in text.splitlines():
+        if (found := _LABELLED.fullmatch(line)) is None:
+            own.append(line)
+        elif found[2].strip() and not found[2].startswith(PROFILERS):
+            of_nodes.append((nodes[int(found[1])] if int(found[1]) < len(nodes) else "a node", found[2].strip()))
+    has_ended = any(_TASK_ENDED.search(line) for line in own)
+    for node, line in of_nodes:
+        if (missing := _NO_MODULE.search(line)) is not None:
+            what = f"has no module {missing[1]}" if missing[1] else f"has another parallel-observatory ({line})"
+            return _Said(
+                told=f": {python} of {node} {what}; install the package there as here, or name an interpreter that has"
+                ' it in the engine\'s file: python = "..."',
+                has_ended=has_ended,
+            )
+        if python in line and _NO_PYTHON.search(line):
+            return _Said(
+                told=f": {node} has no {python} to run; name an interpreter that has the package in the engine's file:"
+                ' python = "..."',
+                has_ended=has_ended,
+            )
+    if of_nodes:
+        node, line = of_nodes[-1]
+        return _Said(told=f"; {node} said: {line}", has_ended=has_ended)
+    line = last_line("\n".join(own))
+    return _Said(told=f"; it said: {line}" if line else "", has_ended=has_ended)
 
 
 def _address_towards(node: str) -> str:
     """Return the address of this machine from which it reaches the node; no packet is sent."""
     try:
-        where = dict(
-            word.split("=", 1) for word in call("scontrol", "--oneliner", "show", "node", node).split() if "=" in word
-        )
+        where = fields(call("scontrol", "--oneliner", "show", "node", node))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((where.get("NodeAddr", node), 9))
             address: str = probe.getsockname()[0]
@@ -325,8 +404,3 @@ def _outside_of_steps(user: Mapping[str, str]) -> dict[str, str]:
         for name, value in user.items()
         if not name.startswith(("SLURM_STEP", "SLURM_NTASKS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"))
     }
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""

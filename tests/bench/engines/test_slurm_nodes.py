@@ -1,0 +1,136 @@
+"""What is read of Slurm's nodes before an allocation, by commands that print what Slurm 22.05 did."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.engines.cluster import Capacity, Request
+from bench.engines.slurm.allocation import SlurmAllocation
+from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
+from bench.errors import InfrastructureFailed, Misuse
+
+NODES = """
+NodeName=a0 CPUTot=96 ActiveFeatures=ib,h100 Gres=gpu:h100:8(S:0-1) RealMemory=1000000 State=MIXED Partitions=gpu,all
+NodeName=a1 CPUTot=64 ActiveFeatures=ib Gres=gpu:h100:4 RealMemory=2000000 State=IDLE Partitions=gpu,all
+NodeName=a2 CPUTot=8 ActiveFeatures=ib Gres=gpu:h100:1 RealMemory=1000 State=DOWN*+DRAIN Partitions=gpu,all
+NodeName=c0 CPUTot=32 ActiveFeatures=(null) Gres=(null) RealMemory=500000 State=IDLE Partitions=all,cpu
+"""
+PARTITIONS = "all* 3\nall* 1\ngpu 3\ncpu 1\n"
+JOB = (
+    "JobId=7 NumNodes=2 NodeList=a[0-1] Features=(null)   Nodes=a0 CPU_IDs=0-15,32 Mem=64000 GRES=gpu:h100:2(IDX:0-1)"
+    "   Nodes=a1 CPU_IDs=0-31 Mem=0 GRES=gpu:h100:4(IDX:0-3) MinCPUsNode=1"
+)
+MIB = 1 << 20
+
+
+class Recorded:
+    """Slurm's commands, in a folder that stands first on the PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.write("sinfo", PARTITIONS)
+        self.configure("gpu,shard")
+
+    def configure(self, gres: str) -> None:
+        """Say which resources Slurm counts."""
+        answers = {"*config*": f"GresTypes    = {gres}", "*job*": JOB, "*hostnames*": "a0", "*node*": NODES.strip()}
+        cases = "\n".join(f"{words}) cat <<'END'\n{answer}\nEND\n;;" for words, answer in answers.items())
+        self.write("scontrol", f'case "$*" in {cases} esac', is_script=True)
+
+    def write(self, name: str, text: str, *, is_script: bool = False) -> None:
+        """Make a command that prints the text."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n" if is_script else f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+        path.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """The commands."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Recorded(tmp_path)
+
+
+def _capacity(name: str | None, *, nodes: int = 1, is_exclusive: bool = True, **said: Any) -> Capacity:
+    words = {"constraint": None, "gres": None, "asks": "asks"} | said
+    return capacity_of_partition(name, nodes=nodes, is_exclusive=is_exclusive, **words)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:a100:2(S:0-1),shard:8", ("a100", "a100")),
+        ("gpu:3", ("GPU", "GPU", "GPU")),
+        ("gpu", ("GPU",)),
+        ("gpu:h100:1,gpu:a100:1", ("h100", "a100")),
+        ("gres/gpu=2", ("GPU", "GPU")),
+        ("gpu:nvidia_a100_3g.20gb:1(IDX:0)", ("nvidia_a100_3g.20gb",)),
+        ("(null)", ()),
+        ("", ()),
+    ],
+)
+def test_gpus_are_counted_with_their_types(text: str, gpus: tuple[str, ...]) -> None:
+    assert gpus_of(text) == gpus
+
+
+def test_a_partition_has_the_least_of_its_nodes_that_are_up() -> None:
+    found = _capacity("gpu", nodes=2)
+    assert (found.cores, found.memory_bytes, found.gpus) == (64, 1000000 * MIB, ("h100",) * 4)
+    assert found.whose == "a node of the partition gpu"
+
+
+def test_without_a_name_it_is_slurms_own_partition() -> None:
+    found = _capacity(None)
+    assert (found.cores, found.gpus, found.whose) == (32, (), "a node of the partition all")
+
+
+def test_nodes_without_the_feature_or_the_resources_are_not_looked_at() -> None:
+    assert _capacity("gpu", constraint="h100").cores == 96
+    assert _capacity("all", gres="gpu:8").cores == 96
+    assert _capacity("gpu", constraint="ib&h100").cores == 64  # What has operators is Slurm's own matter.
+
+
+def test_of_a_shared_node_a_job_has_the_gpus_that_it_asks_for() -> None:
+    assert _capacity("gpu", is_exclusive=False).gpus == ()
+    assert _capacity("gpu", is_exclusive=False, gres="gpu:h100:2").gpus == ("h100", "h100")
+
+
+def test_gpus_that_slurm_does_not_count_are_untold(slurm: Recorded) -> None:
+    slurm.configure("(null)")
+    assert _capacity("gpu").gpus is None
+    assert capacity_of_job("7", nodes=2, asks="").gpus is None
+
+
+def test_a_job_has_the_least_that_it_was_given_on_a_node() -> None:
+    found = capacity_of_job("7", nodes=2, asks="")
+    assert (found.cores, found.memory_bytes, found.gpus) == (17, 64000 * MIB, ("h100", "h100"))
+    assert found.whose == "a node of job 7"
+
+
+def test_more_nodes_than_there_are_is_refused() -> None:
+    with pytest.raises(Misuse, match="--nodes is 4, and the partition gpu has 3; take fewer"):
+        _capacity("gpu", nodes=4)
+    with pytest.raises(Misuse, match="--nodes is 3, and job 7 has 2; take fewer"):
+        capacity_of_job("7", nodes=3, asks="")
+
+
+def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:
+    slurm.write("sinfo", "echo 'sinfo: error: Unable to contact controller' >&2; exit 1", is_script=True)
+    with pytest.raises(InfrastructureFailed, match=r"sinfo --noheader .*: sinfo: error: Unable to contact controller"):
+        _capacity("gpu")
+
+
+def test_a_job_that_slurm_has_forgotten_is_told_as_accounting_knows_it(slurm: Recorded) -> None:
+    allocation = SlurmAllocation(Request(nodes=2))
+    allocation.job = "7"
+    slurm.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", is_script=True)
+    slurm.write("sacct", "PREEMPTED\n")
+    assert allocation.why_ended() == "job 7 has ended: PREEMPTED"
+    slurm.write("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", is_script=True)
+    gone = allocation.why_ended()
+    assert gone is not None
+    assert gone.startswith("job 7 is gone: scontrol --oneliner show job 7: slurm_load_jobs error: Invalid job id")

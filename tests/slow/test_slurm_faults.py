@@ -1,0 +1,229 @@
+"""Faults on a real Slurm: nodes, jobs, runners and ranks that end, what is told of them, and how the suite goes on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
+from bench.suites.suite_folder import suite_run_folders
+from tests.slow.slurm import Slurm, run_slurm
+from tests.slow.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
+
+IN_RANKS = {
+    "raise": "error",
+    "kill": "killed",
+    "stop": "hung",
+    "wait": "hung",
+    "hang": "hung",
+    "exit": "error",
+    "leave": "left",
+    "memory": "error",
+}
+"""What is told of each fault of one rank."""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """Four nodes."""
+    with run_slurm(4) as slurm:
+        yield slurm
+
+
+def _begin(night: Night, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """Start the suite, and wait until its ranks measure."""
+    process = night.start(*words, **variables)
+    wait(lambda: night.measured() > 40)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _all_idle(slurm: Slurm) -> Iterator[None]:
+    """Have each test find all nodes idle."""
+    yield
+    wait(lambda: not slurm.jobs() and slurm.idle() == len(slurm.nodes))
+
+
+def _state(night: Night) -> SuiteState:
+    """What the ledger of the only suite run says."""
+    (folder,) = suite_run_folders(night.folder / "home/parallel-observatory/runs")
+    return fold(read_ledger(folder / LEDGER).records)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_the_shipped_smoke_suite_passes(nodes: int, slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, SUITE)
+    code, cases, messages = night.end(night.start(f"--nodes={nodes}", suite="smoke"))
+    assert code == main.FINE, messages
+    ran = {name: case for name, case in cases.items() if case["outcome"] != "left_out"}
+    assert len(ran) > 15
+    assert {case["outcome"] for case in ran.values()} == {"done"}
+    assert all(
+        case["summary"]["case"]["nodes"] == min(nodes, case["summary"]["case"]["ranks"]) for case in ran.values()
+    )
+
+
+def test_the_rank_with_a_fault_is_the_root_cause_on_whichever_node(slurm: Slurm, short_path: Path) -> None:
+    """Two nodes of two ranks each, the faulty one is on the second."""
+    head = (
+        SUITE.partition("[case.single]")[0].replace("limit_s = 60", "limit_s = 10").replace("trials = 2", "trials = 1")
+    )
+    drills = (
+        f'[case.{kind}]\nstrategy = "ddp"\nranks = 4\nseed = {seed}\ninject = "{kind}@2:2"\n'
+        for seed, kind in enumerate(IN_RANKS)
+    )
+    night = Night(
+        short_path, slurm, f"{head}{''.join(drills)}[case.afterwards]\nstrategy = 'ddp'\nranks = 4\nseed = 99\n"
+    )
+    code, cases, messages = night.run("--nodes=2")
+    assert code == main.CASE_FAILED, messages
+    causes = {kind: cases[kind]["summary"]["cause"] for kind in IN_RANKS}
+    assert {kind: cause["kind"] for kind, cause in causes.items()} == IN_RANKS
+    assert {(cause["rank"], cause["step"]) for cause in causes.values()} == {(2, 2)}
+    assert cases["afterwards"]["outcome"] == "done"
+    wait(lambda: not slurm.jobs())
+
+
+def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, LONG)
+    process = _begin(night, "--nodes=2")
+    slurm.lose("node1")
+    try:
+        code, _, messages = night.end(process)
+        assert code == main.INFRASTRUCTURE, messages
+        assert "the agent of node1 ended" in messages
+        assert "has 1 of 2 node(s) left: node1 is DOWN (the power is gone); --resume goes on in another job" in messages
+        assert _state(night).outcome == "interrupted"
+        wait(lambda: not slurm.jobs())
+        code, cases, messages = night.run("--nodes=2", "--resume")
+        assert code == main.FINE, messages
+        assert cases["ddp"]["summary"]["trials_done"] == 2
+    finally:
+        slurm.bring_back("node1")
+
+
+def test_a_job_with_a_node_to_spare_goes_on_without_the_one_that_is_lost(slurm: Slurm, short_path: Path) -> None:
+    said = subprocess.run(
+        ["salloc", "--no-shell", "--no-kill", "--nodes=3", "--exclusive", "--time=10"],
+        env=slurm.environment, capture_output=True, text=True, check=True, timeout=60,
+    ).stderr  # fmt: skip
+    job = said.split("job allocation ")[1].split()[0]
+    night = Night(short_path, slurm, LONG)
+    try:
+        process = _begin(night, "--nodes=2", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="3")
+        slurm.lose("node1")
+        code, cases, messages = night.end(process)
+        assert code == main.FINE, messages
+        assert "the agent of node1 ended" in messages
+        assert cases["ddp"]["summary"]["trials_done"] == 2
+    finally:
+        slurm.call("scancel", job)
+        slurm.bring_back("node1")
+
+
+def test_a_job_that_more_urgent_ones_displace_is_told(slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, LONG)
+    process = _begin(night, "--nodes=2")
+    urgent = slurm.call(
+        *("sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"),
+        *("--chdir=/", "--wrap=true"),
+    ).strip()
+    try:
+        code, _, messages = night.end(process)
+    finally:
+        subprocess.run(["scancel", urgent], env=slurm.environment, capture_output=True, timeout=60)
+    assert code == main.INFRASTRUCTURE, messages
+    assert "has ended: PREEMPTED" in messages
+    assert _state(night).outcome == "interrupted"
+    wait(lambda: not agents_of(slurm))
+
+
+def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, LONG)
+    script = short_path / "night.sh"
+    command = " ".join(night.command("--nodes=2"))
+    script.write_text(f"#!/bin/sh\nexec {command} ${{SLURM_RESTART_COUNT:+--resume}}\n")
+    words = [
+        "sbatch",
+        "--parsable",
+        "--requeue",
+        "--nodes=2",
+        "--exclusive",
+        "--time=20",
+        f"--output={short_path}/said",
+    ]
+    job = subprocess.run(
+        [*words, "--open-mode=append", str(script)],
+        env=night.environment, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    try:
+        wait(lambda: night.measured() > 40)
+        slurm.call("scontrol", "requeue", job)
+        wait(lambda: "PENDING" in slurm.call("scontrol", "show", "job", job))
+        assert _state(night).outcome in (None, "interrupted")
+        slurm.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Else Slurm lets it wait for two minutes.
+        wait(lambda: not slurm.jobs())
+    finally:
+        subprocess.run(["scancel", job], env=slurm.environment, capture_output=True, timeout=60)
+    said = (short_path / "said").read_text()
+    assert "goes on" in said
+    assert (_state(night).outcome, len(_state(night).case("ddp").trials_done)) == ("done", 2), said
+
+
+def test_the_job_of_a_killed_runner_is_given_back(slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, LONG)
+    process = _begin(night, "--nodes=2")
+    process.kill()
+    process.communicate()
+    wait(lambda: not slurm.jobs())
+    wait(lambda: not agents_of(slurm))
+    assert _state(night).outcome is None
+
+
+def test_no_trial_begins_that_slurm_would_end(slurm: Slurm, short_path: Path) -> None:
+    night = Night(short_path, slurm, LONG)
+    (short_path / "slurm.toml").write_text(SETTINGS.replace('time = "20"', 'time = "1"'))
+    code, _, messages = night.run("--nodes=2")
+    assert code == main.INFRASTRUCTURE, messages
+    assert "too few for a trial; --resume goes on in another job" in messages
+    assert _state(night).outcome == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            'python = "/usr/bin/python3"',
+            r": /usr/bin/python3 of node\d has no module bench; install the package there as here",
+        ),
+        (
+            'python = "/nowhere/python"',
+            r": node\d has no /nowhere/python to run; name an interpreter that has the package",
+        ),
+        (
+            f'python = "{sys.executable}"\nenvironment = {{ PYTHONPATH = "FOLDER" }}',
+            r"node\d said: agent: .*this agent has version 9.9 \(protocol \d+\), and the runner has version",
+        ),
+    ],
+)
+def test_a_node_with_another_package_or_none_is_named_in_one_line(
+    settings: str, said: str, slurm: Slurm, short_path: Path
+) -> None:
+    night = Night(short_path, slurm, LONG)
+    other = short_path / "parallel_observatory-9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: parallel-observatory\nVersion: 9.9\n")
+    (short_path / "slurm.toml").write_text('address = "127.0.0.1"\n' + settings.replace("FOLDER", str(short_path)))
+    code, _, messages = night.run("--nodes=2")
+    assert code == main.INFRASTRUCTURE, messages
+    assert re.search(said, messages), messages
+    assert "Traceback" not in messages
+    wait(lambda: not slurm.jobs())
