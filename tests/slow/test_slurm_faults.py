@@ -15,6 +15,7 @@ from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
 from bench.suites.suite_folder import suite_run_folders
 from tests.slow.slurm import Slurm, run_slurm
 from tests.slow.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
+from tests.support.servers import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -69,6 +70,29 @@ def test_the_shipped_smoke_suite_passes(nodes: int, slurm: Slurm, short_path: Pa
     assert all(
         case["summary"]["case"]["nodes"] == min(nodes, case["summary"]["case"]["ranks"]) for case in ran.values()
     )
+
+
+def test_a_node_whose_clock_is_minutes_off_ends_the_suite_or_is_left_out(slurm: Slurm, short_path: Path) -> None:
+    program("faketime", "faketime")
+    (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
+    night = Night(short_path, slurm, SUITE.partition("[case.collectives]")[0])
+    off = f"FAKETIME=+5m FAKETIME_DONT_FAKE_MONOTONIC=1 LD_PRELOAD={library}"
+    setup = f"""setup = '[ "$SLURM_NODEID" != 1 ] || export {off}'\n"""
+    (short_path / "slurm.toml").write_text(SETTINGS + setup)
+    code, _, messages = night.run("--nodes=3", "--preflight")
+    assert code == main.INFRASTRUCTURE, messages
+    bad = slurm.nodes[1]
+    assert f"pre-flight: {bad} is bad: its clock is 5.0 min ahead of the others'" in messages
+    assert f"pre-flight: {bad}: nothing can be measured with such nodes" in messages
+    assert _state(night).outcome is None
+    code, cases, messages = night.run("--nodes=3", "--drop-bad", "--resume")
+    assert code == main.FINE, messages
+    assert f"pre-flight: goes on without {bad}" in messages
+    assert {name: case["summary"]["case"]["nodes"] for name, case in cases.items()} == {
+        "single": 1,
+        "ddp": 2,
+        "fsdp": 2,
+    }
 
 
 def test_the_rank_with_a_fault_is_the_root_cause_on_whichever_node(slurm: Slurm, short_path: Path) -> None:

@@ -11,6 +11,7 @@ command -v systemd-analyze >/dev/null 2>&1 || packages="$packages systemd"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 || packages="$packages slurm-wlm"
 command -v munged >/dev/null 2>&1 || packages="$packages munge"
+command -v faketime >/dev/null 2>&1 || packages="$packages faketime"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
 [ -z "$packages" ] && exit 0
 

@@ -160,20 +160,18 @@ def run(
         History(store_url) as history,
         serving(runs_folder, store_url, port=port, on_notice=progress.tell),
     ):
-        fleet = None
-        if is_checked and choice.cases:
-            fleet = preflight.check(last_good(suite_run_folders(runs_folder)), is_dropping=is_dropping)
-            if preflight.dropped:
-                left = nodes - preflight.dropped
-                planned = read_plan(suite_name, settings, store_url, replace(node, nodes=left))
-                choice = choose(planned, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
         for notice in recover_runs(runs_folder, history, store_url).notices():
             progress.tell(notice)
         with resumed_ledger or begin(suite, runs_folder, only) as ledger, progress:
             folder = ledger.folder
             progress.tell(f"suite run {folder.name}{' goes on' if ledger.is_resumed else ''}")
-            if fleet is not None:
-                save(fleet, folder)
+            if is_checked and choice.cases:
+                fleet = preflight.check(last_good(suite_run_folders(runs_folder)), is_dropping=is_dropping)
+                if fleet is not None:
+                    save(fleet, folder)
+                if preflight.dropped:
+                    planned = read_plan(suite_name, settings, store_url, replace(node, nodes=nodes - preflight.dropped))
+                    choice = choose(planned, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
             if not choice.cases and not choice.not_run:
                 progress.tell(f"nothing is missing in {folder.name}")
             crowds = [(line, one.suite_case.name) for one in choice.cases for line in one.crowds]
