@@ -31,7 +31,7 @@ test: servers $(VENV)/.installed-dev check
 test-all: test test-rest
 
 # Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
-test-rest: servers $(VENV)/.installed-dev
+test-rest: servers $(VENV)/.installed-ray
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
 	$(BIN)/python -m pytest -m alone \
@@ -108,6 +108,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(SCANNER)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Its 80 MB are for slow tests alone.
+$(VENV)/.installed-ray: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
 clean:

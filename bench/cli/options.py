@@ -108,7 +108,7 @@ FORMAT = click.option(
 DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")
 
 
-ENGINE_NAMES = ("local", "slurm", "kubernetes")
+ENGINE_NAMES = ("local", "ray", "slurm", "kubernetes")
 """The keys of `ENGINES` in `bench.engines.registry`, which --help does not import."""
 
 

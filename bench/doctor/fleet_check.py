@@ -103,6 +103,8 @@ def _measured(fleet: Fleet, engine: ClusterEngine, nodes: Sequence[Node], ranks_
             pairs = _pair_rates(trials, nodes, each)
         else:
             rates += _rates(name, trials, nodes, case)
+    if fleet.shares_machines:
+        absent.append("speeds are not judged: nodes share a machine, and each gets what the others leave")
     return replace(fleet, rates=tuple(rates), pairs=tuple(pairs), absent=tuple(absent))
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from bench.engines.cluster import Capacity, Request
 from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
+from bench.engines.ray.engine import RayAllocation
 from bench.engines.slurm.allocation import SlurmAllocation, read_capacity
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
@@ -49,6 +50,7 @@ class Allocation(Protocol):
 
 ENGINES: dict[str, Callable[[Request], Allocation]] = {
     "local": LocalAllocation,
+    "ray": RayAllocation,
     "slurm": SlurmAllocation,
     "kubernetes": PodAllocation,
 }

@@ -18,8 +18,8 @@ import pytest
 
 from bench.case import Case
 from bench.cli import main
-from tests.slow.slurm import Slurm, run_slurm
-from tests.slow.slurm_nights import Night
+from tests.slow.clusters.slurm import Slurm, run_slurm
+from tests.slow.clusters.slurm_nights import Night
 from tests.support.netbox import INTERFACE, RESOLVERS, netbox
 from tests.support.servers import PrometheusServer, run_prometheus
 from workloads.cost_models.communication import Link, bus_factor

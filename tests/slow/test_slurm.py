@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from tests.slow.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
-from tests.slow.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
+from tests.slow.clusters.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
+from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 

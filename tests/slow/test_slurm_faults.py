@@ -13,8 +13,8 @@ import pytest
 from bench.cli import main
 from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
 from bench.suites.suite_folder import suite_run_folders
-from tests.slow.slurm import Slurm, run_slurm
-from tests.slow.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
+from tests.slow.clusters.slurm import Slurm, run_slurm
+from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
 from tests.support.servers import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]

@@ -139,6 +139,13 @@ def test_one_slow_trial_or_a_few_per_cent_are_no_finding(trials: tuple[float, ..
     assert judge(_four(_node(0), rates=_rates(usual, trials, usual, usual))) == ()
 
 
+def test_speeds_of_nodes_that_share_a_machine_are_not_judged() -> None:
+    slow = _rates((99e9, 100e9, 101e9), (49e9, 50e9, 51e9))
+    assert len(judge(_fleet(_node(0), _node(1), rates=slow))) == 1
+    second = replace(_node(1), machine=replace(_node(1).machine, hostname="n0"))
+    assert judge(_fleet(_node(0), second, rates=slow)) == ()
+
+
 def _pairs(**rates: float) -> tuple[PairRate, ...]:
     """By the numbers of both nodes, such as p01, the rate in Mbyte/s."""
     return tuple(

@@ -117,7 +117,7 @@ LINES = (
     Line(
         "run single --device cpu --engine kubernetes", 2, "works within the pods of a JobSet; `observatory suite render"
     ),
-    Line("run single --engine mpi", 2, "'mpi' is not one of 'local', 'slurm'"),
+    Line("run single --engine mpi", 2, "'mpi' is not one of 'local', 'ray', 'slurm'"),
     Line("run single --port 99999", 2, "99999 is not in the range 0<=x<=65535"),
     Line("run single --port x", 2, "'x' is not a valid integer range"),
     # options of strategies

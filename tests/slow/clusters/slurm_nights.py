@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tests.bench.made.fake_suites import TINY_SHAPE
-from tests.slow.slurm import Slurm
+from tests.slow.clusters.slurm import Slurm
 
 SETTINGS = f'address = "127.0.0.1"\ntime = "20"\npython = "{sys.executable}"\n'
 SUITE = (

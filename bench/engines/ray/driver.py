@@ -1,0 +1,364 @@
+"""The Ray driver, a child of the runner: reserves nodes, starts an agent on each by an actor, and ends all of them.
+
+Started as `python -P -m bench.engines.ray.driver`, with orders at its standard input and answers at its standard
+output. When the input ends, so do actors, placement group, a cluster that was started here, and this process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any, NoReturn
+
+import msgspec
+
+from bench.engines.ray.orders import (
+    Answer,
+    AskAgents,
+    Connect,
+    Connected,
+    Done,
+    Failed,
+    Order,
+    RayNode,
+    Reserve,
+    Reserved,
+    StartAgents,
+    StopAgents,
+    Told,
+    alive_nodes,
+    bundle,
+    has,
+    in_words,
+)
+from bench.errors import InfrastructureFailed, Misuse
+
+REACH_S = 10.0
+"""How long the cluster's address may take to accept a connection."""
+LOOK_S = 0.5
+TELL_S = 2.0
+"""After how long a wait for nodes is told."""
+STOP_S = 10.0
+"""How long an agent may take to end by itself."""
+LEAVE_S = 20.0
+"""How long Ray may take to shut down; what is left then ends with this process."""
+STORE_BYTES = 80 * 1024**2
+"""Of the object store of a cluster that is started here, which nobody uses: about the least that Ray takes."""
+
+
+class Abandoned(RuntimeError):
+    """The runner has gone."""
+
+
+class NodeActor:
+    """Starts the agent of one node, and ends it; what it needs comes with it, since Ray's workers lack our package."""
+
+    def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the actor.
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def start(self, words: list[str], key: bytes, environment: dict[str, str]) -> None:
+        """Start the agent in the worker's environment without what is Ray's own in it."""
+        dropped = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONPATH", "SPT_NOENV")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        for name in dropped:
+            kept.pop(name, None)
+        self._agent = subprocess.Popen(
+            words,
+            env={**kept, **environment},
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=self._said,
+            start_new_session=True,
+        )
+        assert self._agent.stdin is not None
+        try:
+            self._agent.stdin.write(key)
+            self._agent.stdin.close()
+        except BrokenPipeError:
+            pass  # It has ended already, which `ended` tells.
+
+    def ended(self) -> str | None:
+        """Return how the agent ended; None as long as it lives."""
+        code = None if self._agent is None else self._agent.poll()
+        if code is None:
+            return None
+        self._said.seek(0)
+        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"it ended with code {code}{f'; it said: {lines[-1].strip()}' if lines else ''}"
+
+    def stop(self, within_s: float) -> str | None:
+        """Wait for the agent's end, and end it if it lives on; return how it ended. Nothing follows."""
+        if self._agent is not None:
+            try:
+                self._agent.wait(within_s)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+                self._agent.wait()
+        ended = self.ended()
+        self._said.close()
+        return ended
+
+
+class Driver:
+    """Carries out orders. orders: where the next one comes from, to see when the runner is gone. answers: to it."""
+
+    def __init__(self, orders: IO[bytes], answers: IO[bytes]) -> None:
+        self._orders, self._answers = orders, answers
+        self._order: Reserve | None = None
+        self._bundle: dict[str, float] = {}
+        self._group: Any = None
+        self._names: tuple[str, ...] = ()
+        self._actors: list[Any] = []
+        self._ended: list[Any] = []
+
+    def answer(self, order: Order) -> Answer:
+        """Carry out an order; return the answer.
+
+        Raises:
+            Abandoned: the runner has gone meanwhile.
+        """
+        try:
+            match order:
+                case Connect():
+                    return self._connect(order)
+                case Reserve():
+                    return self._reserve(order)
+                case StartAgents():
+                    return self._start(order)
+                case AskAgents():
+                    return self._ask()
+                case StopAgents():
+                    return self.stop()
+        except Misuse as error:
+            return Failed(text=str(error), is_misuse=True)
+        except InfrastructureFailed as error:
+            return Failed(text=str(error))
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer.
+
+        Raises:
+            Abandoned: the runner has gone.
+        """
+        try:
+            self._answers.write(msgspec.json.encode(answer) + b"\n")
+        except OSError:
+            raise Abandoned from None
+
+    def _connect(self, order: Connect) -> Connected:
+        import ray
+
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if order.address not in (None, "auto"):
+            _reach(order.address)
+        try:
+            if order.address is None:
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    object_store_memory=STORE_BYTES,
+                    _temp_dir=order.folder,
+                    _node_ip_address="127.0.0.1",
+                    **quiet,
+                )
+            else:
+                ray.init(address=order.address, **quiet)
+        except Exception as error:  # noqa: BLE001  # Ray raises many kinds, and bare ones.
+            what = "Ray cannot be started on this machine" if order.address is None else f"Ray at {order.address}"
+            raise InfrastructureFailed(f"{what}: {_in_one_line(error)}") from None
+        return Connected(address=ray.util.get_node_ip_address())
+
+    def _reserve(self, order: Reserve) -> Reserved:
+        from ray.util.placement_group import placement_group, placement_group_table
+
+        is_first = self._group is None
+        if is_first:
+            self._bundle = bundle(order, _nodes())
+            self._group = placement_group([self._bundle] * order.nodes, strategy="STRICT_SPREAD", name="observatory")
+        tell_s = time.monotonic() + TELL_S
+        while True:
+            nodes = {node.id: node for node in _nodes()}
+            table = placement_group_table(self._group)
+            places = [table["bundles_to_node_id"].get(number, "") for number in range(order.nodes)]
+            if table["state"] == "CREATED" and all(place in nodes for place in places):
+                self._names = tuple(nodes[place].name for place in places)
+                return Reserved(names=self._names)
+            self._check_there_are_enough(order, tuple(nodes.values()))
+            if time.monotonic() > tell_s:
+                tell_s = float("inf")
+                wanted = f"{order.nodes} node(s) with {in_words(self._bundle)} free on each"
+                self.send(Told(text=f"Ray's cluster is busy or short of nodes; waits for {wanted}"))
+            self._pause()
+
+    def _check_there_are_enough(self, order: Reserve, nodes: Sequence[RayNode]) -> None:
+        able = sum(has(node, self._bundle) for node in nodes)
+        if able < order.nodes:
+            gone = [name for name in self._names if name not in {node.name for node in nodes}]
+            of = f" ({', '.join(gone)} died)" if gone else ""
+            raise InfrastructureFailed(
+                f"Ray's cluster has {able} node(s) with {in_words(self._bundle)} left{of}, and {order.nodes} are needed"
+            )
+
+    def _start(self, order: StartAgents) -> Done:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        environment = order.environment
+        if not self._bundle.get("GPU"):  # Versions of Ray differ in whether they hide GPUs that were not asked for.
+            environment = {"CUDA_VISIBLE_DEVICES": "", **environment}
+        for number in range(len(self._names)):
+            options = {
+                "num_cpus": self._bundle.get("CPU", 0),
+                "num_gpus": self._bundle.get("GPU", 0),
+                "resources": {name: value for name, value in self._bundle.items() if name not in ("CPU", "GPU")},
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, number),
+            }
+            self._actors.append(ray.remote(NodeActor).options(**options).remote())
+        # The key is an argument of a method: what creates an actor is kept by the cluster.
+        started = [
+            actor.start.remote([*order.words, "--node", str(number)], order.key, environment)
+            for number, actor in enumerate(self._actors)
+        ]
+        waiting = list(started)
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_S)
+            alive = {node.name for node in _nodes()}
+            if gone := [name for name in self._names if name not in alive]:
+                raise InfrastructureFailed(f"{', '.join(gone)}: the node has left Ray's cluster")
+            self._pause(0.0)
+        self._results(started)
+        return Done()
+
+    def _ask(self) -> Done:
+        for name, ended in zip(self._names, self._results([one.ended.remote() for one in self._actors]), strict=False):
+            if ended is not None:
+                raise InfrastructureFailed(f"{name}: {ended}")
+        return Done()
+
+    def _results(self, asked: Sequence[Any]) -> list[Any]:
+        """Return what the actors' methods returned, in their order.
+
+        Raises:
+            InfrastructureFailed: one raised, does not answer, or its actor died.
+        """
+        import ray
+
+        found = []
+        for name, one in zip(self._names, asked, strict=False):
+            try:
+                found.append(ray.get(one, timeout=STOP_S))
+            except ray.exceptions.RayTaskError as error:
+                raise InfrastructureFailed(f"{name}: {_in_one_line(error.cause)}") from None
+            except ray.exceptions.GetTimeoutError:
+                raise InfrastructureFailed(f"{name}: its actor has not answered within {STOP_S:g} s") from None
+            except ray.exceptions.RayError as error:
+                raise InfrastructureFailed(f"{name}: its actor died: {_in_one_line(error)}") from None
+        return found
+
+    def stop(self) -> Done:
+        """End agents and actors."""
+        import ray
+
+        actors, self._actors = self._actors, []
+        if actors:
+            ray.wait([one.stop.remote(STOP_S) for one in actors], num_returns=len(actors), timeout=2 * STOP_S)
+        for actor in actors:
+            ray.kill(actor)
+        self._ended += actors  # Ray ends one whose handle is gone in another way, which may take half a minute.
+        return Done()
+
+    def close(self) -> None:
+        """End all that was started here."""
+        import ray
+
+        if ray.is_initialized():
+            self.stop()
+            if self._group is not None:
+                ray.util.remove_placement_group(self._group)
+            ray.shutdown()
+
+    def _pause(self, elapsed_s: float = LOOK_S) -> None:
+        """Wait; where the runner is gone, end.
+
+        Raises:
+            Abandoned: it is gone: no order comes while one is carried out.
+        """
+        if select.select([self._orders], [], [], elapsed_s)[0]:
+            raise Abandoned
+
+
+def _nodes() -> tuple[RayNode, ...]:
+    import ray
+
+    return alive_nodes(ray.nodes())
+
+
+def _reach(address: str) -> None:
+    """Find out whether something is at the address; Ray itself would try for long.
+
+    Raises:
+        InfrastructureFailed: nothing is.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"no Ray cluster is at {address}: {error.strerror or error}; `ray status` shows whether one runs here"
+        ) from None
+
+
+def _in_one_line(error: BaseException) -> str:
+    while error.__cause__ is not None:  # What Ray raises from it says less.
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """Return the standard streams for messages alone: what Ray prints goes to standard error."""
+    orders, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders, answers
+
+
+def main() -> NoReturn:
+    """Carry out orders until the input ends; then end all that was started."""
+    orders, answers = _take_over_streams()
+    driver = Driver(orders, answers)
+    decoder = msgspec.json.Decoder(Order)
+    folder: str | None = None
+    try:
+        for line in orders:
+            order = decoder.decode(line)
+            if isinstance(order, Connect):
+                folder = order.folder
+            driver.send(driver.answer(order))
+    except Abandoned:
+        pass
+    finally:
+        limit = threading.Timer(LEAVE_S, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
+        with suppress(Exception):
+            driver.close()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

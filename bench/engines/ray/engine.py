@@ -1,0 +1,308 @@
+"""The engine of a Ray cluster: nodes are reserved by a placement group, and an actor on each starts an agent there.
+
+Without a cluster's address one is started on this machine, and ended with the engine. Only the driver, a process of its
+own, loads ray.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.ray.orders import (
+    Answer,
+    AskAgents,
+    Connect,
+    Connected,
+    Done,
+    Failed,
+    Order,
+    Reserve,
+    Reserved,
+    StartAgents,
+    StopAgents,
+    Told,
+)
+from bench.engines.settings_file import read_settings
+from bench.engines.wire.frames import new_key, write_key
+from bench.errors import InfrastructureFailed, Misuse
+
+CONNECT_S = 60.0
+"""How long a cluster may take to answer; a connection takes 2 s."""
+LOCAL_S = 180.0
+"""How long Ray may take to start on this machine, which takes 5 to 10 s."""
+START_S = 180.0
+"""How long agents may take to be started, which actors do: Ray notices up to 20 s late that a node has died."""
+ASK_S = 30.0
+ROOM_BYTES = 40
+"""Of the path of a folder below which Ray makes sockets: a socket's may have 107 bytes, and Ray adds some 65."""
+PASSED = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_")
+"""Variables of the runner that agents get, too, as by Slurm: interfaces, and settings of torch."""
+LIFELINE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+"""Ends what it executes with a SIGTERM when its parent, an actor, ends (PR_SET_PDEATHSIG of Linux)."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Expected = TypeVar("Expected", bound=Answer)
+
+
+class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of --engine-file: which cluster, what is reserved on each of its nodes, and how agents are started.
+
+    address: of the cluster, such as "10.0.0.1:6379", or "auto" for one on this machine; by default RAY_ADDRESS, and
+    without that one is started. cpus, gpus: reserved on each node; by default all that it has. resources: more of them,
+    by Ray's names. setup: lines of a shell that each node runs before its agent, such as "module load cuda".
+    environment: of the agents and their ranks. runner: address of this machine, where the nodes reach it; by default
+    that of its own node in the cluster. python: the interpreter that has the package on the nodes; by default this
+    one's path.
+    """
+
+    address: str | None = None
+    cpus: Amount | None = None
+    gpus: Count | None = None
+    resources: dict[str, Amount] = {}
+    setup: str = ""
+    environment: dict[str, str] = {}
+    runner: str | None = None
+    python: str = sys.executable
+
+
+def cluster_address(settings: RaySettings, user: Mapping[str, str]) -> str | None:
+    """Return the address of the cluster, by the settings or the user's RAY_ADDRESS; None where one is to be started.
+
+    Raises:
+        Misuse: it is not the address of a cluster itself.
+    """
+    address = settings.address or user.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        return None
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("/" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536):
+        where = "address in the engine's file" if settings.address else "RAY_ADDRESS"
+        raise Misuse(f'{where} is "{address}"; give that of the cluster itself, such as 10.0.0.1:6379, or auto')
+    return address
+
+
+class RayAllocation:
+    """Nodes of a Ray cluster. Use it in a `with`: at its end they are given back, and a cluster started here ends."""
+
+    def __init__(self, request: Request) -> None:
+        self.settings = read_settings(request.file, RaySettings, "Ray")
+        self._address = cluster_address(self.settings, os.environ)
+        self._request = request
+        self._driver: RayDriver | None = None
+        self.runner = ""  # Address of this machine, once the driver has connected.
+        if self._address is None and request.nodes > 1:
+            raise Misuse(
+                f"--nodes is {request.nodes}, and without a cluster's address Ray is started on this machine, which is"
+                ' one node; give one in the engine\'s file: address = "10.0.0.1:6379", or as RAY_ADDRESS'
+            )
+
+    def __enter__(self) -> RayAllocation:
+        if importlib.util.find_spec("ray") is None:
+            raise InfrastructureFailed(
+                "the engine ray needs the package ray, which is not installed; pip install 'parallel-observatory[ray]'"
+            )
+        self._driver = driver = RayDriver(self._request.tell, starts_cluster=self._address is None)
+        try:
+            order = Connect(address=self._address, folder=driver.folder)
+            within_s = LOCAL_S if self._address is None else CONNECT_S
+            connected = driver.ask(order, Connected, within_s)
+            self.runner = self.settings.runner or connected.address
+            self.names()
+        except BaseException:
+            driver.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def open(self, runs: Path) -> ClusterEngine:
+        """Open an engine on the reserved nodes, of which others may have come in place of those that died.
+
+        Raises:
+            InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
+        """
+        return ClusterEngine(RayPlacement(self, self.names()), runs)
+
+    @property
+    def driver(self) -> RayDriver:
+        """The connection to the cluster."""
+        assert self._driver is not None, "it is entered"
+        return self._driver
+
+    def names(self) -> tuple[str, ...]:
+        """Wait until the nodes are ours; return their names by number.
+
+        Raises:
+            InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
+            Misuse: it never had.
+        """
+        asked = self.settings
+        order = Reserve(nodes=self._request.nodes, cpus=asked.cpus, gpus=asked.gpus, resources=asked.resources)
+        return self.driver.ask(order, Reserved, math.inf).names
+
+
+class RayPlacement:
+    """Agents as children of actors, one on each node. The key goes to them as an argument of the actor's method."""
+
+    name = "ray"
+
+    def __init__(self, allocation: RayAllocation, nodes: tuple[str, ...]) -> None:
+        self.nodes = nodes
+        self.address = allocation.runner
+        self._settings, self._driver = allocation.settings, allocation.driver
+
+    def start(self, meeting: Meeting) -> None:
+        """See `Placement`."""
+        settings = self._settings
+        agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
+        lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
+        lines.append(f'exec {shlex.join([settings.python, "-c", LIFELINE, *agent])} --send-files "$@"')
+        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
+        order = StartAgents(
+            words=("sh", "-c", "\n".join(lines), "sh"),
+            key=meeting.key_file.read_bytes(),
+            environment={**passed, **settings.environment},
+        )
+        self._driver.ask(order, Done, START_S)
+
+    def failure(self) -> str | None:
+        """See `Placement`."""
+        try:
+            self._driver.ask(AskAgents(), Done, ASK_S)
+        except InfrastructureFailed as error:
+            return str(error)
+        return None
+
+    def left_s(self) -> float:
+        """See `Placement`."""
+        return math.inf
+
+    def stop(self) -> None:
+        """See `Placement`."""
+        with suppress(InfrastructureFailed):  # The driver is gone, and with it the actors and their agents.
+            self._driver.ask(StopAgents(), Done, STOP_S + ASK_S)
+
+
+class RayDriver:
+    """The process that has the connection to Ray; what it starts ends with it, and it ends with this one.
+
+    tell: is told what is waited for. starts_cluster: it will start one. folder: for the files of that one; it
+    goes at the end.
+    """
+
+    def __init__(self, tell: Callable[[str], None], *, starts_cluster: bool) -> None:
+        self._tell = tell
+        self.folder = tempfile.mkdtemp(prefix="ray-", dir=_short_folder()) if starts_cluster else None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the driver.
+        ours = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # Would send this folder to all nodes where uv started the runner.
+        }
+        if self.folder is not None and "RAY_AUTH_MODE" not in os.environ:  # Ray's own token would stay in the home.
+            write_key(token := Path(self.folder, "token"), new_key())
+            ours |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        user = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # It is given as settled.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bench.engines.ray.driver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**user, **ours},
+            start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agents in order.
+        )
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="answers of Ray's driver", daemon=True)
+        self._reader.start()
+
+    def ask(self, order: Order, kind: type[Expected], within_s: float) -> Expected:
+        """Give an order; return its answer.
+
+        Raises:
+            InfrastructureFailed: it cannot be done, or the driver has ended or does not answer, and then is ended.
+            Misuse: it cannot be meant.
+        """
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # The driver has ended, which its missing answer tells.
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        while True:
+            try:
+                answer = self._answers.get(timeout=None if within_s == math.inf else within_s)
+            except queue.Empty:
+                self._process.kill()
+                raise InfrastructureFailed(
+                    f"Ray has not answered within {within_s:g} s; is the cluster well?"
+                ) from None
+            match answer:
+                case None:
+                    self._answers.put(None)  # Whoever asks next learns it, too.
+                    raise InfrastructureFailed(f"the connection to Ray's cluster has ended{self._said()}")
+                case Told():
+                    self._tell(answer.text)
+                case Failed(is_misuse=True):
+                    raise Misuse(answer.text)
+                case Failed():
+                    raise InfrastructureFailed(answer.text)
+                case _:
+                    assert isinstance(answer, kind), "an order has one kind of answer"
+                    return answer
+
+    def close(self) -> None:
+        """End the driver, and with it what it has started; a second call does nothing."""
+        if self._errors.closed:
+            return
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S + ASK_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(ASK_S)
+        self._errors.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        decoder = msgspec.json.Decoder(Answer)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._answers.put(decoder.decode(line))
+        self._answers.put(None)
+
+    def _said(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = [" ".join(line.split()) for line in lines if line.strip()]
+        return f": its driver ended with code {self._process.returncode}{f'; it said: {said[-1]}' if said else ''}"
+
+
+def _short_folder() -> str:
+    """Return the folder for temporary files, or /tmp where its path is too long for sockets."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) + len("/ray-12345678") <= ROOM_BYTES else "/tmp"

@@ -1,0 +1,160 @@
+"""What the runner asks of its Ray driver, a process of its own: messages, one JSON line each, and what they ask for.
+
+The driver is another process because Ray takes its process's signals, streams and threads for its own, and ends it when
+the cluster is gone. Knows nothing of the package ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from bench.errors import Misuse
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True, tag="connect"):
+    """Connect to a cluster, or start one on this machine. Answered by `Connected`.
+
+    address: of the cluster; None to start one. folder: for the files of one that is started.
+    """
+
+    address: str | None
+    folder: str | None
+
+
+class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
+    """Reserve nodes, and wait until they are free; once more, wait for others in place of those that died.
+
+    Answered by `Reserved`, and before by `Told`. cpus, gpus: of each node; None for as many as it has. resources: of
+    each node, by Ray's names.
+    """
+
+    nodes: int
+    cpus: float | None
+    gpus: int | None
+    resources: dict[str, float]
+
+
+class StartAgents(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """Start an agent on each reserved node. Answered by `Done`.
+
+    words: the command of an agent, to which `--node` and its number are added. key: the agent's first line of input.
+    environment: of the agents, beside that of Ray's workers.
+    """
+
+    words: tuple[str, ...]
+    key: bytes
+    environment: dict[str, str]
+
+
+class AskAgents(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """Ask whether agents have ended. Answered by `Done` as long as all live, else by `Failed`."""
+
+
+class StopAgents(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """Wait for the agents' end, and end those that live on; then their actors. Answered by `Done`."""
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="connected"):
+    """The cluster is there. address: of this machine, where its nodes reach it."""
+
+    address: str
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True, tag="reserved"):
+    """The nodes are ours. names: in the order of their numbers."""
+
+    names: tuple[str, ...]
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """It is done."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    """What is waited for; an answer follows."""
+
+    text: str
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """It cannot be done. is_misuse: since it cannot be meant."""
+
+    text: str
+    is_misuse: bool = False
+
+
+Order = Connect | Reserve | StartAgents | AskAgents | StopAgents
+Answer = Connected | Reserved | Done | Told | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node that is alive. resources: all that it has, by Ray's names, also what is in use."""
+
+    id: str
+    name: str
+    resources: Mapping[str, float]
+
+
+def alive_nodes(listed: Sequence[Mapping[str, object]]) -> tuple[RayNode, ...]:
+    """Return the nodes that are alive of those that `ray.nodes()` lists, with names that no two of them share.
+
+    A node's name is Ray's own, the host's where that is only its address; with the beginning of its id where several
+    nodes have it, as those on one machine may.
+    """
+    alive = [node for node in listed if node["Alive"]]
+    names = [
+        str(node["NodeManagerHostname"] if node["NodeName"] in ("", node["NodeManagerAddress"]) else node["NodeName"])
+        for node in alive
+    ]
+    return tuple(
+        RayNode(
+            id=(number := str(node["NodeID"])),
+            name=name if names.count(name) == 1 else f"{name} ({number[:8]})",
+            resources=msgspec.convert(node["Resources"], dict[str, float]),
+        )
+        for node, name in zip(alive, names, strict=True)
+    )
+
+
+def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:
+    """Return what is reserved on each node, by Ray's names.
+
+    What the order leaves open is as much as each of the nodes has that have most, GPUs before CPUs: with nothing else
+    on these nodes, what is measured is not disturbed.
+
+    Example: for two of three nodes with 8 GPUs, 8 GPUs and none it is 8 GPUs, and for all three none.
+
+    Raises:
+        Misuse: fewer nodes have what is asked for, or nothing is.
+    """
+    given = {**order.resources, "CPU": order.cpus, "GPU": order.gpus}
+    wanted = {name: float(value) for name, value in given.items() if value}
+    able = [node for node in nodes if has(node, wanted)]
+    if len(able) < order.nodes:
+        among = f", and {len(able)} of them {'has' if len(able) == 1 else 'have'} {in_words(wanted)}" if wanted else ""
+        raise Misuse(f"--nodes is {order.nodes}, and Ray's cluster has {len(nodes)} that are alive{among}; take fewer")
+    able.sort(key=lambda node: (node.resources.get("GPU", 0.0), node.resources.get("CPU", 0.0)), reverse=True)
+    for name, value in (("CPU", order.cpus), ("GPU", order.gpus)):
+        if value is None:
+            wanted[name] = min(node.resources.get(name, 0.0) for node in able[: order.nodes])
+    wanted = {name: value for name, value in wanted.items() if value > 0}
+    if not wanted:
+        raise Misuse(
+            f"nothing would be reserved on {order.nodes} node(s): they have neither CPUs nor GPUs, or the engine's file"
+            " asks for none; ask there for some: cpus = 1"
+        )
+    return wanted
+
+
+def has(node: RayNode, wanted: Mapping[str, float]) -> bool:
+    """Return whether the node has so much, in use or not."""
+    return all(node.resources.get(name, 0.0) >= value for name, value in wanted.items())
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Return such as "8 CPU, 2 GPU"."""
+    return ", ".join(f"{value:g} {name}" for name, value in resources.items())

@@ -1,0 +1,157 @@
+"""The engine of Ray where no Ray is needed: its settings, what is reserved on which nodes, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.engines.cluster import Request
+from bench.engines.ray.driver import NodeActor
+from bench.engines.ray.engine import RayAllocation, RaySettings, cluster_address
+from bench.engines.ray.orders import Connect, Order, RayNode, Reserve, StartAgents, alive_nodes, bundle
+from bench.engines.settings_file import read_settings
+from bench.errors import InfrastructureFailed, Misuse
+
+
+def _node(name: str, **resources: float) -> RayNode:
+    return RayNode(id=name, name=name, resources=resources)
+
+
+HEAD, SMALL = _node("head", CPU=4), _node("small", CPU=8, GPU=2, ssd=1)
+LARGE, LAST = _node("large", CPU=64, GPU=8, ssd=1), _node("last", CPU=16, GPU=8)
+CLUSTER = (HEAD, SMALL, LARGE, LAST)
+
+
+def _order(nodes: int, *, cpus: float | None = None, gpus: int | None = None, **resources: float) -> Reserve:
+    return Reserve(nodes=nodes, cpus=cpus, gpus=gpus, resources=resources)
+
+
+@pytest.mark.parametrize(
+    ("order", "reserved"),
+    [
+        (_order(1), {"CPU": 64, "GPU": 8}),
+        (_order(2), {"CPU": 16, "GPU": 8}),
+        (_order(3), {"CPU": 8, "GPU": 2}),
+        (_order(4), {"CPU": 4}),
+        (_order(2, ssd=1), {"ssd": 1, "CPU": 8, "GPU": 2}),
+        (_order(2, cpus=10), {"CPU": 10, "GPU": 8}),
+        (_order(2, cpus=0.5, gpus=0), {"CPU": 0.5}),
+        (_order(1, cpus=0, gpus=0, ssd=1), {"ssd": 1}),
+    ],
+)
+def test_all_that_so_many_nodes_have_is_reserved_unless_it_is_said(order: Reserve, reserved: dict[str, float]) -> None:
+    assert bundle(order, CLUSTER) == reserved
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (_order(5), "--nodes is 5, and Ray's cluster has 4 that are alive; take fewer"),
+        (_order(3, gpus=4), "--nodes is 3, and Ray's cluster has 4 that are alive, and 2 of them have 4 GPU; take"),
+        (_order(2, cpus=32, ssd=1), "and 1 of them has 1 ssd, 32 CPU; take fewer"),
+        (_order(1, cpus=0, gpus=0), "nothing would be reserved on 1 node(s)"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused(order: Reserve, said: str) -> None:
+    with pytest.raises(Misuse) as refused:
+        bundle(order, CLUSTER)
+    assert said in str(refused.value)
+
+
+def test_nodes_that_are_alive_have_names_that_differ() -> None:
+    def listed(number: str, name: str, *, is_alive: bool = True) -> dict[str, object]:
+        here = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {"CPU": 2.0}}
+        return {"NodeID": number * 12, "NodeName": name, "Alive": is_alive, **here}
+
+    nodes = alive_nodes(
+        [listed("a", "one"), listed("b", "two", is_alive=False), listed("c", "10.0.0.1"), listed("d", "")]
+    )
+    assert [node.name for node in nodes] == ["one", "host (cccccccc)", "host (dddddddd)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "address"),
+    [
+        (None, None, None),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ("node0:6379", "10.0.0.1:6379", "node0:6379"),
+        ("auto", None, "auto"),
+        ("local", "10.0.0.1:6379", None),
+    ],
+)
+def test_the_cluster_is_the_file_s_or_the_user_s_or_one_that_is_started(
+    given: str | None, variable: str | None, address: str | None
+) -> None:
+    user = {} if variable is None else {"RAY_ADDRESS": variable}
+    assert cluster_address(RaySettings(address=given), user) == address
+
+
+@pytest.mark.parametrize("address", ["ray://node0:10001", "http://127.0.0.1:8265", "node0", "node0:port", ":1", "a:0"])
+def test_an_address_of_another_kind_is_refused(address: str) -> None:
+    with pytest.raises(Misuse, match="give that of the cluster itself"):
+        cluster_address(RaySettings(), {"RAY_ADDRESS": address})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpu = 2", 'the field "gpu" is unknown; did you mean "gpus"?'),
+        ("gpus = -1", "Expected `int` >= 0 - at `$.gpus`"),
+        ("gpus = 0.5", "Expected `int | null`, got `float` - at `$.gpus`"),
+        ('cpus = "8"', "Expected `float | null`, got `str` - at `$.cpus`"),
+        ("[resources]\nnight = -1", "Expected `float` >= 0.0 - at `$.resources[...]`"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "ray.toml").write_text(text)
+    with pytest.raises(Misuse) as refused:
+        read_settings(tmp_path / "ray.toml", RaySettings, "Ray")
+    assert said in str(refused.value)
+
+
+def test_a_cluster_that_would_be_started_here_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(Misuse, match="--nodes is 2, and without a cluster's address Ray is started on this machine"):
+        RayAllocation(Request(nodes=2))
+
+
+def test_without_the_package_it_is_said_how_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # As where it is not installed.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(
+            InfrastructureFailed, match=r"needs the package ray, .*pip install 'parallel-observatory\[ray\]'"
+        ),
+        RayAllocation(Request()),
+    ):
+        pass
+
+
+def test_orders_come_to_the_driver_as_they_are_given() -> None:
+    start = StartAgents(words=("sh",), key=b"\x00\xffkey\n", environment={"A": "b"})
+    for order in (Connect(address=None, folder="/tmp/ray"), _order(2, night=1), start):
+        assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
+
+
+def test_an_actor_s_agent_gets_the_key_and_nothing_of_ray_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RAY_JOB_ID": "1", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "2,3"}.items():
+        monkeypatch.setenv(name, value)
+    actor = NodeActor()
+    assert actor.ended() is None
+    program = (
+        "import os, sys\n"
+        "names = [name for name in os.environ if name.startswith(('RAY_', 'OMP_'))]\n"
+        "print(sys.stdin.readline(), names, os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OURS'])\n"
+        "sys.exit(3)"
+    )
+    actor.start([sys.executable, "-c", program], b"secret", {"OURS": "1"})
+    assert actor.stop(60) == "it ended with code 3; it said: secret [] 2,3 1"
+
+
+def test_an_actor_ends_an_agent_that_does_not_end_by_itself() -> None:
+    actor = NodeActor()
+    actor.start([sys.executable, "-c", "import time\ntime.sleep(1000)"], b"", {})
+    assert actor.stop(0.0) == "it ended with code -9"

@@ -1,0 +1,398 @@
+"""Suites on a real Ray, whose nodes are all this machine: what runs where, what is told of faults, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.cli import main
+from tests.bench.made.fake_suites import TINY_SHAPE
+from tests.slow.clusters.ray_cluster import GPUS, RayCluster, processes_of, run_ray
+from tests.slow.test_faults import IN_RANKS
+
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
+
+DEFAULTS = f"""
+schema_version = 1
+[defaults]
+device = "cpu"
+trials = 1
+steps = 3
+warm_up = 1
+trace_steps = 1
+{TINY_SHAPE}batch = 4
+block = "all"
+limit_s = 60
+"""
+SUITE = f"""{DEFAULTS}
+[case.single]
+ranks = 1
+[case.ddp]
+ranks = 4
+[case.fsdp]
+ranks = 4
+[case.ring_attention]
+ranks = 4
+[case.collectives]
+ranks = 4
+steps = 2
+options = {{ max_bytes = 65536 }}
+"""
+SHORT = f"{DEFAULTS}[case.ddp]\nranks = 2\n"
+LONG = f"{DEFAULTS}[case.ddp]\nranks = 4\nsteps = 400\n"
+HELD = f'{DEFAULTS}[case.ddp]\nranks = 4\ninject = "hang@2:2"\n'.replace("limit_s = 60", "limit_s = 250")
+"""A trial that goes on, however fast the machine is."""
+SPY = """#!/bin/sh
+[ "$1" = -c ] && exec {python} "$@"
+read -r key
+echo "$key" >{noted}
+exec {python} "$@" <<end
+$key
+end
+"""
+
+
+def _drills(kinds: list[str]) -> str:
+    """Cases with these faults of rank 2."""
+    return "".join(
+        f'[case.{kind}]\nstrategy = "ddp"\nranks = 4\ntrace_steps = 0\nlimit_s = 10\nseed = {seed}\n'
+        f'inject = "{kind}@2:2"\nexpect = {{ outcome = "failed", cause = "{IN_RANKS[kind][1]}", rank = 2 }}\n'
+        for seed, kind in enumerate(kinds, start=1)
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Four nodes, three of which have the resource "night"."""
+    with run_ray(4) as cluster:
+        yield cluster
+    assert processes_of(cluster.folder) == []
+
+
+def _heeding_ctrl_c() -> None:
+    """A shell starts what runs in its background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Night:
+    """A user's home, with a suite and the engine's file. address: of the cluster; None to start one."""
+
+    def __init__(self, folder: Path, address: str | None, suite: str, settings: str = "") -> None:
+        self.folder, self._before = folder, _rays_folders()
+        (folder / "suite.toml").write_text(suite)
+        for name in ("nodes", "temporary"):
+            (folder / name).mkdir()
+        nodes = f'environment = {{ TMPDIR = "{folder}/nodes", OF_NIGHT = "{folder}" }}\n'
+        cluster = "" if address is None else f'address = "{address}"\n'
+        (folder / "ray.toml").write_text(cluster + nodes + settings)
+        self.environment = {**os.environ, "XDG_DATA_HOME": str(folder / "home"), "OF_NIGHT": str(folder)}
+        self.environment |= {
+            "TMPDIR": str(folder / "temporary"),
+            "HOME": str(folder / "nodes"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self.environment.pop("RAY_ADDRESS", None)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start the suite."""
+        command = ["suite", "run", f"{self.folder}/suite.toml", "--port=0", "--engine=ray", "--format=json"]
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "bench", *command, f"--engine-file={self.folder}/ray.toml", *words],
+                env=self.environment,
+                preexec_fn=_heeding_ctrl_c,
+                stdout=out,
+                stderr=errors,
+                text=True,
+            )
+
+    def run(self, *words: str) -> tuple[int, dict[str, Any], str]:
+        """Run the suite; return its exit code, its cases by name and its messages."""
+        return self.end(self.start(*words))
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
+        """Wait for the suite's end."""
+        process.wait(timeout=250)
+        out = (self.folder / "out").read_text()
+        cases = json.loads(out)["cases"] if out.strip() else []
+        return process.returncode, {case["case"]: case for case in cases}, self.messages()
+
+    def messages(self) -> str:
+        """What it has said so far."""
+        return (self.folder / "err").read_text()
+
+    def agents(self) -> list[psutil.Process]:
+        """Its agents, by their node's number."""
+        found = [one for one in self.processes() if "bench.engines.node.agent" in _words(one)]
+        return sorted(found, key=lambda agent: _words(agent)[-1])
+
+    def drivers(self) -> list[psutil.Process]:
+        """Its Ray drivers."""
+        return [one for one in self.processes() if "bench.engines.ray.driver" in _words(one)]
+
+    def processes(self) -> list[psutil.Process]:
+        """All that it started, and what that started."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("OF_NIGHT") == str(self.folder):
+                    found.append(process)
+        return found
+
+    def measured(self) -> int:
+        """How many steps its ranks have logged here so far."""
+        return sum(log.read_bytes().count(b'"measured"') for log in self.folder.glob("home/*/runs/*/rank*.jsonl"))
+
+    def assert_nothing_is_left(self, *, kept: int = 0) -> None:
+        """No process of it, and no file on the nodes but folders of so many agents that could not send them."""
+        _wait(lambda: not self.processes(), lambda: str(self.processes()))
+        left = [path.name for path in (self.folder / "nodes").iterdir() if not path.name.startswith("torchinductor")]
+        assert sum(name.startswith("observatory-node-") for name in left) <= kept, left
+        assert kept or not left, left
+        assert _rays_folders() <= self._before
+
+
+def _rays_folders() -> set[Path]:
+    """Folders of clusters that the engine started."""
+    return set(Path("/tmp").glob("ray-*"))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _wait(is_so: Callable[[], bool], what: Callable[[], str] = str) -> None:
+    until_s = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < until_s, what()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("nodes", "faults"), [(2, ["kill", "hang"]), (4, list(IN_RANKS))])
+def test_a_suite_goes_on_over_its_faults_to_its_end(
+    nodes: int, faults: list[str], cluster: RayCluster, short_path: Path
+) -> None:
+    night = Night(short_path, cluster.address, SUITE + _drills(faults))
+    code, cases, messages = night.run(f"--nodes={nodes}")
+    assert code == main.FINE, messages
+    assert {name: case["outcome"] for name, case in cases.items()} == dict.fromkeys(cases, "done")
+    assert len(cases) == 5 + len(faults)
+    spread = {name: case["summary"]["case"]["nodes"] for name, case in cases.items()}
+    assert spread == {**dict.fromkeys(cases, nodes), "single": 1}
+    folder = Path(cases["fsdp"]["summary"]["folder"])
+    assert len(list(folder.glob("node*.jsonl"))) == nodes
+    assert len(list(folder.glob("trial0/rank*.timeline.npz"))) == 4
+    causes = [cases[kind]["summary"]["cause"] for kind in faults]
+    assert [(cause["kind"], cause["rank"], cause["step"]) for cause in causes] == [
+        (IN_RANKS[k][1], 2, 2) for k in faults
+    ]
+    assert "ray::" not in messages
+    assert "(raylet" not in messages
+    assert (cluster.groups(), cluster.actors()) == ([], [])
+    night.assert_nothing_is_left()
+
+
+def test_an_agent_s_death_is_told_and_others_go_on_in_the_same_nodes(cluster: RayCluster, short_path: Path) -> None:
+    """The interpreter of the nodes is one that notes the key, which is then looked for where it must not be."""
+    spy, noted = short_path / "python", short_path / "key"
+    spy.write_text(SPY.format(python=sys.executable, noted=noted))
+    spy.chmod(0o700)
+    night = Night(short_path, cluster.address, LONG, f'python = "{spy}"\n')
+    process = night.start("--nodes=2")
+    _wait(lambda: night.measured() > 0, night.messages)
+    agents = night.agents()
+    visible = [agent.environ().get("CUDA_VISIBLE_DEVICES") for agent in agents]
+    assert visible == [",".join(map(str, range(GPUS)))] * 2  # Of those that Ray believes in.
+    key = noted.read_text().strip()
+    assert len(key) >= 32
+    shown = [text for one in night.processes() for text in (*one.cmdline(), *one.environ().values())]
+    assert not [text for text in shown if key in text]
+    kept = [path for path in Path(cluster.folder).rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if key.encode() in path.read_bytes()]
+    agents[1].kill()
+    code, cases, messages = night.end(process)
+    assert code == main.FINE, messages
+    assert "the agent of node" in messages
+    assert cases["ddp"]["summary"]["trials_done"] == 1
+    night.assert_nothing_is_left(kept=1)
+
+
+def test_another_node_takes_the_place_of_a_dead_one(cluster: RayCluster, short_path: Path) -> None:
+    night = Night(short_path, cluster.address, LONG, "gpus = 0\n[resources]\nnight = 1\n")
+    process = night.start("--nodes=2")
+    lost = _lose_a_node(night, cluster)
+    try:
+        code, cases, messages = night.end(process)
+    finally:
+        cluster.add(lost)
+    assert code == main.FINE, messages
+    assert f"the agent of {lost}" in messages
+    assert cases["ddp"]["summary"]["trials_done"] == 1
+    night.assert_nothing_is_left(kept=1)
+
+
+def test_a_dead_node_without_another_ends_the_suite_which_goes_on_later(cluster: RayCluster, short_path: Path) -> None:
+    night = Night(short_path, cluster.address, LONG, "[resources]\nnight = 1\n")
+    process = night.start("--nodes=3")
+    lost = _lose_a_node(night, cluster)
+    try:
+        code, _, messages = night.end(process)
+    finally:
+        cluster.add(lost)
+    assert code == main.INFRASTRUCTURE, messages
+    assert f"Ray's cluster has 2 node(s) with 1 night, 4 CPU, 2 GPU left ({lost} died), and 3 are needed" in messages
+    assert "Traceback" not in messages
+    code, cases, messages = night.run("--nodes=3", "--resume")
+    assert code == main.FINE, messages
+    assert cases["ddp"]["summary"]["trials_done"] == 1
+    night.assert_nothing_is_left(kept=1)
+
+
+def _lose_a_node(night: Night, cluster: RayCluster) -> str:
+    """Kill the node of the last agent once all measure; return its name."""
+    _wait(lambda: night.measured() > 0, night.messages)
+    lost = _nodes_of(night, cluster)[-1]
+    cluster.kill(lost)
+    return lost
+
+
+def _nodes_of(night: Night, cluster: RayCluster) -> list[str]:
+    """The names of the nodes whose raylets are the ancestors of the agents, in the agents' order."""
+    raylets = {node.all_processes["raylet"][0].process.pid: name for name, node in cluster.nodes.items()}
+    return [
+        next(raylets[parent.pid] for parent in agent.parents() if parent.pid in raylets) for agent in night.agents()
+    ]
+
+
+def test_a_suite_waits_for_nodes_that_ctrl_c_gives_back(cluster: RayCluster, short_path: Path) -> None:
+    first = Night(short_path, cluster.address, HELD)
+    (short_path / "second").mkdir()
+    second = Night(short_path / "second", cluster.address, SHORT)
+    (short_path / "third").mkdir()
+    third = Night(short_path / "third", cluster.address, SHORT)
+    running = first.start("--nodes=3")
+    _wait(lambda: first.measured() > 0, first.messages)
+    waiting, given_up = second.start("--nodes=2"), third.start("--nodes=2")
+    for night in (second, third):
+        _wait(lambda night=night: "waits for 2 node(s) with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
+    given_up.send_signal(signal.SIGINT)
+    assert third.end(given_up)[0] == main.INTERRUPTED, third.messages()
+    running.send_signal(signal.SIGINT)
+    code, _, messages = first.end(running)
+    assert code == main.INTERRUPTED, messages
+    code, cases, messages = second.end(waiting)
+    assert code == main.FINE, messages
+    assert cases["ddp"]["outcome"] == "done"
+    assert (cluster.groups(), cluster.actors()) == ([], [])
+    for night in (first, second, third):
+        night.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("is_driver_killed", [False, True])
+def test_a_killed_runner_leaves_nothing_and_what_is_missing_is_measured_later(
+    is_driver_killed: bool, cluster: RayCluster, short_path: Path
+) -> None:
+    night = Night(short_path, cluster.address, HELD if is_driver_killed else LONG)
+    process = night.start("--nodes=2")
+    _wait(lambda: night.measured() > 0, night.messages)
+    (driver,) = night.drivers()
+    process.kill()
+    process.wait()
+    if is_driver_killed:
+        driver.kill()
+    _wait(lambda: not cluster.actors() and not cluster.groups(), lambda: f"{cluster.actors()} {cluster.groups()}")
+    night.assert_nothing_is_left(kept=2)
+    if not is_driver_killed:
+        code, cases, messages = night.run("--nodes=2", "--resume")
+        assert code == main.FINE, messages
+        assert cases["ddp"]["summary"]["trials_done"] == 1
+
+
+def test_a_dead_driver_is_told_and_the_suite_ends_as_interrupted(cluster: RayCluster, short_path: Path) -> None:
+    night = Night(short_path, cluster.address, HELD)
+    process = night.start("--nodes=2")
+    _wait(lambda: night.measured() > 0, night.messages)
+    night.drivers()[0].kill()
+    code, _, messages = night.end(process)
+    assert code == main.INFRASTRUCTURE, messages
+    assert "the connection to Ray's cluster has ended: its driver ended with code -9" in messages
+    night.assert_nothing_is_left(kept=2)
+    _wait(lambda: not cluster.actors() and not cluster.groups())
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.usefixtures("cluster")
+def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, short_path: Path) -> None:
+    night = Night(short_path, None, HELD if is_killed else SHORT)
+    process = night.start()
+    if is_killed:
+        _wait(lambda: night.measured() > 0, night.messages)
+        process.kill()
+        process.wait()
+        night.assert_nothing_is_left(kept=1)
+    else:
+        code, cases, messages = night.end(process)
+        assert code == main.FINE, messages
+        assert cases["ddp"]["outcome"] == "done"
+        night.assert_nothing_is_left()
+
+
+WRONG = [
+    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 that are alive; take fewer"),
+    (["--nodes=4"], "gpus = 2\n", 2, "has 4 that are alive, and 3 of them have 2 GPU; take fewer"),
+    ([], "[resources]\nday = 1\n", 2, "and 0 of them have 1 day; take fewer"),
+    ([], "gpu = 1\n", 2, 'the field "gpu" is unknown; did you mean "gpus"?'),
+    (["--nodes=2"], 'python = "/nowhere"\n', 4, "it ended with code 127"),
+    (["--nodes=2"], 'setup = "read line || exit 7"\n', 4, "it ended with code 7"),
+    (["--nodes=2"], 'runner = "192.0.2.99"\n', 4, "agents cannot be awaited at 192.0.2.99"),
+]
+
+
+@pytest.mark.parametrize(("words", "settings", "code", "said"), WRONG)
+def test_what_cannot_be_is_told_in_one_line(
+    words: list[str], settings: str, code: int, said: str, cluster: RayCluster, short_path: Path
+) -> None:
+    night = Night(short_path, cluster.address, SHORT, settings)
+    found, _, messages = night.run(*words)
+    assert found == code, messages
+    assert said in messages.splitlines()[-1] if code == main.MISUSE else said in messages, messages
+    assert "Traceback" not in messages
+    night.assert_nothing_is_left()
+    assert (cluster.groups(), cluster.actors()) == ([], [])
+
+
+def test_an_address_without_a_cluster_is_told(cluster: RayCluster, short_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    night = Night(short_path, address, SHORT)
+    code, _, messages = night.run()
+    assert code == main.INFRASTRUCTURE, messages
+    assert f"no Ray cluster is at {address}: Connection refused" in messages
+    assert "Traceback" not in messages
+    night.assert_nothing_is_left()
+
+
+def test_another_version_of_ray_is_told(cluster: RayCluster, short_path: Path) -> None:
+    night = Night(short_path, cluster.address, SHORT)
+    with cluster.of_version("2.9.9"):
+        code, _, messages = night.run("--nodes=2")
+    assert code == main.INFRASTRUCTURE, messages
+    assert f"Ray at {cluster.address}: Version mismatch: The cluster was started with: Ray: 2.9.9" in messages
+    assert "Traceback" not in messages
+    night.assert_nothing_is_left()
