@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-torch test-python servers install install-dev check benchmarks clean
+.PHONY: demo test test-all test-rest test-ray test-torch test-python servers install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
@@ -26,16 +26,20 @@ demo: $(VENV)/.installed
 	@echo "    observatory suite run smoke                          every strategy and probe, in some minutes"
 
 test: servers $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not alone"
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not alone and not ray"
 
 test-all: test test-rest
 
 # Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
-test-rest: servers $(VENV)/.installed-ray
+test-rest: servers $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
 	$(BIN)/python -m pytest -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
+
+# Ray is 80 MB to install, and one of its clusters takes both cores of a small machine.
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest -m ray tests/slow/test_ray.py
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)
@@ -110,7 +114,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Its 80 MB are for slow tests alone.
+# For `make test-ray` alone.
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@

@@ -22,7 +22,7 @@ from tests.bench.made.fake_suites import TINY_SHAPE
 from tests.slow.clusters.ray_cluster import GPUS, RayCluster, processes_of, run_ray
 from tests.slow.test_faults import IN_RANKS
 
-pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 DEFAULTS = f"""
 schema_version = 1
