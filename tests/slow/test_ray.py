@@ -90,7 +90,7 @@ class Night:
     """A user's home, with a suite and the engine's file. address: of the cluster; None to start one."""
 
     def __init__(self, folder: Path, address: str | None, suite: str, settings: str = "") -> None:
-        self.folder, self._before = folder, _rays_folders()
+        self.folder = folder
         (folder / "suite.toml").write_text(suite)
         for name in ("nodes", "temporary"):
             (folder / name).mkdir()
@@ -161,12 +161,6 @@ class Night:
         left = [path.name for path in (self.folder / "nodes").iterdir() if not path.name.startswith("torchinductor")]
         assert sum(name.startswith("observatory-node-") for name in left) <= kept, left
         assert kept or not left, left
-        assert _rays_folders() <= self._before
-
-
-def _rays_folders() -> set[Path]:
-    """Folders of clusters that the engine started."""
-    return set(Path("/tmp").glob("ray-*"))
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -341,6 +335,14 @@ def test_a_dead_driver_is_told_and_the_suite_ends_as_interrupted(cluster: RayClu
 def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, short_path: Path) -> None:
     night = Night(short_path, None, HELD if is_killed else SHORT)
     process = night.start()
+    folders: list[Path] = []  # Of the cluster, as its processes name it.
+
+    def has_begun() -> bool:
+        words = [word for one in night.processes() for word in _words(one) if word.startswith("--temp-dir=")]
+        folders.extend(Path(word.partition("=")[2]) for word in words)
+        return bool(folders)
+
+    _wait(has_begun, night.messages)
     if is_killed:
         _wait(lambda: night.measured() > 0, night.messages)
         process.kill()
@@ -351,6 +353,7 @@ def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, s
         assert code == main.FINE, messages
         assert cases["ddp"]["outcome"] == "done"
         night.assert_nothing_is_left()
+    assert not [folder for folder in folders if folder.exists()]
 
 
 WRONG = [
