@@ -97,7 +97,10 @@ class Slurm:
                 ["slurmd", "-D", "-N", node],
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
-        self.call("scontrol", "update", f"nodename={node}", "state=resume")
+        # Refused where the daemon has said so first: ReturnToService takes a node back that comes by itself.
+        words = ["scontrol", "update", f"nodename={node}", "state=resume"]
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 or "Invalid node state" in done.stderr, done.stderr
         _wait(lambda: _idle(self.environment) == len(self.nodes), self.folder, f"{node} does not come back")
 
     def idle(self) -> int:
