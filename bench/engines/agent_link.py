@@ -13,11 +13,12 @@ import msgspec
 from bench.engines.wire.channel import Channel, Heartbeat
 from bench.engines.wire.frames import Stream, Wire
 from bench.engines.wire.run_files import FileReceiver
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, say
 from bench.machine.machine import Machine
 from bench.machine.node_now import NodeNow
 from bench.rank.messages import (
     AgentFailed,
+    AgentNotice,
     CheckNode,
     EndTrial,
     FilePiece,
@@ -60,7 +61,7 @@ class AgentLink:
     name: of the agent, in messages. process: which one that is, where it is known.
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
     kill: ends the agent's process at once, if the engine can. how_it_ended: says how a process ended that hung up, if
-    the engine knows it.
+    the engine knows it. tell: is told what people should know of the agent's node, from another thread.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class AgentLink:
         silent_s: float = SILENT_S,
         kill: Callable[[], object] = lambda: None,
         how_it_ended: Callable[[], str | None] = lambda: None,
+        tell: Callable[[str], None] = say,
     ) -> None:
         self._name, self._silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
-        self._kill, self._how_it_ended = kill, how_it_ended
+        self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
         self._stream, self._files = stream, FileReceiver(runs)
         self._answers: queue.SimpleQueue[FromAgent | None] = queue.SimpleQueue()
         self._channel: Channel[FromAgent] = Channel(
@@ -197,6 +199,9 @@ class AgentLink:
             self._files.take(message)
         match message:
             case FilePiece(is_tail=True):
+                return
+            case AgentNotice():
+                self._tell(f"{self._name}: {message.text}")
                 return
             case FilePiece():
                 message = msgspec.structs.replace(message, data=b"")

@@ -25,6 +25,7 @@ from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import Machine
+from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
 from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
 
 PEERS_S = 5.0
@@ -75,30 +76,8 @@ class Request:
     tell: Callable[[str], None] = say
 
 
-PLACEMENT = "placement.json"
-"""In the folder of a run: which ranks share a node."""
-
 PLACES_TOLD = 8
 """How many nodes a note names with their ranks."""
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a run, and its ranks, from the first one on. switch: the switches above it, where the engine knows."""
-
-    number: int
-    name: str
-    host: str
-    switch: str | None
-    first_rank: int
-    ranks: int
-
-
-class PlacementFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks of a run were, in the order of their nodes."""
-
-    engine: str
-    nodes: tuple[Place, ...]
-    schema_version: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +279,7 @@ class ClusterEngine:
             for node in taking[1:]:  # That of the first is machine.json.
                 _write(self.runs / order.run / f"machine{node.number}.json", node.ready.machine)
             places = [_place(node, share) for node, share in zip(taking, shares, strict=True)]
-            _write(self.runs / order.run / PLACEMENT, PlacementFile(engine=self.name, nodes=tuple(places)))
+            write_placement(self.runs / order.run, self.name, places)
         parts = _Parts(taking, orders).run(progress)
         ended = _joined(order, parts, str(self.runs / order.run))
         if is_cut and ended.outcome == "timed_out":
@@ -321,7 +300,7 @@ class ClusterEngine:
         with ThreadPoolExecutor(len(taking)) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
         unlike = [line for node in taking[1:] if (line := _difference(taking[0], node)) is not None]
-        return (*_where(self.runs / run / PLACEMENT), *lines, *unlike)
+        return (*_where(self.runs / run), *lines, *unlike)
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -344,9 +323,9 @@ def _place(node: Node, ranks: range) -> Place:
     )  # fmt: skip
 
 
-def _where(path: Path) -> Iterator[str]:
+def _where(folder: Path) -> Iterator[str]:
     """Yield in a line which ranks were on which node, where they were on several."""
-    places = msgspec.json.decode(path.read_bytes(), type=PlacementFile).nodes
+    places = () if (placement := read_placement(folder)) is None else placement.nodes
     if len(places) > 1:
         words = [
             f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")

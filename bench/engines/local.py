@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,14 +31,18 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, runs: Path, *, silent_s: float = SILENT_S) -> None:
-        """runs: where the folders of runs are. silent_s: see `AgentLink`."""
+    def __init__(self, runs: Path, *, silent_s: float = SILENT_S, source: Path | None = None) -> None:
+        """runs: where the folders of runs are. silent_s: see `AgentLink`.
+
+        source: the source tree that the agent and its ranks run from, in place of this program's.
+        """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
         self._agent = subprocess.Popen(
             [sys.executable, "-P", "-m", "bench.engines.node.agent", "--runs", str(runs.absolute())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            env=None if source is None else environment_of(source),
             bufsize=0,
             start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agent in order.
         )
@@ -93,6 +98,11 @@ class LocalEngine:
         code = self._agent.wait()
         self._errors.seek(0)
         return f"the agent of this machine ended with code {code}{_last_line(self._errors.read())}"
+
+
+def environment_of(source: Path) -> dict[str, str]:
+    """Return this process's environment, in which Python imports our packages from another source tree."""
+    return {**os.environ, "PYTHONPATH": str(source)}
 
 
 class LocalNodes:

@@ -11,7 +11,9 @@ from bench.engines.cluster import Capacity, Request
 from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
 from bench.engines.ray.engine import RayAllocation
-from bench.engines.slurm.allocation import SlurmAllocation, read_capacity
+from bench.engines.ray.engine import read_capacity as read_capacity_of_ray
+from bench.engines.slurm.allocation import SlurmAllocation
+from bench.engines.slurm.allocation import read_capacity as read_capacity_of_slurm
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
 
@@ -55,7 +57,9 @@ ENGINES: dict[str, Callable[[Request], Allocation]] = {
     "kubernetes": PodAllocation,
 }
 """What engines run on, by the engine's name."""
-CAPACITIES: dict[str, Callable[[Request], Capacity]] = {
-    "slurm": read_capacity,
+CAPACITIES: dict[str, Callable[[Request], Capacity | None]] = {
+    "ray": read_capacity_of_ray,
+    "slurm": read_capacity_of_slurm,
 }
-"""What tells of an engine's nodes before they are ours; cases of another engine are planned by this machine."""
+"""What tells of an engine's nodes before they are ours; None, as for other engines, where this machine is all of them,
+or nobody tells: cases are then planned by this machine."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import ipaddress
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse
 from bench.runs.files import read_small
 
@@ -49,3 +53,41 @@ def _refusal(path: Path | None, text: str, form: type[msgspec.Struct], of: str) 
     near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
     offer = f'; did you mean "{near[0]}"?' if near else ""
     return Misuse(f'{path}: the field "{unknown[1]}" is unknown{offer}; it may be {", ".join(known)}')
+
+
+def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:
+    """Return the words of an agent's command line for its exporter and the list in which that stands.
+
+    path: of the settings, for messages. exporter: HOST:PORT at which each node serves /metrics. targets: the file of
+    the list (file_sd), the same on each node, since each writes itself into it.
+
+    Raises:
+        Misuse: they have another form, or nobody else would find the exporter.
+    """
+    if exporter is None:
+        if targets is not None:
+            raise Misuse(
+                f'{path}: targets is "{targets}", and without an exporter no node stands in it; add'
+                ' exporter = "0.0.0.0:9464"'
+            )
+        return []
+    try:
+        host, _ = address_of(exporter, least_port=0)
+    except argparse.ArgumentTypeError as error:
+        raise Misuse(f"{path}: exporter: {error}; it may be 0.0.0.0:9464") from None
+    if targets is None:
+        return ["--exporter", exporter]
+    if not targets.startswith("/") or not targets.endswith(".json"):
+        raise Misuse(
+            f'{path}: targets is "{targets}"; give the absolute path of a .json file on a file system that the nodes'
+            " share"
+        )
+    is_loopback = host == "localhost"
+    with suppress(ValueError):
+        is_loopback |= ipaddress.ip_address(host).is_loopback
+    if is_loopback:
+        raise Misuse(
+            f'{path}: exporter is "{exporter}", where only its own node reaches it; to stand in a list of targets, give'
+            ' exporter = "0.0.0.0:9464"'
+        )
+    return ["--exporter", exporter, "--targets", targets]

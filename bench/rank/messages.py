@@ -182,6 +182,12 @@ class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: str
 
 
+class AgentNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="agent_notice"):
+    """Agent to runner: something that people should know of its node, and that ends nothing. text: what."""
+
+    text: str
+
+
 FILE_NAME = (
     r"\A(node[0-9]{1,6}\.jsonl|trial[0-9]{1,7}/rank[0-9]{1,6}\.timeline\.npz|rank[0-9]{1,6}\.(jsonl|err|evidence\.jsonl"
     r"|nccl\.log|timeline\.npz|trace\.json\.gz|memory\.json\.gz|memory\.pickle))\Z"
@@ -220,4 +226,4 @@ class FilesSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left_out: tuple[str, ...] = ()
 
 
-FromAgent = Ready | NodeChecked | Progress | TrialEnded | AgentFailed | FilePiece | FileSent | FilesSent
+FromAgent = Ready | NodeChecked | Progress | TrialEnded | AgentFailed | AgentNotice | FilePiece | FileSent | FilesSent

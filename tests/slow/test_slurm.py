@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.cli import main
+from tests.slow.clusters.nights import wait
 from tests.slow.clusters.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
-from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
+from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, SlurmNight, agents_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -28,7 +29,7 @@ def slurm() -> Iterator[Slurm]:
 
 def test_a_suite_runs_on_several_nodes_in_one_job_that_is_given_back(slurm: Slurm, short_path: Path) -> None:
     nodes = 4
-    night = Night(short_path, slurm, SUITE)
+    night = SlurmNight(short_path, slurm, SUITE)
     code, cases, messages = night.run(f"--nodes={nodes}")
     assert code == main.FINE, messages
     assert {name: case["outcome"] for name, case in cases.items()} == dict.fromkeys(cases, "done")
@@ -59,10 +60,9 @@ seed = 1
 
 def test_a_suite_is_planned_by_the_nodes_and_nothing_is_asked_for(slurm: Slurm, short_path: Path) -> None:
     """On a machine without GPUs. One node of the partition has 4, and one 2."""
-    night = Night(short_path, slurm, PLANNED)
-    (short_path / "slurm.toml").write_text(f'{SETTINGS}partition = "gpu"\n')
+    night = SlurmNight(short_path, slurm, PLANNED, f'{SETTINGS}partition = "gpu"\n')
     command = [sys.executable, "-P", "-m", "bench", "suite"]
-    where = [str(short_path / "suite.toml"), "--engine=slurm", "--nodes=2", f"--engine-file={short_path}/slurm.toml"]
+    where = [str(short_path / "suite.toml"), "--engine=slurm", "--nodes=2", f"--engine-file={night.engine_file}"]
     for words in (["plan", *where, "--format=json"], ["run", *where, "--dry-run", "--format=json"]):
         done = subprocess.run([*command, *words], env=night.environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == main.FINE, done.stderr
@@ -93,7 +93,7 @@ def test_within_an_allocation_its_nodes_are_used_and_it_is_kept(slurm: Slurm, sh
     ).stderr  # fmt: skip
     job = said.split("job allocation ")[1].split()[0]
     try:
-        night = Night(short_path, slurm, SUITE.partition("[case.fsdp]")[0])
+        night = SlurmNight(short_path, slurm, SUITE.partition("[case.fsdp]")[0])
         code, cases, messages = night.run("--nodes=2", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="2")
         assert code == main.FINE, messages
         assert cases["ddp"]["summary"]["case"]["nodes"] == 2
@@ -108,7 +108,7 @@ def test_within_an_allocation_its_nodes_are_used_and_it_is_kept(slurm: Slurm, sh
 
 
 def test_after_a_killed_agent_the_case_goes_on_with_others_in_the_same_job(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     process = night.start("--nodes=2")
     wait(lambda: night.measured() > 40)
     (job,) = slurm.jobs()
@@ -122,14 +122,28 @@ def test_after_a_killed_agent_the_case_goes_on_with_others_in_the_same_job(slurm
     wait(lambda: not slurm.jobs())
 
 
+def _listing(night: SlurmNight) -> Callable[[], set[str]]:
+    """Have each node's exporter stand in a list; return what reads that."""
+    targets = night.folder / "nodes.json"
+    night.write_settings(f'{SETTINGS}exporter = "0.0.0.0:0"\ntargets = "{targets}"\n')
+
+    def listed() -> set[str]:
+        groups = json.loads(targets.read_bytes()) if targets.exists() else []
+        return {target for group in groups for target in group["targets"]}
+
+    return listed
+
+
 def test_a_cancelled_job_is_told_and_the_suite_goes_on_later(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
+    listed = _listing(night)
     process = night.start("--nodes=2")
-    wait(lambda: night.measured() > 40)
+    wait(lambda: night.measured() > 40 and len(listed()) == 2)
     (job,) = slurm.jobs()
     slurm.call("scancel", job)
     code, _, messages = night.end(process)
     assert code == main.INFRASTRUCTURE, messages
+    wait(lambda: not listed())
     assert f"job {job} has ended: CANCELLED" in messages
     code, cases, messages = night.run("--nodes=2", "--resume")
     assert code == main.FINE, messages
@@ -138,14 +152,16 @@ def test_a_cancelled_job_is_told_and_the_suite_goes_on_later(slurm: Slurm, short
 
 
 def test_ctrl_c_gives_the_job_back(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
+    listed = _listing(night)
     process = night.start("--nodes=2")
-    wait(lambda: night.measured() > 40)
+    wait(lambda: night.measured() > 40 and len(listed()) == 2)
     process.send_signal(signal.SIGINT)
     code, _, messages = night.end(process)
     assert code == main.INTERRUPTED, messages
     wait(lambda: not slurm.jobs())
     wait(lambda: not agents_of(slurm))
+    assert listed() == set()
 
 
 @pytest.mark.parametrize(
@@ -163,8 +179,7 @@ def test_ctrl_c_gives_the_job_back(slurm: Slurm, short_path: Path) -> None:
 def test_what_cannot_be_is_told_in_one_line(
     words: list[str], settings: str, path: str | None, code: int, said: str, slurm: Slurm, short_path: Path
 ) -> None:
-    night = Night(short_path, slurm, LONG)
-    (short_path / "slurm.toml").write_text(settings)
+    night = SlurmNight(short_path, slurm, LONG, settings)
     found, _, messages = night.run(*words, PATH=path or os.environ["PATH"])
     assert found == code, messages
     assert said in messages

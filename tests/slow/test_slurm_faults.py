@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.cli import main
+from bench.runs.history import History
 from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
 from bench.suites.suite_folder import suite_run_folders
+from tests.slow.clusters.nights import Night, defaults, wait
 from tests.slow.clusters.slurm import Slurm, run_slurm
-from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, Night, agents_of, wait
-from tests.support.servers import program
+from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, SlurmNight, agents_of
+from tests.support.servers import program, run_postgres
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -55,13 +61,13 @@ def _all_idle(slurm: Slurm) -> Iterator[None]:
 
 def _state(night: Night) -> SuiteState:
     """What the ledger of the only suite run says."""
-    (folder,) = suite_run_folders(night.folder / "home/parallel-observatory/runs")
+    (folder,) = suite_run_folders(night.runs)
     return fold(read_ledger(folder / LEDGER).records)
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_the_shipped_smoke_suite_passes(nodes: int, slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, SUITE)
+    night = SlurmNight(short_path, slurm, SUITE)
     code, cases, messages = night.end(night.start(f"--nodes={nodes}", suite="smoke"))
     assert code == main.FINE, messages
     ran = {name: case for name, case in cases.items() if case["outcome"] != "left_out"}
@@ -75,10 +81,10 @@ def test_the_shipped_smoke_suite_passes(nodes: int, slurm: Slurm, short_path: Pa
 def test_a_node_whose_clock_is_minutes_off_ends_the_suite_or_is_left_out(slurm: Slurm, short_path: Path) -> None:
     program("faketime", "faketime")
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
-    night = Night(short_path, slurm, SUITE.partition("[case.collectives]")[0])
+    night = SlurmNight(short_path, slurm, SUITE.partition("[case.collectives]")[0])
     off = f"FAKETIME=+5m FAKETIME_DONT_FAKE_MONOTONIC=1 LD_PRELOAD={library}"
     setup = f"""setup = '[ "$SLURM_NODEID" != 1 ] || export {off}'\n"""
-    (short_path / "slurm.toml").write_text(SETTINGS + setup)
+    night.write_settings(SETTINGS + setup)
     code, _, messages = night.run("--nodes=3", "--preflight")
     assert code == main.INFRASTRUCTURE, messages
     bad = slurm.nodes[1]
@@ -97,14 +103,12 @@ def test_a_node_whose_clock_is_minutes_off_ends_the_suite_or_is_left_out(slurm: 
 
 def test_the_rank_with_a_fault_is_the_root_cause_on_whichever_node(slurm: Slurm, short_path: Path) -> None:
     """Two nodes of two ranks each, the faulty one is on the second."""
-    head = (
-        SUITE.partition("[case.single]")[0].replace("limit_s = 60", "limit_s = 10").replace("trials = 2", "trials = 1")
-    )
+    head = defaults(trials=1, limit_s=10)
     drills = (
         f'[case.{kind}]\nstrategy = "ddp"\nranks = 4\nseed = {seed}\ninject = "{kind}@2:2"\n'
         for seed, kind in enumerate(IN_RANKS)
     )
-    night = Night(
+    night = SlurmNight(
         short_path, slurm, f"{head}{''.join(drills)}[case.afterwards]\nstrategy = 'ddp'\nranks = 4\nseed = 99\n"
     )
     code, cases, messages = night.run("--nodes=2")
@@ -117,7 +121,7 @@ def test_the_rank_with_a_fault_is_the_root_cause_on_whichever_node(slurm: Slurm,
 
 
 def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     process = _begin(night, "--nodes=2")
     slurm.lose("node1")
     try:
@@ -140,7 +144,7 @@ def test_a_job_with_a_node_to_spare_goes_on_without_the_one_that_is_lost(slurm: 
         env=slurm.environment, capture_output=True, text=True, check=True, timeout=60,
     ).stderr  # fmt: skip
     job = said.split("job allocation ")[1].split()[0]
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     try:
         process = _begin(night, "--nodes=2", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="3")
         slurm.lose("node1")
@@ -154,7 +158,7 @@ def test_a_job_with_a_node_to_spare_goes_on_without_the_one_that_is_lost(slurm: 
 
 
 def test_a_job_that_more_urgent_ones_displace_is_told(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     process = _begin(night, "--nodes=2")
     urgent = slurm.call(
         *("sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null"),
@@ -171,7 +175,7 @@ def test_a_job_that_more_urgent_ones_displace_is_told(slurm: Slurm, short_path: 
 
 
 def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     script = short_path / "night.sh"
     command = " ".join(night.command("--nodes=2"))
     script.write_text(f"#!/bin/sh\nexec {command} ${{SLURM_RESTART_COUNT:+--resume}}\n")
@@ -203,7 +207,7 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, short_path: Path) -> 
 
 
 def test_the_job_of_a_killed_runner_is_given_back(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     process = _begin(night, "--nodes=2")
     process.kill()
     process.communicate()
@@ -213,12 +217,93 @@ def test_the_job_of_a_killed_runner_is_given_back(slurm: Slurm, short_path: Path
 
 
 def test_no_trial_begins_that_slurm_would_end(slurm: Slurm, short_path: Path) -> None:
-    night = Night(short_path, slurm, LONG)
-    (short_path / "slurm.toml").write_text(SETTINGS.replace('time = "20"', 'time = "1"'))
+    night = SlurmNight(short_path, slurm, LONG, SETTINGS.replace('time = "20"', 'time = "1"'))
     code, _, messages = night.run("--nodes=2")
     assert code == main.INFRASTRUCTURE, messages
     assert "too few for a trial; --resume goes on in another job" in messages
     assert _state(night).outcome == "interrupted"
+
+
+FILLING = f"""{defaults(trials=1).replace("trace_steps = 1", "trace_steps = 0")}
+[case.first]
+strategy = "ddp"
+ranks = 4
+[case.second]
+strategy = "fsdp"
+ranks = 4
+steps = 400
+limit_s = 200
+"""
+"""Its second case logs more than a small disk has room for."""
+
+
+def test_a_store_that_is_gone_for_a_while_loses_nothing(slurm: Slurm, short_path: Path) -> None:
+    with run_postgres() as server, closing(TcpProxy(server.port)) as proxy:
+        night = SlurmNight(short_path, slurm, FILLING)
+        store = replace(server, port=proxy.port).url("postgres")
+        process = _begin(night, "--nodes=2", f"--store={store}")
+        with proxy.gone():
+            wait(lambda: "the suite goes on, and its results stay in the folders" in night.messages(), night.messages)
+        code, cases, messages = night.end(process)
+        assert code == main.FINE, messages
+        assert "the store answers again; it took in" in messages
+        with History(store, writable=False) as history:
+            stored = history.runs(10)
+            (suite_run,) = history.suite_runs(10)
+    members = {run.purpose.member.case: run.outcome for run in stored if run.purpose.member is not None}
+    assert members == dict.fromkeys(cases, "done")
+    assert len(stored) == len(cases) == 2
+    assert suite_run.outcome == "done"
+
+
+SMALL = "150k"
+
+
+def _small(folder: str, size: str, *, then: str) -> list[str]:
+    """Words that run a shell's line where a file system of this size is mounted on the folder, for it alone."""
+    words = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={size} none "{folder}" && {then}']
+    if subprocess.run([*words[:-1], words[-1].partition("&&")[0]], capture_output=True).returncode:
+        pytest.skip("no right to mount a small file system here")
+    return words
+
+
+def test_a_full_disk_of_the_runner_ends_the_suite_and_room_lets_it_go_on(slurm: Slurm, short_path: Path) -> None:
+    night = SlurmNight(short_path, slurm, FILLING)
+    night.runs.mkdir(parents=True)
+    again = (
+        f'mount -o remount,size=64m {night.runs}; "$@" --resume; echo "code $?"; cp -r {night.runs}/suites {short_path}'
+    )
+    ended = subprocess.run(
+        [*_small(str(night.runs), SMALL, then=f'"$@"; echo "code $?"; {again}'), "sh", *night.command("--nodes=2")],
+        env=night.environment, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert re.findall(r"^code (\d+)$", ended.stdout, re.MULTILINE) == ["4", "0"], ended.stderr
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    (ledger,) = (short_path / "suites").glob(f"*/{LEDGER}")
+    state = fold(read_ledger(ledger).records)
+    assert {name: len(case.trials_done) for name, case in state.cases.items()} == dict.fromkeys(state.cases, 1)
+
+
+def test_a_full_disk_of_a_node_names_its_rank_and_room_lets_the_suite_go_on(slurm: Slurm, short_path: Path) -> None:
+    """Agents of the second node have a folder for temporary files that is soon full."""
+    night = SlurmNight(short_path, slurm, FILLING)
+    python = short_path / "python"
+    small = shlex.join(_small(str(night.nodes), SMALL, then=f'exec {sys.executable} "$@"'))
+    python.write_text(f'#!/bin/sh\n[ "$SLURM_NODEID" = 1 ] && exec {small} sh "$@"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    night.write_settings(SETTINGS.replace(sys.executable, str(python)))
+    code, cases, messages = night.run("--nodes=2")
+    assert code == main.INFRASTRUCTURE, messages
+    assert cases["first"]["outcome"] == "done"
+    cause = cases["second"]["summary"]["cause"]
+    assert cause["kind"] == "disk"
+    assert cause["rank"] in (2, 3)
+    assert "could not write its log: No space left on device" in messages
+    night.write_settings(SETTINGS)
+    code, cases, messages = night.run("--nodes=2", "--resume")
+    assert code == main.FINE, messages
+    assert {case["outcome"] for case in cases.values()} == {"done"}
 
 
 @pytest.mark.parametrize(
@@ -241,11 +326,11 @@ def test_no_trial_begins_that_slurm_would_end(slurm: Slurm, short_path: Path) ->
 def test_a_node_with_another_package_or_none_is_named_in_one_line(
     settings: str, said: str, slurm: Slurm, short_path: Path
 ) -> None:
-    night = Night(short_path, slurm, LONG)
+    night = SlurmNight(short_path, slurm, LONG)
     other = short_path / "parallel_observatory-9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: parallel-observatory\nVersion: 9.9\n")
-    (short_path / "slurm.toml").write_text('address = "127.0.0.1"\n' + settings.replace("FOLDER", str(short_path)))
+    night.write_settings('address = "127.0.0.1"\n' + settings.replace("FOLDER", str(short_path)))
     code, _, messages = night.run("--nodes=2")
     assert code == main.INFRASTRUCTURE, messages
     assert re.search(said, messages), messages

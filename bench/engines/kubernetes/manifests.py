@@ -266,6 +266,7 @@ def _container(job: SuiteJob) -> Manifest:
             "name": "JOBSET_UID",
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
         },
+        {"name": "OBSERVATORY_IMAGE", "value": settings.image},
         *({"name": name, "value": value} for name, value in settings.environment.items()),
     ]
     if settings.store_secret is not None:

@@ -50,6 +50,7 @@ from bench.errors import say
 from bench.machine.node_now import read_now
 from bench.rank.messages import (
     AgentFailed,
+    AgentNotice,
     Cause,
     CheckNode,
     EndTrial,
@@ -124,7 +125,9 @@ def main() -> int:
         with ExitStack() as stack:
             if arguments.exporter is not None:
                 exporter_host, port = arguments.exporter
-                stack.enter_context(closing(NodeExporter(exporter_host, port, runs, arguments.targets)))
+                stack.enter_context(
+                    closing(NodeExporter(exporter_host, port, runs, arguments.targets, tell=agent.notice))
+                )
             supervisor = stack.enter_context(closing(Supervisor(host=host, runs=runs)))
             agent.serve(supervisor)
     except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.
@@ -226,6 +229,10 @@ class Agent:
         """Tell the runner why the agent cannot go on."""
         self._has_failed = True
         self._channel.send(AgentFailed(text=text))
+
+    def notice(self, text: str) -> None:
+        """Tell the runner what people should know of this node; from any thread."""
+        self._channel.send(AgentNotice(text=text))
 
     def hang_up(self) -> int:
         """Say the last words and hang up; return the exit code."""

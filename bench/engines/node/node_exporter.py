@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from bench.errors import say
 
@@ -20,6 +22,8 @@ ASK_S = 2.0
 """How long the port may take to answer."""
 END_S = 3.0
 """How long the exporter may take to end before it is killed."""
+_EXPECTED = ("serving ", "whoever reaches ")
+"""How lines of an exporter begin that tell nothing new."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where one that listens on all addresses is asked."""
 
@@ -29,12 +33,15 @@ class NodeExporter:
 
     runs: the folder whose running runs it shows. targets: Prometheus's list (file_sd), in which it stands while it
     serves; one that serves already has a list of its own.
+    tell: is told why there is none, or what it cannot do; from another thread.
     """
 
-    def __init__(self, host: str, port: int, runs: Path, targets: Path | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, runs: Path, targets: Path | None = None, *, tell: Callable[[str], None] = say
+    ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if _is_served(host, port):
-            say(f"agent: {host}:{port} is served already, so that no exporter is started")
+            tell(f"{host}:{port} is served already, so that no exporter is started")
             return
         self._process = subprocess.Popen(
             [
@@ -43,8 +50,10 @@ class NodeExporter:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        threading.Thread(target=_pass_on, args=(self._process.stderr, tell), daemon=True).start()
 
     def close(self) -> None:
         """End the exporter that was started here; a second call does nothing."""
@@ -65,6 +74,14 @@ def _is_served(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _pass_on(said: IO[bytes], tell: Callable[[str], None]) -> None:
+    """Tell what an exporter says, but for what the settings asked for: where it serves, and to whom."""
+    for line in said:
+        text = line.decode(errors="replace").strip()
+        if text and not text.startswith(_EXPECTED):
+            tell(f"its exporter says: {text}")
 
 
 def _end_with_input() -> None:

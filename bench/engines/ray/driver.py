@@ -28,6 +28,8 @@ from bench.engines.ray.orders import (
     Connected,
     Done,
     Failed,
+    Listed,
+    ListNodes,
     Order,
     RayNode,
     Reserve,
@@ -131,6 +133,8 @@ class Driver:
             match order:
                 case Connect():
                     return self._connect(order)
+                case ListNodes():
+                    return Listed(nodes=_nodes())
                 case Reserve():
                     return self._reserve(order)
                 case StartAgents():

@@ -16,15 +16,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.ray.orders import (
     Answer,
     AskAgents,
@@ -32,14 +32,20 @@ from bench.engines.ray.orders import (
     Connected,
     Done,
     Failed,
+    Listed,
+    ListNodes,
     Order,
+    RayNode,
     Reserve,
     Reserved,
     StartAgents,
     StopAgents,
     Told,
+    bundle,
+    has,
+    in_words,
 )
-from bench.engines.settings_file import read_settings
+from bench.engines.settings_file import exporter_words, read_settings
 from bench.engines.wire.frames import new_key, write_key
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -54,6 +60,8 @@ ROOM_BYTES = 40
 """Of the path of a folder below which Ray makes sockets: a socket's may have 107 bytes, and Ray adds some 65."""
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_")
 """Variables of the runner that agents get, too, as by Slurm: interfaces, and settings of torch."""
+TYPE = "accelerator_type:"
+"""What the name of a resource of Ray's begins with that tells the type of a node's GPUs."""
 LIFELINE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 """Ends what it executes with a SIGTERM when its parent, an actor, ends (PR_SET_PDEATHSIG of Linux)."""
 
@@ -70,7 +78,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     by Ray's names. setup: lines of a shell that each node runs before its agent, such as "module load cuda".
     environment: of the agents and their ranks. runner: address of this machine, where the nodes reach it; by default
     that of its own node in the cluster. python: the interpreter that has the package on the nodes; by default this
-    one's path.
+    one's path. exporter, targets: as `SlurmSettings`.
     """
 
     address: str | None = None
@@ -81,6 +89,8 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     environment: dict[str, str] = {}
     runner: str | None = None
     python: str = sys.executable
+    exporter: str | None = None
+    targets: str | None = None
 
 
 def cluster_address(settings: RaySettings, user: Mapping[str, str]) -> str | None:
@@ -104,6 +114,7 @@ class RayAllocation:
 
     def __init__(self, request: Request) -> None:
         self.settings = read_settings(request.file, RaySettings, "Ray")
+        self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._address = cluster_address(self.settings, os.environ)
         self._request = request
         self._driver: RayDriver | None = None
@@ -115,19 +126,12 @@ class RayAllocation:
             )
 
     def __enter__(self) -> RayAllocation:
-        if importlib.util.find_spec("ray") is None:
-            raise InfrastructureFailed(
-                "the engine ray needs the package ray, which is not installed; pip install 'parallel-observatory[ray]'"
-            )
-        self._driver = driver = RayDriver(self._request.tell, starts_cluster=self._address is None)
+        self._driver, connected = _connect(self._address, self._request.tell)
         try:
-            order = Connect(address=self._address, folder=driver.folder)
-            within_s = LOCAL_S if self._address is None else CONNECT_S
-            connected = driver.ask(order, Connected, within_s)
             self.runner = self.settings.runner or connected.address
             self.names()
         except BaseException:
-            driver.close()
+            self._driver.close()
             raise
         return self
 
@@ -158,9 +162,67 @@ class RayAllocation:
             InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
             Misuse: it never had.
         """
-        asked = self.settings
-        order = Reserve(nodes=self._request.nodes, cpus=asked.cpus, gpus=asked.gpus, resources=asked.resources)
-        return self.driver.ask(order, Reserved, math.inf).names
+        return self.driver.ask(_reserve(self.settings, self._request.nodes), Reserved, math.inf).names
+
+
+def read_capacity(request: Request) -> Capacity | None:
+    """Return what the nodes have on which the request's cases would run; None where Ray would be started here.
+
+    Raises:
+        InfrastructureFailed: the cluster does not answer, or Ray is not installed.
+        Misuse: the settings are wrong, or there are fewer such nodes.
+    """
+    settings = read_settings(request.file, RaySettings, "Ray")
+    if (address := cluster_address(settings, os.environ)) is None:
+        return None
+    driver, _ = _connect(address, request.tell)
+    with closing(driver):
+        return capacity_of(_reserve(settings, request.nodes), driver.ask(ListNodes(), Listed, ASK_S).nodes)
+
+
+def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
+    """Return what each of the nodes has at least that Ray may give: cores, and the GPUs that are reserved of it.
+
+    Not told: memory, of which Ray knows only what it hands out itself.
+
+    Raises:
+        Misuse: fewer nodes have what is asked for, or nothing is.
+    """
+    reserved = bundle(order, nodes)
+    able = [node.resources for node in nodes if has(node, reserved)]
+    # A node with GPUs of one type has the resource "accelerator_type:A100", too.
+    types = {tuple(name for name in one if name.startswith(TYPE)) for one in able}
+    (of_all, *others) = types
+    name = of_all[0].removeprefix(TYPE) if len(of_all) == 1 and not others else "GPU"
+    return Capacity(
+        whose="a node of Ray's cluster",
+        asks=f"Ray would be asked for {order.nodes} node(s) with {in_words(reserved)} on each",
+        cores=int(min(one.get("CPU", 0.0) for one in able)) or None,
+        gpus=(name,) * int(reserved.get("GPU", 0.0)),
+    )
+
+
+def _reserve(settings: RaySettings, nodes: int) -> Reserve:
+    return Reserve(nodes=nodes, cpus=settings.cpus, gpus=settings.gpus, resources=settings.resources)
+
+
+def _connect(address: str | None, tell: Callable[[str], None]) -> tuple[RayDriver, Connected]:
+    """Return a driver that has the connection; address: of the cluster, None to start one.
+
+    Raises:
+        InfrastructureFailed: there is none, it does not answer, or Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise InfrastructureFailed(
+            "the engine ray needs the package ray, which is not installed; pip install 'parallel-observatory[ray]'"
+        )
+    driver = RayDriver(tell, starts_cluster=address is None)
+    try:
+        order = Connect(address=address, folder=driver.folder)
+        return driver, driver.ask(order, Connected, LOCAL_S if address is None else CONNECT_S)
+    except BaseException:
+        driver.close()
+        raise
 
 
 class RayPlacement:
@@ -171,12 +233,13 @@ class RayPlacement:
     def __init__(self, allocation: RayAllocation, nodes: tuple[str, ...]) -> None:
         self.nodes = nodes
         self.address = allocation.runner
-        self._settings, self._driver = allocation.settings, allocation.driver
+        self._settings, self._driver, self._exporter = allocation.settings, allocation.driver, allocation.exporter
 
     def start(self, meeting: Meeting) -> None:
         """See `Placement`."""
         settings = self._settings
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
+        agent += self._exporter
         lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
         lines.append(f'exec {shlex.join([settings.python, "-c", LIFELINE, *agent])} --send-files "$@"')
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}

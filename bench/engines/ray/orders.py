@@ -24,6 +24,10 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True, tag="connect"):
     folder: str | None
 
 
+class ListNodes(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    """List the nodes that are alive. Answered by `Listed`."""
+
+
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
     """Reserve nodes, and wait until they are free; once more, wait for others in place of those that died.
 
@@ -63,6 +67,21 @@ class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="connected"):
     address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node that is alive. resources: all that it has, by Ray's names, also what is in use."""
+
+    id: str
+    name: str
+    resources: Mapping[str, float]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """The nodes of the cluster."""
+
+    nodes: tuple[RayNode, ...]
+
+
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, tag="reserved"):
     """The nodes are ours. names: in the order of their numbers."""
 
@@ -86,17 +105,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_misuse: bool = False
 
 
-Order = Connect | Reserve | StartAgents | AskAgents | StopAgents
-Answer = Connected | Reserved | Done | Told | Failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayNode:
-    """A node that is alive. resources: all that it has, by Ray's names, also what is in use."""
-
-    id: str
-    name: str
-    resources: Mapping[str, float]
+Order = Connect | ListNodes | Reserve | StartAgents | AskAgents | StopAgents
+Answer = Connected | Listed | Reserved | Done | Told | Failed
 
 
 def alive_nodes(listed: Sequence[Mapping[str, object]]) -> tuple[RayNode, ...]:

@@ -26,7 +26,7 @@ import msgspec
 
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.local import PROFILERS
-from bench.engines.settings_file import read_settings
+from bench.engines.settings_file import exporter_words, read_settings
 from bench.engines.slurm.nodes import (
     call,
     capacity_of_job,
@@ -53,7 +53,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shell that each node runs before its agent, such as "module load cuda". environment: of the agents and their ranks.
     address: of this machine, where the nodes reach it; by default the one from which it reaches the first of them.
     python: the interpreter that has the package on the nodes; by default this one's path. exporter: host and port at
-    which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none.
+    which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none. targets:
+    Prometheus's list (file_sd) in which each node's exporter stands as long; on a file system that the nodes share.
     """
 
     partition: str | None = None
@@ -70,6 +71,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: str | None = None
     python: str = sys.executable
     exporter: str | None = None
+    targets: str | None = None
 
 
 def read_capacity(request: Request) -> Capacity:
@@ -106,6 +108,7 @@ class SlurmAllocation:
 
     def __init__(self, request: Request) -> None:
         self.settings = read_settings(request.file, SlurmSettings, "Slurm")
+        self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._request = request
         self.job: str | None = None
         self._salloc: subprocess.Popen[str] | None = None
@@ -278,7 +281,7 @@ class SlurmPlacement:
         """See `Placement`."""
         settings, count = self._allocation.settings, len(self.nodes)
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
-        agent += [] if settings.exporter is None else ["--exporter", settings.exporter]
+        agent += self._allocation.exporter
         lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
         lines.append(f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"')
         words = [

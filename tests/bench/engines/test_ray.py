@@ -10,10 +10,12 @@ import pytest
 
 from bench.engines.cluster import Request
 from bench.engines.ray.driver import NodeActor
-from bench.engines.ray.engine import RayAllocation, RaySettings, cluster_address
-from bench.engines.ray.orders import Connect, Order, RayNode, Reserve, StartAgents, alive_nodes, bundle
+from bench.engines.ray.engine import RayAllocation, RaySettings, capacity_of, cluster_address
+from bench.engines.ray.orders import Answer, Connect, Listed, Order, RayNode, Reserve, StartAgents, alive_nodes, bundle
+from bench.engines.registry import CAPACITIES
 from bench.engines.settings_file import read_settings
 from bench.errors import InfrastructureFailed, Misuse
+from bench.runner.case_args import read_node
 
 
 def _node(name: str, **resources: float) -> RayNode:
@@ -59,6 +61,51 @@ def test_what_the_cluster_does_not_have_is_refused(order: Reserve, said: str) ->
     with pytest.raises(Misuse) as refused:
         bundle(order, CLUSTER)
     assert said in str(refused.value)
+
+
+def _gpu_node(name: str, kind: str, **resources: float) -> RayNode:
+    return RayNode(id=name, name=name, resources={**resources, f"accelerator_type:{kind}": 1.0})
+
+
+A100, H100 = _gpu_node("a", "A100", CPU=64, GPU=8), _gpu_node("h", "H100", CPU=96, GPU=8)
+
+
+@pytest.mark.parametrize(
+    ("order", "nodes", "cores", "gpus"),
+    [
+        (_order(2), CLUSTER, 16, ("GPU",) * 8),
+        (_order(4), CLUSTER, 4, ()),
+        (_order(2, cpus=1, gpus=2), CLUSTER, 8, ("GPU", "GPU")),
+        (_order(1, gpus=0), CLUSTER, 64, ()),
+        (_order(1), (A100, HEAD), 64, ("A100",) * 8),
+        (_order(1, cpus=8, gpus=1), (A100, H100), 64, ("GPU",)),
+        (_order(1, cpus=0, gpus=0, ssd=1), (_node("head", ssd=1),), None, ()),
+    ],
+)
+def test_cases_are_planned_by_the_least_of_the_nodes_that_ray_may_give(
+    order: Reserve, nodes: tuple[RayNode, ...], cores: int | None, gpus: tuple[str, ...]
+) -> None:
+    """Of cores all that a node has, which reserve nothing from ranks; of GPUs those that are reserved."""
+    found = capacity_of(order, nodes)
+    assert (found.cores, found.gpus, found.memory_bytes) == (cores, gpus, None)
+    assert found.whose == "a node of Ray's cluster"
+
+
+def test_what_ray_would_be_asked_for_is_told_and_what_it_has_not_is_refused_before() -> None:
+    assert capacity_of(_order(2), CLUSTER).asks == "Ray would be asked for 2 node(s) with 16 CPU, 8 GPU on each"
+    with pytest.raises(Misuse, match="--nodes is 5, and Ray's cluster has 4 that are alive; take fewer"):
+        capacity_of(_order(5), CLUSTER)
+
+
+def test_a_ray_that_would_be_started_here_is_planned_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert CAPACITIES["ray"](Request()) is None
+    assert read_node(engine="ray").cluster is None
+
+
+def test_nodes_come_from_the_driver_as_it_lists_them() -> None:
+    listed = Listed(nodes=(A100, HEAD))
+    assert msgspec.json.decode(msgspec.json.encode(listed), type=Answer) == listed
 
 
 def test_nodes_that_are_alive_have_names_that_differ() -> None:

@@ -278,7 +278,29 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
     with socket.create_server(("127.0.0.1", 0)) as served:
         port: int = served.getsockname()[1]
         NodeExporter("127.0.0.1", port, tmp_path).close()
-    assert capfd.readouterr().err == f"agent: 127.0.0.1:{port} is served already, so that no exporter is started\n"
+    assert capfd.readouterr().err == f"127.0.0.1:{port} is served already, so that no exporter is started\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--exporter", "192.0.2.1:9464"), "port 9464 of 192.0.2.1 cannot be served: Cannot assign requested address"),
+        (("--exporter", "127.0.0.1:0", "--targets", "/proc/nodes.json"), "/proc/nodes.json"),
+    ],
+)
+def test_what_an_exporter_cannot_do_is_told_to_who_runs_the_suite(
+    words: tuple[str, ...], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with _remote(tmp_path, *words) as remote:
+        remote.link.machine()
+        until_s = time.monotonic() + 2 * WITHIN_S
+        said = capfd.readouterr().err
+        while told not in said:
+            assert time.monotonic() < until_s, said
+            time.sleep(0.1)
+            said += capfd.readouterr().err
+    assert "the agent of node 0: its exporter says: " in said
+    assert "serving" not in said
 
 
 def _listed(targets: Path, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, by Ray's own `cluster_utils`: its processes are gone when it ends."""
+"""A Ray cluster of several nodes on this machine, by Ray's own `cluster_utils`, and a user's home beside it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tests.slow.clusters.nights import Night, wait, words_of
 from tests.support.servers import absent_server
 
 CPUS = 4
@@ -62,6 +63,32 @@ class RayCluster:
             yield
         finally:
             client.internal_kv_put(key, kept, True, namespace)
+
+
+class RayNight(Night):
+    """A night on a Ray cluster. address: of the cluster; None to start one. settings: more than address and folders."""
+
+    def __init__(self, folder: Path, address: str | None, suite: str, settings: str = "") -> None:
+        cluster = "" if address is None else f'address = "{address}"\n'
+        nodes = f'environment = {{ TMPDIR = "{folder}/nodes", OF_NIGHT = "{folder}" }}\n'
+        super().__init__(folder, "ray", suite, cluster + nodes + settings)
+        (folder / "temporary").mkdir()
+        self.environment |= {"TMPDIR": str(folder / "temporary"), "HOME": str(self.nodes)}
+        self.environment.pop("RAY_ADDRESS", None)
+
+    def drivers(self) -> list[psutil.Process]:
+        """Its Ray drivers."""
+        return [one for one in self.processes() if "bench.engines.ray.driver" in words_of(one)]
+
+    def assert_nothing_is_left(self, *, kept: int = 0) -> None:
+        """No process of it, and no file on the nodes but folders of so many agents that could not send them.
+
+        Where one agent of several has died, each may be ended before the runner has taken its last lines.
+        """
+        wait(lambda: not self.processes(), lambda: str(self.processes()))
+        left = [path.name for path in self.nodes.iterdir() if not path.name.startswith("torchinductor")]
+        assert self.kept() <= kept, left
+        assert kept or not left, left
 
 
 @contextmanager
