@@ -251,6 +251,13 @@ def _hull(centre: float, half_width: float, held: float) -> tuple[float, float]:
     return min(math.exp(centre - half_width), held), max(math.exp(centre + half_width), held)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the values' mean by Student's t; None where there is one value, or all are equal."""
+    if _why_no_interval(values) is not None:
+        return None
+    return fmean(values) - _half_width(values), fmean(values) + _half_width(values)
+
+
 def _half_width(values: Sequence[float]) -> float:
     """Return half the width of Student's t interval of the mean."""
     return _t_quantile(len(values) - 1) * math.sqrt(variance(values) / len(values))

@@ -268,7 +268,7 @@ class Findings:
     notes: tuple[str, ...]
     effective_batch: dict[str, int] = field(default_factory=dict)
     peak: Peak | None = None
-    step_spread_ratio: float | None = None
+    step_spreads: tuple[float, ...] = ()
 
 
 def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
@@ -299,5 +299,5 @@ def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
             "total": case.shape.batch,
         },
         peak=peak if isinstance(peak, Peak) else None,
-        step_spread_ratio=max((trial.step_spread_ratio for trial in logs.trials), default=None),
+        step_spreads=tuple(trial.step_spread_ratio for trial in logs.trials),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_
 from bench.analysis.timelines import read_files, window_path, windows_by_trial
 from bench.case import Case
 from bench.errors import Misuse
+from bench.machine.placement import read_placement
 from collectors.metrics import results as results_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
@@ -119,8 +120,12 @@ def _residual_ns(alignment: Alignment) -> int | None:
 # The straggler over all trials, by the rule of `collectors.traces.analyzers.stragglers`
 
 
-def find_straggler(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, str]:
+def find_straggler(
+    trials: Sequence[TracedLateness], node_of: Callable[[int], str | None] = lambda rank: None
+) -> tuple[Estimate | None, str]:
     """Return the straggler's share of the traced time, None where there is no straggler; and the verdict in words.
+
+    node_of: returns the name of a rank's node; None where there is but one, or it is not known.
 
     The unit of evidence is the trial: a rank that is late in one trial only may owe it to chance, however many steps
     were traced.
@@ -130,9 +135,10 @@ def find_straggler(trials: Sequence[TracedLateness]) -> tuple[Estimate | None, s
         more = "" if found.more is None else f"; --trials {len(trials) + found.more} or more tells"
         return None, f"no straggler: {found.why}{more}"
     doing = f" ({', '.join(found.names)})" if found.names else ""
+    where = "" if (node := node_of(found.rank)) is None else f" on {node}"
     note = (
-        f"rank {found.rank} holds the others up by {found.cause}{doing}: it has {found.delay_ratio:.0%} of the lateness"
-        " in traced steps"
+        f"rank {found.rank}{where} holds the others up by {found.cause}{doing}: it has {found.delay_ratio:.0%} of the"
+        " lateness in traced steps"
     )
     return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), note
 
@@ -202,7 +208,10 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
         notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")
     notes += merge_trials({trial: one.notes for trial, one in joined.items()})
     found = list(_estimates(joined, notes))
-    straggler, note = find_straggler([one.lateness for one in joined.values()])
+    placement = read_placement(folder)
+    straggler, note = find_straggler(
+        [one.lateness for one in joined.values()], (lambda rank: None) if placement is None else placement.node_of
+    )
     if straggler is not None:
         found.append(straggler)
     return tuple(found), (*notes, note)

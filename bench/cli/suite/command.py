@@ -1,4 +1,4 @@
-"""`observatory suite`: suites of cases, declared in a file: planned, run, resumed and shown; and the files' schema."""
+"""`observatory suite`: cases declared in a file: planned, run, resumed, shown, their scaling; and the files' schema."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import click
 from bench.cli.suite.plan import plan, schema
 from bench.cli.suite.render import render
 from bench.cli.suite.run import run
+from bench.cli.suite.scaling import scaling
 from bench.cli.suite.show import show
 
 
@@ -20,5 +21,5 @@ def command() -> None:
     """
 
 
-for one in (plan, schema, render, run, show):
+for one in (plan, schema, render, run, show, scaling):
     command.add_command(one)

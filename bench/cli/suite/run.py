@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from click.core import ParameterSource
 from bench.cli.completion import complete_suite
 from bench.cli.options import FORMAT, RUNS, STORE, NamedText, engine_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan
-from bench.errors import Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
+    from bench.runner.patient_store import PatientStore
+    from bench.runs.history import History
     from bench.suites.ledger import LedgerWriter
     from bench.suites.suite_results import SuiteResult
     from bench.suites.suite_run import SuiteEnd
@@ -51,6 +54,12 @@ NEWEST = "the newest"
 )
 @click.option("--drop-bad", "is_dropping", is_flag=True, help="Leave out nodes that the check finds to be bad.")
 @click.option(
+    "--gate/--no-gate",
+    "has_gate",
+    default=None,
+    help="At the end, measure suspected changes once more and judge the night.  [default: of nightly suites]",
+)
+@click.option(
     "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port of this suite's /metrics."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
@@ -72,6 +81,7 @@ def run(
     engine_file: Path | None,
     has_preflight: bool | None,
     is_dropping: bool,
+    has_gate: bool | None,
     port: int,
     quiet: bool,
     verbose: bool,
@@ -103,6 +113,7 @@ def run(
     from bench.runs.history import History
     from bench.runs.run_dir import check_place
     from bench.suites.choice import as_chosen, choose
+    from bench.suites.gate.nightly import suspected_cases
     from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
     from bench.suites.suite_folder import begin, find_to_resume, resume, suite_run_folders
     from bench.suites.suite_results import read_result
@@ -122,6 +133,7 @@ def run(
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     planned = read_plan(suite_name, settings, store_url, node)
     suite = planned.suite
+    is_gated = has_gate if has_gate is not None else suite.is_nightly
     check_place(runs_folder)
     if is_dry:
         state, tags = SuiteState(), only
@@ -185,11 +197,15 @@ def run(
                 open_engine=preflight.open,
                 display=progress,
                 budget_s=budget_s,
+                suspects=suspected_cases if is_gated else None,
             )
             end = SuiteRunner(planned, ledger, setup).run(choice)
-    result = read_result(folder)
-    with to_reader():
-        print_suite(result, format_name)
+        result = read_result(folder)
+        with to_reader():
+            print_suite(result, format_name)
+        if is_gated and not end.is_interrupted:
+            for line in _judged(history, suite.name, store):
+                progress.tell(line)
     if end.failure is not None:
         say(str(end.failure))
     if store.failure is not None:
@@ -199,6 +215,23 @@ def run(
     for line in _next_moves(words, result, len(choose(planned, end.state, tags=only).cases)):
         progress.tell(line)
     return exit_code(end, result, is_store_gone=store.failure is not None)
+
+
+def _judged(history: History, suite: str, store: PatientStore) -> list[str]:
+    """Judge the night; return what the gate says in a line, and how to see more. Without a store nothing is judged."""
+    from bench.reports.gate.check import exit_words
+    from bench.suites.gate.check import MOST_RUNS, check_suite
+
+    if store.history is None:
+        return []
+    try:
+        check = check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=time.time_ns())
+    except InfrastructureFailed as error:
+        store.failed(error)
+        return []
+    except Misuse as error:  # An earlier night cannot be read; this one is kept all the same.
+        return [f"the night is not judged: {error}"]
+    return [*exit_words([check]), f"`observatory check --suite {suite}` says more"]
 
 
 def places_given(runs_folder: Path, store_url: str | None) -> list[str]:

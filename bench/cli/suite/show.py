@@ -33,7 +33,7 @@ def show(name: str | None, count: int, runs_folder: Path, store_url: str | None,
     from bench.reports.format import to_reader
     from bench.reports.suites.results import print_suite, print_suite_runs
 
-    results = _suite_runs(runs_folder, store_url)
+    results = suite_runs(runs_folder, store_url)
     wanted = results
     if name is not None:
         found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
@@ -44,7 +44,7 @@ def show(name: str | None, count: int, runs_folder: Path, store_url: str | None,
                 newest = ", ".join(one.id for one in (found or results)[:6]) or "none"
                 raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
             with to_reader():
-                print_suite(_whole(found[0], store_url), format_name)
+                print_suite(whole(found[0], store_url), format_name)
             return
     if not wanted:
         say("no suite has run yet; `observatory suite run smoke` runs one")
@@ -53,7 +53,7 @@ def show(name: str | None, count: int, runs_folder: Path, store_url: str | None,
             print_suite_runs(wanted[:count], format_name)
 
 
-def _suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
+def suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
     """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
     from bench.runs.history import History, NoStoreYet
     from bench.suites.suite_folder import suite_run_folders
@@ -72,7 +72,7 @@ def _suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
     return sorted(found.values(), key=lambda one: (one.started_ns, one.id), reverse=True)
 
 
-def _whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
+def whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
     """Return the suite run with what its cases measured: by their folders, else as far as the history tells."""
     from bench.runs.history import History, NoStoreYet
     from bench.suites.suite_results import read_result, result_of_record, with_summaries

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from bench.analysis.mfu import Absent
+from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.case import Case
 from bench.engines.cluster import Capacity
 from bench.machine.preflight import least_bytes
@@ -21,6 +23,7 @@ from bench.reports.format import (
     print_json,
     print_words,
     readable,
+    share,
     table_of,
 )
 from bench.suites.plan import PlannedCase, SuitePlan
@@ -29,6 +32,7 @@ from bench.suites.suite_file import SuiteCase
 _COLUMNS = (
     *("case", "block", "tags", "importance", "strategy", "ranks", "device", "precision", "trials", "steps"),
     *("baseline", "scaling", "gpus", "nodes", "rank_bytes", "limit_s", "fault", "estimate_s", "refusal", "left_out"),
+    *("night_change_ratio", "trials_for_3_percent"),
 )
 
 
@@ -105,9 +109,25 @@ def _row(one: PlannedCase, left_out: str | None) -> dict[str, Any]:
         "why_no_estimate": one.why_no_estimate,
         "refusal": one.refusal,
         "left_out": left_out,
+        "night_change_ratio": _seen(one),
+        "trials_for_3_percent": _needed(one),
         "crowds": one.crowds,
         "resolved": None if case is None else msgspec.to_builtins(case),
     }
+
+
+def _seen(one: PlannedCase) -> float | None:
+    """Return the smallest change of the step that one night of the case shows; None where nights are unknown."""
+    if one.noise is None:
+        return None
+    found = smallest_of_night(one.noise, one.suite_case.args.trials)
+    return None if isinstance(found, Absent) else found
+
+
+def _needed(one: PlannedCase) -> int | None:
+    """Return how many trials a night show a change of 3 %; None where no number does, or nights are unknown."""
+    found = Absent(reason="its noise is unknown") if one.noise is None else trials_a_night(one.noise)
+    return None if isinstance(found, Absent) else found
 
 
 def _gpus(asked: SuiteCase, case: Case | None) -> int:
@@ -137,10 +157,15 @@ def _print_table(plan: SuitePlan, left_out: Mapping[str, str], console: Console)
             takes = "left out"
         else:
             takes = "unknown" if one.estimate_s is None else duration(one.estimate_s)
-        rows.append((asked.name, *_needs(one), f"{asked.args.trials} x {asked.args.steps}", takes))
-    columns = ("case", "ranks", "on", "each at\nleast", "trials\nx steps", "takes")
+        seen = _seen(one)
+        sees = "-" if seen is None else share(seen)
+        rows.append((asked.name, *_needs(one), f"{asked.args.trials} x {asked.args.steps}", takes, sees))
+    columns = ["case", "ranks", "on", "each at\nleast", "trials\nx steps", "takes", "a night\nshows"]
+    if all(row[-1] == "-" for row in rows):
+        columns.pop()
+    table = table_of(columns, (row[: len(columns)] for row in rows), words=(0, 2), unbroken=range(1, len(columns)))
     # Names are folded where the terminal is narrow: nothing else is long.
-    print_figures(console, table_of(columns, rows, words=(0, 2), unbroken=range(1, len(columns))))
+    print_figures(console, table)
     console.print()
     for text, names in _grouped((one.refusal, one.suite_case.name) for one in plan.cases):
         print_words(console, f"cannot run here: {names}: {text}")
@@ -149,7 +174,31 @@ def _print_table(plan: SuitePlan, left_out: Mapping[str, str], console: Console)
     planned = [one for one in plan.cases if one.refusal is None and one.suite_case.name not in left_out]
     for text, names in _grouped((crowd, one.suite_case.name) for one in planned for crowd in one.crowds):
         print_words(console, f"{names}: {text}")
-    print_words(console, *_sum(planned))
+    print_words(console, *_sum(planned), *_noise_lines(planned))
+
+
+def _noise_lines(planned: Collection[PlannedCase]) -> list[str]:
+    """Return what the column of what a night shows is, and which cases need more trials; nothing where no case has it.
+
+    `observatory compare --aa` tells how the noise comes about.
+    """
+    known = [one for one in planned if _seen(one) is not None]
+    if not known:
+        return []
+    lines = [
+        "a night shows: smallest change of the step time that one night shows with 80 % power, by the noise of the"
+        " history's nights"
+    ]
+    wanted = [(one, _needed(one)) for one in known]
+    more = [f"{one.suite_case.name} {count}" for one, count in wanted if count and count > one.suite_case.args.trials]
+    never = [one.suite_case.name for one, count in wanted if count is None]
+    if more:
+        lines.append(f"to see {100 * WANTED_CHANGE:g} % in one night takes more trials: {_joined(more)}")
+    if never:
+        lines.append(
+            f"no number of trials shows {100 * WANTED_CHANGE:g} % in one night, as nights differ: {_joined(never)}"
+        )
+    return lines
 
 
 def _needs(one: PlannedCase) -> tuple[str, str, str]:

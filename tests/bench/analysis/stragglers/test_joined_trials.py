@@ -11,6 +11,7 @@ from bench.analysis.estimate import Estimate
 from bench.analysis.stragglers import joined_estimates
 from bench.analysis.timelines import save_timeline, window_path
 from bench.case import Case
+from bench.machine.placement import Place, write_placement
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
@@ -57,6 +58,30 @@ def test_a_straggler_that_no_trial_tells_alone_is_told_by_all_together(tmp_path:
     assert alone.startswith(
         "no straggler: rank 2 has 100% of the lateness and is late in 1 of 1 trial: p <= 1 (needs 0.02)"
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "later", "named"),
+    [
+        (("a", "b"), None, "rank 2 on b"),
+        (("a",), None, "rank 2"),
+        (("a", "b"), ("a", "c"), "rank 2"),
+        ((), None, "rank 2"),
+    ],
+)
+def test_a_straggler_is_named_with_its_node(
+    hosts: tuple[str, ...], later: tuple[str, ...] | None, named: str, tmp_path: Path
+) -> None:
+    """Unless there was but one, ranks were on others in earlier trials, or nobody wrote where they were."""
+    for names in filter(None, (hosts, later)):
+        each = CASE.ranks // len(names)
+        places = [
+            Place(number=number, name=name, host=name, switch=None, first_rank=number * each, ranks=each)
+            for number, name in enumerate(names)
+        ]
+        write_placement(tmp_path, "slurm", places)
+    _, notes = joined_estimates(CASE, tmp_path, _keep(tmp_path, *[[(2, LATE_NS)] * 2] * 4))
+    assert notes[-1].startswith(f"{named} holds the others up by compute")
 
 
 def test_lateness_that_is_spread_blames_nobody(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.analysis.scaling import Scaling, scaling_between, scaling_efficiency
+from bench.analysis.scaling.efficiency import Scaling, scaling_between, scaling_efficiency
 from bench.case import one_rank_baseline
 from bench.errors import Misuse
 from tests.bench.made.examples import make_case

@@ -1,0 +1,117 @@
+"""The noise of a series, within a night and from night to night, and the smallest change that it lets one see.
+
+A night's centre is the mean of its trials' logarithms. The logarithm of trial j of night i is taken as the series'
+level, plus what night i has of its own, plus what the trial has of its own: two deviations, found by the method of
+moments. Both are robust: a spike, one bad trial or a lasting change of level moves them little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import NormalDist, fmean, median
+
+from bench.analysis.comparison import LEVEL, POWER, least_trials
+from bench.analysis.mfu import Absent
+
+LEAST_NIGHTS = 3
+"""Fewer nights tell nothing about how nights differ."""
+WANTED_CHANGE = 0.03
+"""The change that a nightly gate should see."""
+
+_NORMAL = NormalDist()
+_QUARTILE = _NORMAL.inv_cdf(0.75)
+_DISTANCE = _NORMAL.inv_cdf(1 - LEVEL / 2) + _NORMAL.inv_cdf(POWER)
+"""Standard errors from no change at which a two-sided test of known noise has its power: 2.80."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations on logarithms, so shares of the value: 0.01 is 1 %.
+
+    trial: of one trial within a night. night: of a night's own level, without that of its trials; absent where there
+        are too few nights.
+    trials, nights: how many each rests on.
+    """
+
+    trial: float
+    night: float | Absent
+    trials: int
+    nights: int
+
+
+def noise_of(nights: Sequence[Sequence[float]], beside: Sequence[Sequence[float]] = ()) -> Noise | Absent:
+    """Return the noise of one figure of a series; absent where no night has two trials.
+
+    nights: the trials' values of each night, oldest first. beside: trials of runs that tell of noise within a night
+        alone, such as both runs of `compare --aa`.
+    """
+    of_nights = [[math.log(value) for value in values] for values in nights if values]
+    groups = [*of_nights, *([math.log(value) for value in values] for values in beside)]
+    # Differences of trials of one night have no part of the night's own, whatever the level.
+    within = [second - first for values in groups for first, second in combinations(values, 2)]
+    if not within:
+        return Absent(reason="no run of it has two trials")
+    trial = deviation_of(within)
+    return Noise(
+        trial=trial,
+        night=_night_deviation(of_nights, trial),
+        trials=sum(len(values) for values in groups if len(values) > 1),
+        nights=len(of_nights),
+    )
+
+
+def deviation_of(differences: Sequence[float]) -> float:
+    """Return the standard deviation of values from differences of pairs of them, robustly.
+
+    Half of the differences of normal values are smaller than 0.954 standard deviations: the quartile times the root of
+    2. A third of them may be anything without moving it far.
+    """
+    return median(abs(difference) for difference in differences) / (_QUARTILE * math.sqrt(2))
+
+
+def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float | Absent:
+    """Return the deviation of nights' levels, from neighbouring nights: a change of level counts once, not for ever."""
+    if len(nights) < LEAST_NIGHTS:
+        return Absent(reason=f"{len(nights)} night(s) in the history, of {LEAST_NIGHTS} that are needed")
+    steps = [fmean(second) - fmean(first) for first, second in pairwise(nights)]
+    # What is left of the centres' variance when that of their trials is taken off.
+    of_trials = fmean(trial**2 / len(values) for values in nights)
+    return math.sqrt(max(0.0, deviation_of(steps) ** 2 - of_trials))
+
+
+def smallest_of_night(noise: Noise, trials: int) -> float | Absent:
+    """Return the smallest change that one night of so many trials shows against a level known from many nights.
+
+    With 80 % power, two-sided at 5 %: a factor minus 1. Absent where the nights are unknown.
+    """
+    if isinstance(noise.night, Absent):
+        return noise.night
+    return math.expm1(_DISTANCE * math.hypot(noise.night, noise.trial / math.sqrt(trials)))
+
+
+def trials_a_night(noise: Noise, change: float = WANTED_CHANGE) -> int | Absent:
+    """Return how many trials a night show a change of this size on its first night, as `smallest_of_night` has it.
+
+    Absent where the nights are unknown, or differ so much that no number of trials does.
+    """
+    night = noise.night
+    if isinstance(night, Absent):
+        return night
+    limit = math.log1p(change) / _DISTANCE
+    if night >= limit:
+        return Absent(
+            reason=f"nights differ by {100 * night:.1f} %, so that no number of trials shows {100 * change:g} % in one"
+            f" night; {nights_needed(noise, change)} nights do"
+        )
+    found = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
+    return Absent(reason="more than ten thousand") if found is None else found
+
+
+def nights_needed(noise: Noise, change: float, trials: int = 3) -> int:
+    """Return how many nights of so many trials show a change together, where the nights are known."""
+    assert not isinstance(noise.night, Absent), "nights that are unknown tell nothing of others"
+    of_night = math.hypot(noise.night, noise.trial / math.sqrt(trials))
+    return max(1, math.ceil((_DISTANCE * of_night / math.log1p(change)) ** 2))

@@ -1,0 +1,117 @@
+"""`observatory compare --aa`: one side twice in turn, for the noise of each series of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.analysis.comparison import Change, Judged, changes, is_main, judge
+from bench.case import Case
+from bench.cli.compare.ab import Places, Turns, take_turns
+from bench.engines.local import LocalEngine
+from bench.errors import InfrastructureFailed
+from bench.reports.comparison.noise import FalseDifferences, NoiseReport, SeriesNoise
+from bench.runner.measure import Place
+from bench.runner.recover import recover_runs
+from bench.runs.history import History
+from bench.runs.nights import nights_of, noise_over
+from bench.runs.summary import Summary
+from bench.suites.plan import PlannedCase
+
+NIGHTS_SEARCHED = 200
+"""Runs of a series, newest first, that tell how nights differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Both runs of each case, in the suite's order, and how it ended."""
+
+    pairs: tuple[tuple[str, Summary, Summary], ...]
+    failures: tuple[InfrastructureFailed, ...]
+    is_interrupted: bool = False
+
+
+def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> Measured:
+    """Measure each case twice in turn, one case after the other, and keep the runs as ad hoc.
+
+    Raises:
+        InfrastructureFailed: nothing can be started or stored.
+    """
+    pairs: list[tuple[str, Summary, Summary]] = []
+    failures: list[InfrastructureFailed] = []
+    with History(places.store) as history, LocalEngine(places.runs) as engine:
+        for notice in recover_runs(places.runs, history, places.store).notices():
+            places.tell(notice)
+        place = Place(engine=engine, machine=engine.machine())
+        for one in cases:
+            turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), history)
+            first, second = turns.kept.summaries
+            pairs.append((one.suite_case.name, first, second))
+            failures += turns.kept.failures
+            if turns.is_interrupted or turns.lost_engine:
+                return Measured(pairs=tuple(pairs), failures=tuple(failures), is_interrupted=turns.is_interrupted)
+    return Measured(pairs=tuple(pairs), failures=tuple(failures))
+
+
+def _twice(suite: str, one: PlannedCase, place: Place, places: Places, history: History) -> Turns:
+    assert one.case is not None, "a case without refusal is resolved"
+    name = one.suite_case.name
+    orders = [
+        (f"{name}, {word}", replace(one.case), place, f"compare --aa {suite}: {name}, {word}")
+        for word in ("first", "second")
+    ]
+    return take_turns(orders, places, history)
+
+
+# What it tells.
+
+
+def report_of(suite: str, measured: Measured, history: History, missing: Iterable[str] = ()) -> NoiseReport:
+    """Return the noise of each series that was measured twice, and how many false differences there were."""
+    found: list[tuple[str, Summary, list[Change]]] = []
+    lines = list(missing)
+    for name, first, second in measured.pairs:
+        if min(first.trials_done, second.trials_done) < 2:
+            why = first.cause or second.cause
+            lines.append(
+                f"{name} tells nothing: {min(first.trials_done, second.trials_done)} complete trial(s), of 2 that are"
+                f" needed{'' if why is None else f' ({why.text})'}"
+            )
+            continue
+        found.append((name, first, changes(first.estimates, second.estimates, is_paired=True)))
+    judged = judge([change for _, _, changed in found for change in changed])
+    series: list[SeriesNoise] = []
+    for name, first, changed in found:
+        nights = nights_of(first.case, history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED))
+        series += [_series(name, first.case, change, nights) for change in changed if _is_timed(change)]
+    return NoiseReport(
+        suite=suite,
+        series=tuple(series),
+        false=_false_differences(judged),
+        missing=tuple(lines),
+    )
+
+
+def _is_timed(change: Change) -> bool:
+    """Whether the figure is noisy and above 0, so that its noise is a share of it."""
+    return not change.is_exact and change.scale == "ratio"
+
+
+def _series(name: str, case: Case, change: Change, nights: Sequence[Sequence[Summary]]) -> SeriesNoise:
+    return SeriesNoise(
+        case=name,
+        estimate=change.a,
+        is_main=is_main(change.a),
+        trials=case.trials,
+        noise=noise_over(nights, change.a.metric, change.a.labels, [change.a.trials, change.b.trials]),
+    )
+
+
+def _false_differences(judged: Sequence[Judged]) -> FalseDifferences:
+    tested = [one for one in judged if one.change.p_value is not None]
+    return FalseDifferences(
+        tested=len(tested),
+        single=sum((one.change.p_value or 0.0) < 0.05 for one in tested),
+        called=sum(one.outcome in ("better", "worse") for one in tested),
+        exact=sum(one.change.is_exact and one.outcome != "same" for one in judged),
+    )

@@ -1,0 +1,288 @@
+"""The two sides of a comparison: runs, suite runs or commits of the history, matched case by case."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bench.case import Case, why_ad_hoc
+from bench.errors import Misuse
+from bench.runs import run_dir
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from workloads.cost_models.shape import DIMENSIONS
+
+Kind = Literal["run", "suite run", "commit"]
+
+MOST_RUNS = 100_000
+LEAST_DIGITS = 7
+"""A commit is named by at least so many hex digits: fewer are too often the beginning of something else."""
+_CANDIDATES_SHOWN = 6
+_NAMES_OFFERED = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What a person named, and what was measured there.
+
+    name: the whole id or commit. cases: the run of each case, by its name in the suite, else by what it is.
+    unmeasured: why cases have no complete trial, by their names. notes: what a reader must know of the choice.
+    """
+
+    kind: Kind
+    name: str
+    cases: Mapping[str, Summary]
+    unmeasured: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.kind} {self.name[:12] if self.kind == 'commit' else self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs that are compared.
+
+    differences: what differs between their cases, as `option bucket_mb 1 -> 25`. is_in_turn: their trials took turns.
+    """
+
+    name: str
+    a: Summary
+    b: Summary
+    differences: tuple[str, ...] = ()
+    is_in_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """The pairs of two sides. missing: a line on each case that is not compared. is_incomplete: a suite lacks one."""
+
+    pairs: tuple[Pair, ...]
+    missing: tuple[str, ...] = ()
+    is_incomplete: bool = False
+
+
+# What a word on the command line names.
+
+
+def find_side(text: str, history: History) -> Side:
+    """Return the side that this text names.
+
+    In this order: a run's folder; the whole id of a run or suite run; the only run, suite run or commit that begins so.
+
+    Raises:
+        Misuse: nothing or several things are named so, or the run has no complete trial.
+    """
+    if Path(text).is_dir():
+        return _of_run(run_dir.load(Path(text)))
+    suites = [record.id for record in history.suite_runs(limit=MOST_RUNS)]
+    runs = history.beginning_with(text, _CANDIDATES_SHOWN + 1)
+    if history.known([text]):
+        return _of_run(history.find(text))
+    if text in suites:
+        return _of_suite_run(text, history)
+    commits = _commits(text, history)
+    found: list[tuple[Kind, str]] = [("run", name) for name in runs]
+    found += [("suite run", name) for name in suites if name.startswith(text)]
+    found += [("commit", commit) for commit in commits]
+    if len(found) > 1:
+        words = ", ".join(f"{kind} {name}" for kind, name in found[:_CANDIDATES_SHOWN])
+        raise Misuse(
+            f'"{text}" may be any of {words}{", ..." if len(found) > _CANDIDATES_SHOWN else ""}; give more of it'
+        )
+    if not found:
+        raise _unknown(text, history, suites)
+    kind, name = found[0]
+    if kind == "run":
+        return _of_run(history.find(name))
+    return _of_suite_run(name, history) if kind == "suite run" else _of_commit(name, commits[name])
+
+
+def _commits(text: str, history: History) -> dict[str, list[Summary]]:
+    """Return the runs of each commit of the history that begins so, newest first."""
+    found: dict[str, list[Summary]] = {}
+    if re.fullmatch(rf"[0-9a-fA-F]{{{LEAST_DIGITS},40}}", text):
+        for summary in history.at_commit(text.lower(), MOST_RUNS):
+            found.setdefault(summary.commit or "", []).append(summary)
+    return found
+
+
+def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
+    """Return the error that offers the nearest name, or else the newest ones."""
+    names = [*history.names(_NAMES_OFFERED), *suites[:_NAMES_OFFERED]]
+    near = difflib.get_close_matches(text, names, n=1, cutoff=0.6)
+    newest = ", ".join(names[:_CANDIDATES_SHOWN]) or "none"
+    offer = f'did you mean "{near[0]}"?' if near else f"the newest runs are: {newest}"
+    digits = re.fullmatch(r"[0-9a-fA-F]+", text)
+    few = f", and a commit has {LEAST_DIGITS} digits or more" if digits and len(text) < LEAST_DIGITS else ""
+    return Misuse(
+        f'"{text}" is no run, suite run or commit of the history{few}; {offer} (`observatory show` and'
+        " `observatory suite show` list them)"
+    )
+
+
+def _of_run(summary: Summary) -> Side:
+    if not summary.trials_done:
+        raise Misuse(f"run {summary.run} has no complete trial ({_why(summary)}); choose one that has")
+    return Side(kind="run", name=summary.run, cases={summary.case.title: summary}, unmeasured={})
+
+
+def _of_suite_run(name: str, history: History) -> Side:
+    """Return a suite run with the newest run of each of its cases that has complete trials, else the newest."""
+    cases: dict[str, Summary] = {}
+    for summary in history.runs(limit=MOST_RUNS, suite_run=name):
+        member = summary.purpose.member
+        assert member is not None, "the history finds a suite's runs by their membership"
+        if member.is_rerun:
+            continue  # It was measured since its case looked unlike others: no result of its own.
+        if member.case not in cases or (summary.trials_done and not cases[member.case].trials_done):
+            cases[member.case] = summary
+    measured = {case: summary for case, summary in reversed(cases.items()) if summary.trials_done}
+    if not measured:
+        raise Misuse(f"suite run {name} has no case with a complete trial; `observatory suite show {name}` tells why")
+    unmeasured = {case: _why(summary) for case, summary in cases.items() if case not in measured}
+    return Side(kind="suite run", name=name, cases=measured, unmeasured=unmeasured)
+
+
+def _of_commit(commit: str, summaries: Sequence[Summary]) -> Side:
+    """Return a commit with the newest run of each series there; an ad hoc one only where the series has no other."""
+    of_series: dict[tuple[str, str], Summary] = {}
+    for summary in sorted(summaries, key=lambda one: bool(why_ad_hoc(one.case, one.purpose))):  # Keeps newest first.
+        if summary.trials_done:
+            of_series.setdefault((summary.case.key(), summary.hardware), summary)
+    if not of_series:
+        raise Misuse(f"commit {commit[:12]} has {len(summaries)} run(s), and none has a complete trial; choose another")
+    titles = [summary.case.title for summary in of_series.values()]
+    cases = {
+        summary.case.title
+        if titles.count(summary.case.title) == 1
+        else f"{summary.case.title} ({summary.run})": summary
+        for summary in of_series.values()
+    }
+    ad_hoc = [summary.run for summary in of_series.values() if why_ad_hoc(summary.case, summary.purpose)]
+    notes = [f"commit {commit[:12]} has {len(summaries)} run(s) of {len(cases)} series: the newest of each is taken"]
+    if ad_hoc:
+        notes.append(f"commit {commit[:12]}: ad hoc, as there is no other run of the series: {', '.join(ad_hoc)}")
+    return Side(kind="commit", name=commit, cases=cases, unmeasured={}, notes=tuple(notes))
+
+
+def _why(summary: Summary) -> str:
+    words = summary.outcome.replace("_", " ")
+    return words if summary.cause is None else f"{words}: {summary.cause.text}"
+
+
+# Which runs are compared.
+
+
+def match(a: Side, b: Side) -> Matched:
+    """Return the pairs of two sides, and what is left over.
+
+    Two runs are compared whatever differs between their cases, which is said; two suite runs case by case, by name;
+    else runs of the same series.
+
+    Raises:
+        Misuse: both sides are one, or nothing of them can be compared.
+    """
+    if (a.kind, a.name) == (b.kind, b.name):
+        raise Misuse(
+            f"A and B are both {a.title}; name two, or measure one twice with `observatory compare --aa SUITE`"
+        )
+    if a.kind == b.kind == "run":
+        (one,), (other,) = a.cases.values(), b.cases.values()
+        return Matched(pairs=(pair(one.case.title, one, other),))
+    matched = _by_name(a, b) if a.kind == b.kind == "suite run" else _by_series(a, b)
+    if not matched.pairs:
+        raise Misuse(f"nothing of {a.title} and {b.title} can be compared: {'; '.join(matched.missing[:3])}")
+    return matched
+
+
+def _by_name(a: Side, b: Side) -> Matched:
+    """Match the cases of two suite runs by their names; they must be of the same series."""
+    pairs, missing = [], []
+    for name in dict.fromkeys((*a.cases, *a.unmeasured, *b.cases, *b.unmeasured)):
+        lacking = [f"{side.title} has {_lacks(name, side)}" for side in (a, b) if name not in side.cases]
+        if lacking:
+            missing.append(f"{name} is not compared: {'; '.join(lacking)}")
+            continue
+        try:
+            found = pair(name, a.cases[name], b.cases[name])
+        except Misuse as error:
+            missing.append(f"{name} is not compared: {error}")
+            continue
+        if found.a.case.key() != found.b.case.key():
+            missing.append(f"{name} is not compared, as it is another series: {', '.join(found.differences)}")
+            continue
+        pairs.append(found)
+    return Matched(pairs=tuple(pairs), missing=tuple(missing), is_incomplete=bool(missing))
+
+
+def _lacks(name: str, side: Side) -> str:
+    why = side.unmeasured.get(name)
+    return "no such case" if why is None else f"no complete trial of it ({why})"
+
+
+def _by_series(a: Side, b: Side) -> Matched:
+    """Match runs by their series, whatever a suite calls them."""
+    of_b = {(summary.case.key(), summary.hardware): name for name, summary in b.cases.items()}
+    pairs, missing = [], []
+    for name, summary in a.cases.items():
+        other = of_b.pop((summary.case.key(), summary.hardware), None)
+        if other is None:
+            missing.append(f"{name} is not compared: {b.title} has no run of its series")
+        elif b.cases[other].run != summary.run:
+            pairs.append(pair(name, summary, b.cases[other]))
+    missing += [f"{name} is not compared: {a.title} has no run of its series" for name in of_b.values()]
+    return Matched(pairs=tuple(pairs), missing=tuple(missing))
+
+
+def pair(name: str, a: Summary, b: Summary) -> Pair:
+    """Return two runs that can be compared.
+
+    Raises:
+        Misuse: they ran on different hardware, one is a probe and the other is not or is another one, or the definition
+            of their strategy has changed.
+    """
+    if a.hardware != b.hardware:
+        raise Misuse(
+            f"run {a.run} ran on {a.hardware}, and {b.run} on {b.hardware}; figures of different hardware are not of"
+            " one series: choose runs of the same"
+        )
+    if (a.case.model is None or b.case.model is None) and a.case.strategy != b.case.strategy:
+        raise Misuse(
+            f"run {a.run} is of {a.case.strategy} and {b.run} of {b.case.strategy}, which measure different things;"
+            " choose two of the same probe, or two of training"
+        )
+    if a.case.strategy == b.case.strategy and a.case.version != b.case.version:
+        raise Misuse(
+            f"the definition of {a.case.strategy} has changed from version {a.case.version} (run {a.run}) to"
+            f" {b.case.version} ({b.run}): a new series has begun; choose runs of the same version"
+        )
+    return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=_took_turns(a, b))
+
+
+def _took_turns(a: Summary, b: Summary) -> bool:
+    """Whether trial i of both was measured one after the other, and no complete trial was lost between others."""
+    are_whole = all(one.outcome != "done" or one.trials_done == one.case.trials for one in (a, b))
+    return b.run in a.in_turn_with and a.run in b.in_turn_with and are_whole
+
+
+_KEYS = ("strategy", "ranks", "nodes", "device", "backend", "precision", "threads", "seed", "steps", "warm_up")
+
+
+def differences(a: Case, b: Case) -> Iterable[str]:
+    """Yield what differs between two cases: `ranks 2 -> 4`, `option bucket_mb 1 -> 25`. Trials may always differ."""
+    pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in _KEYS]
+    if a.model is not None and b.model is not None:
+        pairs += [(name, getattr(a.model, name), getattr(b.model, name)) for name in DIMENSIONS]
+    pairs += [(f"option {name}", a.options[name], b.options[name]) for name in a.options if name in b.options]
+    yield from (f"{name} {_word(before)} -> {_word(after)}" for name, before, after in pairs if before != after)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,70 @@
+"""`observatory suite scaling`: how a suite's strategies scale, where the ceiling lies, and what is lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.cli.options import FORMAT, RUNS, STORE, NamedText
+from bench.cli.suite.show import suite_runs, whole
+from bench.errors import Misuse
+
+if TYPE_CHECKING:
+    from bench.suites.suite_results import SuiteResult
+
+
+@click.command(name="scaling")
+@click.argument("name", metavar="[SUITE|ID]", required=False, type=NamedText())
+@RUNS
+@STORE
+@FORMAT
+def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """Efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
+
+    Of the newest run of the suite, or of the newest of all; ID is that of a suite run, or the beginning of it.
+    Weak and strong scaling are told apart. docs/scaling.md says what each figure is.
+
+    \b
+    Example:
+      observatory suite scaling scaling
+    """
+    from bench.reports.format import to_reader
+    from bench.reports.suites.scaling import print_scaling
+    from bench.runs.scaling_curves import curves_of, not_measured
+
+    result = whole(_chosen(name, suite_runs(runs_folder, store_url)), store_url)
+    curves = curves_of(result.cases)
+    if not curves:
+        failed = not_measured(result.cases)
+        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        why = (
+            f"{failed[0]}{more} (`observatory suite show {result.id}` shows all)"
+            if failed
+            else 'give a case ranks = [1, 2, 4] and scaling = "weak" or "strong"'
+        )
+        raise Misuse(
+            f"suite run {result.id} has no scaling curve: no two cases that were measured differ in ranks only; {why}"
+        )
+    with to_reader():
+        print_scaling(result.id, curves, format_name)
+
+
+def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
+    """Return the newest suite run, the newest of the named suite, or the one whose id begins so.
+
+    Raises:
+        Misuse: there is none, or several ids begin so.
+    """
+    if not results:
+        raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")
+    if name is None:
+        return results[0]
+    if of_suite := [one for one in results if one.suite == name]:
+        return of_suite[0]
+    found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
+    if len(found) != 1:
+        what = "may be any of" if found else "is unknown; the newest are"
+        raise Misuse(f'suite or suite run "{name}" {what}: {", ".join(one.id for one in (found or results)[:6])}')
+    return found[0]
