@@ -37,12 +37,18 @@ Nvml: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order."""
+    """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order.
+
+    power_limit_watts: what is enforced. clock_limit_hertz: the highest clock of its multiprocessors. An older version
+    has read neither.
+    """
 
     index: int
     name: str
     uuid: str
     memory_bytes: int | None
+    power_limit_watts: float | None = None
+    clock_limit_hertz: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,11 +349,19 @@ def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
     memory_bytes: int | None = None
     with _noting(nvml, absent, f"gpus[{gpu.index}].memory_bytes"):  # Unknown if memory is shared with the CPU.
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
+    power_limit_watts: float | None = None
+    with _noting(nvml, absent, f"gpus[{gpu.index}].power_limit_watts"):
+        power_limit_watts = nvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1000
+    clock_limit_hertz: int | None = None
+    with _noting(nvml, absent, f"gpus[{gpu.index}].clock_limit_hertz"):
+        clock_limit_hertz = int(nvml.nvmlDeviceGetMaxClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)) * 1_000_000
     return Gpu(
         index=gpu.index,
         name=nvml.nvmlDeviceGetName(gpu.handle),
         uuid=nvml.nvmlDeviceGetUUID(gpu.handle),
         memory_bytes=memory_bytes,
+        power_limit_watts=power_limit_watts,
+        clock_limit_hertz=clock_limit_hertz,
     )
 
 

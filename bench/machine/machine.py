@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.machine.container import read_container
 from bench.machine.gpus import Gpu, GpuLink, Nvml, read_gpus
 from workloads.spec import Device
 
@@ -65,6 +66,8 @@ class Machine:
     memory_bytes: of the whole node, whatever a container allows.
     commit, is_dirty: of our own source tree, and whether it had changes.
     environment: variables that can change a measurement, see `relevant`.
+    container_image: of the container that the process is in, as its engine names it.
+    cpu_limit_cores, memory_limit_bytes: what the control groups of the process allow.
     nodes_here: how many nodes of an engine this machine is; more than one where nodes are only as if.
     """
 
@@ -89,6 +92,9 @@ class Machine:
     environment: dict[str, str]
     torch_hip_version: str | None = None
     cuda_driver_version: str | None = None
+    container_image: str | None = None
+    cpu_limit_cores: float | None = None
+    memory_limit_bytes: int | None = None
     nodes_here: int = 1
     absent: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
@@ -136,6 +142,8 @@ def read(
     absent |= gpus.absent
     if "cuda_version" in absent:
         absent["cuda_driver_version"] = absent.pop("cuda_version")
+    container = read_container(environment, root)
+    absent |= {"container_image" if name == "image" else name: why for name, why in container.absent.items()}
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     commit, is_dirty = _source_state(source, absent)
     own_version: str | None = None
@@ -162,6 +170,9 @@ def read(
         physical_cores=_physical_cores(root, usable, absent),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         environment=relevant(environment),
+        container_image=None if container.image is None else redact(container.image),
+        cpu_limit_cores=container.cpu_limit_cores,
+        memory_limit_bytes=container.memory_limit_bytes,
         absent=absent,
     )
 

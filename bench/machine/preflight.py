@@ -11,6 +11,7 @@ import psutil
 
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.container import own_groups
 from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
@@ -24,15 +25,13 @@ from workloads.options import microbatch_count
 class _Files:
     """File names of one version of control groups. cache: the line of memory.stat that counts inactive file pages."""
 
-    folder: str
     limit: str
     usage: str
     cache: str
 
 
-_SECOND = _Files(folder="sys/fs/cgroup", limit="memory.max", usage="memory.current", cache="inactive_file")
+_SECOND = _Files(limit="memory.max", usage="memory.current", cache="inactive_file")
 _FIRST = _Files(
-    folder="sys/fs/cgroup/memory",
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
     cache="total_inactive_file",
@@ -45,27 +44,11 @@ def left_in_groups(root: Path = Path("/")) -> list[int]:
     Inactive pages of files count as free, since the kernel can reclaim them. Groups without a limit, or that cannot be
     read, are left out. root: where /proc and /sys are.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = ["0::/", "0:memory:/"]  # Take the root group where /proc does not tell.
-    left: list[int] = []
-    for line in lines:
-        # "0::/job" is a group of version 2, "4:memory:/job" one of version 1.
-        _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            files = _SECOND
-        elif "memory" in controllers.split(","):
-            files = _FIRST
-        else:
-            continue
-        top = root / files.folder
-        group = top / name.lstrip("/")
-        for folder in (group, *group.parents):
-            left += _left(folder, files)
-            if folder == top:
-                break
-    return left
+    return [
+        size
+        for version, folder in own_groups("memory", root)
+        for size in _left(folder, _SECOND if version == 2 else _FIRST)
+    ]
 
 
 def _left(folder: Path, files: _Files) -> Iterator[int]:

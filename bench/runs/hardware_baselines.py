@@ -183,7 +183,7 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
     transfers = summary.case.spec().transfers(summary.case)
     if not transfers:
         return
-    link = _find_link(summary, history)
+    link = find_link(summary, history)
     if isinstance(link, Absent):
         yield f"expected communication is absent: {link.reason}"
         return
@@ -198,7 +198,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
     pipeline = case.spec().pipeline(case)
     if pipeline is None:
         return
-    link = _find_link(summary, history, ("send", CALIBRATION))
+    link = find_link(summary, history, ("send", CALIBRATION))
     if isinstance(link, Absent):
         transfer_s: float | NotCovered = NotCovered(reason=link.reason)
     else:
@@ -262,7 +262,7 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
     transfers = spec.transfers(case)
     if not transfers:
         return PredictedStep(step_s=compute.step_s, basis=basis)
-    link = _find_link(summary, history)
+    link = find_link(summary, history)
     if isinstance(link, Absent):
         return link
     step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
@@ -270,10 +270,13 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
     return PredictedStep(step_s=step.step_s, basis=basis)
 
 
-def _find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
+def find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
     """Return the link from the newest sweep on as many ranks over as many nodes of the same hardware and backend.
 
     collectives: those whose sweep may give it, the preferred one first.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
     """
     case = summary.case
     alike = [

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.fingerprint import fingerprint
 from bench.machine.machine import Machine
 from bench.runs import suite_record
 from bench.runs.database import NoStoreYet, connect, default_url, parse_url, saying, shown
 from bench.runs.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
 from bench.runs.suite_record import SuiteRecord
-from bench.runs.summary import Summary, decode, encode
+from bench.runs.summary import Summary, decode, encode, series_of
+from collectors.metrics.results import RUN_STEP_SECONDS
 
 __all__ = ["History", "NoStoreYet", "default_url", "find_run"]
 
@@ -74,8 +79,24 @@ class History:
         """Close all connections."""
         self._engine.dispose()
 
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Give a connection for one transaction, whose errors are raised as those of the history."""
+        with saying(self._url), self._engine.begin() as connection:
+            yield connection
+
     def add(self, summary: Summary, machine: Machine) -> None:
-        """Keep the run, in place of an earlier one of the same id."""
+        """Keep the run, in place of an earlier one of the same id.
+
+        Raises:
+            Misuse: a value is not finite.
+        """
+        for found in summary.estimates:
+            if not _is_finite(found.median, found.low, found.high, *found.trials):
+                raise Misuse(f"run {summary.run}: {found.metric} is not finite in every trial; it is not kept")
+        ratios = [value for one in summary.scaling for value in (one.ratio.value, one.ratio.low, one.ratio.high)]
+        if not _is_finite(*ratios, *summary.step_spreads):
+            raise Misuse(f"run {summary.run}: an efficiency or a spread of steps is not finite; it is not kept")
         member = summary.purpose.member
         run = {
             "id": summary.run,
@@ -95,6 +116,12 @@ class History:
             "suite": None if member is None else member.suite,
             "suite_run": None if member is None else member.id,
             "suite_case": None if member is None else member.case,
+            "is_rerun": None if member is None else int(member.is_rerun),
+            "series": series_of(summary.case, summary.hardware),
+            "definition_version": summary.case.version,
+            "commit_id": summary.commit,
+            "environment": fingerprint(machine),
+            "hosts": " ".join(summary.hosts) or None,
         }
         estimates: list[dict[str, Any]] = []
         values: list[dict[str, Any]] = []
@@ -102,7 +129,12 @@ class History:
             labels = msgspec.json.encode(found.labels, order="sorted").decode()
             place = {"run": summary.run, "metric": found.metric, "labels": labels}
             estimates.append(place | {"median": found.median, "low": found.low, "high": found.high})
-            values += [place | {"trial": trial, "value": value} for trial, value in enumerate(found.trials)]
+            # A step's spread is known in the trials that the step times are of.
+            spreads = summary.step_spreads if found.metric == RUN_STEP_SECONDS.name else ()
+            values += [
+                place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": summary.case.steps}
+                for trial, (value, spread) in enumerate(zip_longest(found.trials, spreads[: len(found.trials)]))
+            ]
         with saying(self._url), self._engine.begin() as connection:
             connection.execute(delete(RUNS).where(RUNS.c.id == summary.run))
             connection.execute(insert(RUNS), run)
@@ -172,6 +204,21 @@ class History:
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
         raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more letters')
 
+    def beginning_with(self, prefix: str, limit: int) -> tuple[str, ...]:
+        """Return the ids of the newest runs whose ids begin so, newest first."""
+        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix
+        newest = select(RUNS.c.id).where(begins).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
+        with saying(self._url), self._engine.begin() as connection:
+            return tuple(connection.scalars(newest))
+
+    def at_commit(self, prefix: str, limit: int) -> tuple[Summary, ...]:
+        """Return the newest runs of commits that begin with these hex digits, newest first."""
+        begins = func.substr(RUNS.c.commit_id, 1, len(prefix)) == prefix
+        # What an older version wrote has no column; of the others few have the digits, in quotes, in their summary.
+        is_quoted = and_(RUNS.c.commit_id.is_(None), RUNS.c.summary_json.like(f'%"commit":"{prefix}%'))
+        found = self._summaries(_NEWEST.where(or_(begins, is_quoted)).limit(limit))
+        return tuple(one for one in found if one.commit is not None and one.commit.startswith(prefix))
+
     def machine(self, run: str) -> Machine | None:
         """Return the machine that the run with this id ran on; None where the run is unknown."""
         with saying(self._url), self._engine.begin() as connection:
@@ -207,10 +254,10 @@ class History:
             )
 
     def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
-        """Return the runs that ended well with this case key on this hardware, newest first."""
-        return self._summaries(
-            _NEWEST.where(RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done").limit(limit)
-        )
+        """Return the runs that ended well with this case key on this hardware, newest first; no reruns of the gate."""
+        is_own = or_(RUNS.c.is_rerun.is_(None), RUNS.c.is_rerun == 0)
+        is_like = (RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done", is_own)
+        return self._summaries(_NEWEST.where(*is_like).limit(limit))
 
     def _summaries(self, query: Select[Any]) -> tuple[Summary, ...]:
         with saying(self._url), self._engine.begin() as connection:
@@ -230,6 +277,10 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
             return history.find(prefix)
     except NoStoreYet:
         raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
+
+
+def _is_finite(*values: float | None) -> bool:
+    return all(value is None or math.isfinite(value) for value in values)
 
 
 _NEWEST = select(RUNS.c.id, RUNS.c.summary_json).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc())

@@ -21,6 +21,7 @@ from bench.analysis.trials import node_notes
 from bench.case import ONE_RUN, Case, Purpose
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine, redact
+from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import Cause, Outcome
 from bench.runs.active_runs import is_running, lock_folder, running_folders
@@ -175,6 +176,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
     except NewerSchema as error:
         raise Misuse(str(error)) from None
     joined, not_joined = _joined(case, folder, found.trials_done)
+    placement = read_placement(folder)  # The engine of one machine writes none.
     return Summary(
         run=file.run,
         case=case,
@@ -190,7 +192,9 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         scaling=(),
         effective_batch=found.effective_batch,
         peak=found.peak,
-        step_spread_ratio=found.step_spread_ratio,
+        step_spread_ratio=max(found.step_spreads, default=None),
+        step_spreads=found.step_spreads,
+        hosts=(machine.hostname,) if placement is None else placement.hosts,
         # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
         notes=(
             *found.notes,
@@ -284,6 +288,17 @@ def is_gone(folder: str) -> bool:
 def machine_of(folder: Path) -> Machine:
     """Read machine.json of a run's folder."""
     return _read(folder / "machine.json", Machine)
+
+
+def other_machines(folder: Path) -> dict[int, Machine]:
+    """Read the machines of the run's nodes but the first, by number; those that cannot be read are left out."""
+    found = {}
+    for path in folder.glob("machine*.json"):
+        number = path.stem.removeprefix("machine")
+        if number.isdecimal():
+            with contextlib.suppress(Misuse):
+                found[int(number)] = _read(path, Machine)
+    return dict(sorted(found.items()))
 
 
 def case_file(folder: Path) -> CaseFile:

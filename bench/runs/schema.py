@@ -5,6 +5,7 @@ A run's summary and machine are kept whole as JSON; what is searched or plotted 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
@@ -61,12 +62,23 @@ RUNS = Table(
     Column("suite", Text),
     Column("suite_run", Text),
     Column("suite_case", Text),
+    Column("is_rerun", Integer),
+    Column("series", Text),
+    Column("definition_version", Integer),
+    Column("commit_id", Text),
+    Column("environment", Text),
+    Column("hosts", Text),
     Index("runs_by_key", "key", "hardware", "started_ns"),
     Index("runs_by_start", "started_ns"),
     Index("runs_by_suite", "suite", "started_ns"),
     Index("runs_by_suite_run", "suite_run"),
 )
-"""suite, suite_run, suite_case: NULL for a run outside of suites."""
+"""suite, suite_run, suite_case: NULL for a run outside of suites. is_rerun: 1 of a rerun that the gate asked for.
+
+series: see `bench.runs.summary.series_of`. definition_version: of the strategy. environment: fingerprint of machine and
+environment (`bench.machine.fingerprint`). hosts: names with a space between, in the order of ranks. What an older
+version did not write is NULL.
+"""
 
 SUITE_RUNS = Table(
     "suite_runs",
@@ -98,7 +110,60 @@ TRIAL_VALUES = Table(
     Column("labels", Text, primary_key=True),
     Column("trial", Integer, primary_key=True, autoincrement=False),
     Column("value", Double, nullable=False),
+    Column("spread_ratio", Double),
+    Column("steps", Integer),
 )
+"""value: of step times the trial's median step. spread_ratio: median absolute deviation of the steps, divided by it;
+NULL of what has no steps. steps: measured steps of the trial, or calls of a probe."""
+
+GATE_STATES = Table(
+    "gate_states",
+    METADATA,
+    Column("suite", Text, primary_key=True),
+    Column("suite_case", Text, primary_key=True),
+    Column("series", Text, primary_key=True),
+    Column("metric", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("revision", Integer, nullable=False),
+    Column("last_run", Text, nullable=False),
+    Column("last_ns", BigInteger, nullable=False),
+    Column("state_json", Text, nullable=False),
+)
+"""What the detector knows of each series after its last night, so that a further night costs no replay.
+revision: counts how often a row was written, so that of two processes the slower one notices."""
+
+GATE_VERDICTS = Table(
+    "gate_verdicts",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("metric", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("suite", Text, nullable=False),
+    Column("suite_run", Text, nullable=False),
+    Column("suite_case", Text, nullable=False),
+    Column("series", Text, nullable=False),
+    Column("started_ns", BigInteger, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("verdict_json", Text, nullable=False),
+    Index("gate_verdicts_by_night", "suite", "started_ns"),
+    Index("gate_verdicts_by_suite_run", "suite_run"),
+)
+
+ACCEPTED_LEVELS = Table(
+    "accepted_levels",
+    METADATA,
+    Column("suite", Text, primary_key=True),
+    Column("suite_case", Text, primary_key=True),
+    Column("series", Text, primary_key=True),
+    Column("metric", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("accepted_ns", BigInteger, primary_key=True, autoincrement=False),
+    Column("level", Double, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("because", Text, nullable=False),
+)
+"""Levels that a person has accepted; the newest of a series counts."""
 
 
 # Migrations. Once released, a migration never changes: it is SQL that SQLite and PostgreSQL share, and does not use the
@@ -146,7 +211,40 @@ def _add_suites(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-MIGRATIONS: tuple[Migration, ...] = (_make_runs, _add_suites)
+def _add_gate(connection: Connection) -> None:
+    for statement in (
+        "ALTER TABLE runs ADD COLUMN is_rerun INTEGER",
+        "ALTER TABLE runs ADD COLUMN series TEXT",
+        "ALTER TABLE runs ADD COLUMN definition_version INTEGER",
+        "ALTER TABLE runs ADD COLUMN commit_id TEXT",
+        "ALTER TABLE runs ADD COLUMN environment TEXT",
+        "ALTER TABLE runs ADD COLUMN hosts TEXT",
+        "ALTER TABLE trial_values ADD COLUMN spread_ratio DOUBLE PRECISION",
+        "ALTER TABLE trial_values ADD COLUMN steps INTEGER",
+        """CREATE TABLE gate_states (
+            suite TEXT NOT NULL, suite_case TEXT NOT NULL, series TEXT NOT NULL, metric TEXT NOT NULL,
+            labels TEXT NOT NULL, revision INTEGER NOT NULL, last_run TEXT NOT NULL, last_ns BIGINT NOT NULL,
+            state_json TEXT NOT NULL,
+            PRIMARY KEY (suite, suite_case, series, metric, labels))""",
+        """CREATE TABLE gate_verdicts (
+            run TEXT NOT NULL, metric TEXT NOT NULL, labels TEXT NOT NULL, suite TEXT NOT NULL,
+            suite_run TEXT NOT NULL, suite_case TEXT NOT NULL, series TEXT NOT NULL, started_ns BIGINT NOT NULL,
+            outcome TEXT NOT NULL, verdict_json TEXT NOT NULL, PRIMARY KEY (run, metric, labels))""",
+        "CREATE INDEX gate_verdicts_by_night ON gate_verdicts (suite, started_ns)",
+        "CREATE INDEX gate_verdicts_by_suite_run ON gate_verdicts (suite_run)",
+        """CREATE TABLE accepted_levels (
+            suite TEXT NOT NULL, suite_case TEXT NOT NULL, series TEXT NOT NULL, metric TEXT NOT NULL,
+            labels TEXT NOT NULL, accepted_ns BIGINT NOT NULL, level DOUBLE PRECISION NOT NULL, run TEXT NOT NULL,
+            who TEXT NOT NULL, because TEXT NOT NULL,
+            PRIMARY KEY (suite, suite_case, series, metric, labels, accepted_ns))""",
+    ):
+        connection.execute(text(statement))
+    for id_, key, hardware in connection.execute(text("SELECT id, key, hardware FROM runs")).all():
+        series = hashlib.sha256(f"{key}\n{hardware}".encode()).hexdigest()[:12]
+        connection.execute(text("UPDATE runs SET series = :series WHERE id = :id"), {"series": series, "id": id_})
+
+
+MIGRATIONS: tuple[Migration, ...] = (_make_runs, _add_suites, _add_gate)
 """In order: a store of version n has had the first n."""
 
 

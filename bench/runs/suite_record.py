@@ -23,6 +23,7 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_ns, progress_ns, ended_ns: Unix time of its beginning, of the last event of a case, and of its end.
     period_s: how often the suite is meant to run; None where it declares none.
     cases: how many cases ended in each way. total: cases of the suite. running: names of those that run now.
+    left_out: names of the cases that were left out by request.
     folder: where its ledger is, on the machine that runs it.
     """
 
@@ -36,6 +37,7 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     cases: dict[CaseOutcome, int] = {}  # msgspec gives each its own copy.
     total: int
     running: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     folder: str
     schema_version: int = SCHEMA_VERSION
 

@@ -9,7 +9,7 @@ import msgspec
 
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Peak
-from bench.analysis.scaling import ScalingEfficiency
+from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.case import ONE_RUN, Case, Purpose
 from bench.errors import Misuse
 from bench.rank.messages import Cause, Outcome
@@ -38,9 +38,14 @@ class Summary:
     effective_batch: total in sequences = local x data_ranks x parts, with parts the microbatches of a data rank's
         batch; empty for a probe.
     peak: the denominator of the run's MFU; None where it is unknown.
-    step_spread_ratio: see `bench.analysis.estimate.spread`; None where nothing was measured.
+    step_spread_ratio: the largest of `step_spreads`; None where nothing was measured.
+    step_spreads: `bench.analysis.estimate.spread` of the steps of each trial, in the order of the estimates' trials;
+        empty for a probe, and where an older version wrote it.
+    hosts: names of the machines that its ranks ran on, in order; empty where an older version wrote it.
     notes: what is absent, and why.
     purpose: what the run was for; see `bench.case.why_ad_hoc`.
+    in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured beside
+        trial i of the others; empty for a run that went on after an interruption, and from older versions.
     """
 
     run: str
@@ -61,6 +66,9 @@ class Summary:
     folder: str
     peak: Peak | None = None
     purpose: Purpose = ONE_RUN
+    step_spreads: tuple[float, ...] = ()
+    hosts: tuple[str, ...] = ()
+    in_turn_with: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 

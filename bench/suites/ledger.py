@@ -24,7 +24,7 @@ from bench.runs.suite_record import CaseOutcome
 from bench.suites.suite_file import SuiteCase
 from collectors.files import schema_version_of, try_lock
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LEDGER = "ledger.jsonl"
 
 EndOutcome = Literal["done", "failed", "interrupted"]
@@ -92,6 +92,15 @@ class CaseEnded(msgspec.Struct, frozen=True, tag="case_ended", kw_only=True):
     is_infrastructure: bool = False
 
 
+class Reran(msgspec.Struct, frozen=True, tag="reran", kw_only=True):
+    """A case was measured once more, since the gate suspected a change; how the case itself ended stays as it was."""
+
+    case: str
+    run: str
+    outcome: Outcome
+    time_ns: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     """The suite run ended; it may be resumed afterwards."""
 
@@ -99,7 +108,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     time_ns: int
 
 
-Record = Begun | Resumed | CaseBegun | TrialEnded | CaseEnded | Ended
+Record = Begun | Resumed | CaseBegun | TrialEnded | CaseEnded | Reran | Ended
 
 
 # How a case ended

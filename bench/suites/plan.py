@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 from typing import Protocol
 
-from bench.analysis.scaling import scaling_between
+from bench.analysis.noise import Noise
+from bench.analysis.scaling.efficiency import scaling_between
 from bench.case import Case, check_instrumentation, find_spec
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import TorchBuild, why_no_gpu
@@ -19,9 +21,11 @@ from bench.machine.gpus import Gpu, Gpus
 from bench.machine.machine import hardware_here
 from bench.rank.fault_injection import Fault, parse_fault
 from bench.runner.case_args import Node, case_of_args, check_room
+from bench.runs.nights import noise_of_series
 from bench.runs.summary import Summary
 from bench.suites.form.key_types import nearest, shown
 from bench.suites.suite_file import Suite, SuiteCase
+from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.spec import LARGEST, Device
 
 RUNS_SEARCHED = 500
@@ -44,8 +48,9 @@ class PlannedCase:
 
     case: None where it cannot run here, for the reason that `refusal` says.
     possible: the case on this machine, or else on one that lacks nothing; None where a package is not installed.
-    crowds: warnings of more processes than cores.
+    crowds: warnings of more processes than cores, and of tensor axes that cross nodes.
     estimate_s: of all its trials; None where it is unknown, for the reason that `why_no_estimate` says.
+    noise: of its step time, by the newest runs of the history; None where that tells nothing of this case.
     """
 
     suite_case: SuiteCase
@@ -56,6 +61,7 @@ class PlannedCase:
     crowds: tuple[str, ...] = ()
     estimate_s: float | None = None
     why_no_estimate: str | None = None
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +89,14 @@ def plan_suite(suite: Suite, node: Node, history: PastRuns | str) -> SuitePlan:
         if each.one.baseline is not None:
             _check_baseline(each, of_name[each.one.baseline], suite)
     _refuse_twins(suite, cases)
-    times = history if isinstance(history, str) else _trial_times(history.runs(RUNS_SEARCHED))
-    return SuitePlan(suite=suite, cases=tuple(_planned(each, node, times) for each in checked))
+    if isinstance(history, str):
+        return SuitePlan(suite=suite, cases=tuple(_planned(each, node, history) for each in checked))
+    runs = history.runs(RUNS_SEARCHED)
+    times = _trial_times(runs)
+    series: dict[tuple[str, str], list[Summary]] = {}
+    for run in runs:
+        series.setdefault((run.case.key(), run.hardware), []).append(run)
+    return SuitePlan(suite=suite, cases=tuple(_planned(each, node, times, series) for each in checked))
 
 
 # What no machine can run is a mistake in the file; what only this one cannot is a refusal of the case.
@@ -282,8 +294,13 @@ def _steps(case: Case) -> int:
     return case.warm_up + case.steps + case.trace_steps
 
 
-def _planned(each: _Checked, node: Node, times: Mapping[tuple[str, str], Sequence[float]] | str) -> PlannedCase:
-    """Return the case with its estimate."""
+def _planned(
+    each: _Checked,
+    node: Node,
+    times: Mapping[tuple[str, str], Sequence[float]] | str,
+    series: Mapping[tuple[str, str], Sequence[Summary]] = MappingProxyType({}),
+) -> PlannedCase:
+    """Return the case with its estimate and its noise. series: the newest runs, by case key and hardware."""
     one, case = each.one, each.case
     if each.refusal is not None or case is None:
         return PlannedCase(suite_case=one, possible=case, refusal=each.refusal)
@@ -298,6 +315,8 @@ def _planned(each: _Checked, node: Node, times: Mapping[tuple[str, str], Sequenc
     past = times.get((case.key(), hardware), ())[:RUNS_TAKEN]
     if one.fault is not None:
         return replace(planned, why_no_estimate="a fire drill ends when its fault is found")
+    noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
+    planned = replace(planned, noise=noise if isinstance(noise, Noise) else None)
     if not past:
         return replace(planned, why_no_estimate=f"no run of it on {hardware} is among the newest of the history")
     estimate_s = case.trials * min(one.limit_s, median(past) * _steps(case))

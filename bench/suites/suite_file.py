@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bench.analysis.scaling import Scaling
+from bench.analysis.scaling.efficiency import Scaling
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_spec, parse_options
 from bench.errors import Misuse
 from bench.rank.messages import Outcome

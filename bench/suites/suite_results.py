@@ -126,7 +126,8 @@ def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> 
 
     summaries: of its runs, newest first.
     """
-    of_case = {run.purpose.member.case: run for run in reversed(summaries) if run.purpose.member is not None}
+    members = [(run, run.purpose.member) for run in reversed(summaries)]
+    of_case = {member.case: run for run, member in members if member is not None and not member.is_rerun}
     return SuiteResult(
         id=record.id,
         suite=record.suite,

@@ -27,6 +27,7 @@ from bench.suites import ledger as records
 from bench.suites.choice import Choice, blocks_of, why_left_out
 from bench.suites.ledger import FAILED, EndOutcome, Judgement, LedgerWriter, SuiteState, judge
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
+from bench.suites.reruns import Reruns, Suspects
 
 SAVED_S = 10.0
 """Least time between two records of a suite run in the history while a case goes on."""
@@ -65,6 +66,7 @@ class Setup:
 
     runs: the folder of runs. store_url: as run folders record it. open_engine: opens an engine for that folder.
     budget_s: for the whole, from the beginning of the run. clock_s: monotonic.
+    suspects: tells what is measured once more at the end; None: nothing is.
     """
 
     runs: Path
@@ -74,6 +76,7 @@ class Setup:
     display: Display
     budget_s: float | None = None
     clock_s: Callable[[], float] = time.monotonic
+    suspects: Suspects | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,8 @@ class SuiteRunner(Listener):
                 self._run_block(self._those_that_fit(block, begun_s))
                 if self._is_interrupted:
                     break
+            if self.setup.suspects is not None and not self._is_interrupted:
+                self._rerun(self.setup.suspects, begun_s)
         except KeyboardInterrupt:
             self._is_interrupted = True
         except InfrastructureFailed as error:
@@ -145,6 +150,24 @@ class SuiteRunner(Listener):
         finally:
             self._stop_engine()
         return self._end(failure)
+
+    def _rerun(self, suspects: Suspects, begun_s: float) -> None:
+        """Measure cases once more that the gate suspects; the suite run itself is complete, whatever happens."""
+        self._stop_engine()
+        budget_s = self.setup.budget_s
+        reruns = Reruns(
+            plan=self.plan,
+            ledger=self.ledger,
+            runs=self.setup.runs,
+            store=self.setup.store,
+            open_engine=self.setup.open_engine,
+            order_of=lambda one, machine: self._order(_Waiting(one, None), machine),
+            tell=self.setup.display.tell,
+            watch=self._save_now_and_then,
+        )
+        left_s = None if budget_s is None else budget_s - (self.setup.clock_s() - begun_s)
+        if reruns.run(suspects, left_s):
+            self._is_interrupted = True
 
     def _end(self, failure: InfrastructureFailed | None) -> SuiteEnd:
         outcomes = {self.ledger.state.case(one.suite_case.name).outcome for one in self.plan.cases}
@@ -438,6 +461,7 @@ class SuiteRunner(Listener):
                 cases=dict(outcomes),
                 total=len(self.plan.cases),
                 running=tuple(self._waiting),
+                left_out=tuple(name for name, case in state.cases.items() if case.outcome == "left_out"),
                 folder=str(self.ledger.folder),
             )
         )

@@ -40,8 +40,8 @@ from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.sample_log import SampleLog
 from tests.bench.made.examples import make_case, make_machine
-from tests.benchmarks.fast_time import FastTime
-from tests.benchmarks.logging_ranks import RANKS, LoggingRanks
+from tests.benchmarks.exporter_parts.fast_time import FastTime
+from tests.benchmarks.exporter_parts.logging_ranks import RANKS, LoggingRanks
 
 SCRAPE_INTERVAL_S = 15
 SCRAPE_PROMISE_MS = 10.0

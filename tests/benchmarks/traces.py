@@ -27,8 +27,8 @@ from bench.analysis.estimate import estimate, ratio
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
 from collectors.traces.reading.decoders import IS_BUILT
-from tests.benchmarks.metered import Cost, metered
 from tests.benchmarks.trace_parts import hta
+from tests.benchmarks.trace_parts.metered import Cost, metered
 from tests.benchmarks.trace_parts.trace_files import Truth, write
 
 RANKS = 8

@@ -18,7 +18,7 @@ _TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 _TABLES = ("defaults", "case", "lever")
 
 
-SHIPPED = Path(__file__).parents[1]
+SHIPPED = Path(__file__).parents[1] / "shipped"
 """The folder of the suites that come with this program."""
 
 

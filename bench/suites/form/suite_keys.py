@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args, get_type_hints
 
-from bench.analysis.scaling import Scaling
+from bench.analysis.scaling.efficiency import Scaling
 from bench.case import LEAST, MOST
 from bench.rank.messages import Cause, Outcome
 from bench.suites.form.key_types import NAME, Free, JsonSchema, Key, Named, Record, Scalar, Several

@@ -183,7 +183,15 @@ def test_nvml_is_closed_again() -> None:
 
 def test_a_gpu_has_its_index_name_identity_and_memory() -> None:
     found = read_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": "1"})
-    assert found.gpus == (Gpu(index=1, name="B", uuid="GPU-1abc-0000", memory_bytes=2 << 30),)
+    expected = Gpu(
+        index=1,
+        name="B",
+        uuid="GPU-1abc-0000",
+        memory_bytes=2 << 30,
+        power_limit_watts=700.0,
+        clock_limit_hertz=1_980_000_000,
+    )
+    assert found.gpus == (expected,)
     assert found.driver_version == "580.82.07"
 
 

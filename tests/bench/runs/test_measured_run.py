@@ -1,6 +1,7 @@
 """From ranks of known speed to the figures of a run, and to their place in the history."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -8,7 +9,8 @@ from statistics import median
 import pytest
 
 from bench.errors import InfrastructureFailed
-from bench.rank.messages import Cause
+from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
+from bench.runner.measure import CaseOrder, Place, TrialSettings, measure
 from bench.runs.run_dir import summarise
 from collectors.metrics import results
 from tests.bench.made.examples import SMALL, make_machine
@@ -110,6 +112,41 @@ def test_trials_of_several_cases_take_turns(tmp_path: Path) -> None:
     measure_fake(tmp_path, engine, SINGLE, DDP)
     assert engine.orders == [(name, trial) for trial in range(3) for name in ("single", "ddp")]
     assert not engine.is_stopped  # Another call may measure more.
+
+
+def test_each_run_names_those_that_took_turns_with_it(tmp_path: Path) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    ddp, single = measure_fake(tmp_path, engine, DDP, SINGLE).summaries
+    assert (ddp.in_turn_with, single.in_turn_with) == ((single.run,), (ddp.run,))
+    assert ddp_summary(tmp_path / "alone").in_turn_with == ()
+
+
+def test_turns_can_be_counterbalanced_each_side_at_a_place_of_its_own(tmp_path: Path) -> None:
+    """The trials are a b, b a, a b: each side's ranks are those of its own engine, and its machine is kept with it."""
+    orders: list[str] = []
+
+    class NamedEngine(FakeEngine):
+        def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+            orders.append(f"{self.machine().commit}{order.trial}")
+            return super().run(order, progress)
+
+    places = [
+        Place(engine=NamedEngine(machine, {"single": SINGLE_STEPS_S}, runs=tmp_path), machine=machine)
+        for machine in (replace(make_machine(), commit=commit) for commit in "ab")
+    ]
+    settings = TrialSettings(limit_s=60)
+    measured = measure(
+        [CaseOrder(case=SINGLE, settings=settings, place=place) for place in places],
+        engine=FakeEngine(make_machine(), {}),
+        machine=make_machine(),
+        folder=tmp_path,
+        watch=lambda case, trial, steps: None,
+        is_counterbalanced=True,
+    )
+    measured.close()
+    assert orders == ["a0", "b0", "b1", "a1", "a2", "b2"]
+    assert [summary.commit for summary in measured.summaries] == ["a", "b"]
+    assert all(summary.outcome == "done" for summary in measured.summaries)
 
 
 def test_a_failed_trial_ends_its_run_and_no_other_and_complete_trials_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from bench.analysis.estimate import estimate
-from bench.analysis.scaling import scaling_efficiency
+from bench.analysis.scaling.efficiency import scaling_efficiency
 from bench.case import Case, Purpose, SuiteMember
 from bench.runner.recover import recover_runs
 from bench.runs.active_runs import FollowedFolders, lock_folder

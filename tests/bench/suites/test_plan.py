@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.estimate import estimate
+from bench.analysis.mfu import Absent
+from bench.analysis.noise import deviation_of
 from bench.case import Case
 from bench.engines.cluster import Capacity
 from bench.errors import Misuse
@@ -19,6 +23,7 @@ from bench.runner.case_args import Node
 from bench.runs.summary import Summary
 from bench.suites.plan import PlannedCase, SuitePlan, chosen, left_out, plan_suite, within_budget
 from bench.suites.suite_file import Suite, read_suite
+from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_summary
 from tests.bench.made.recorded_nvml import RecordedNvml
 
@@ -264,6 +269,24 @@ def test_an_estimate_is_that_of_the_history_scaled_by_trials_and_steps(folder: P
     planned = _one(folder, ONE, HERE, _run(measured, 100, 140))
     assert planned.estimate_s == pytest.approx(4 * 20 / 2)
     assert planned.why_no_estimate is None
+
+
+def test_the_nights_of_a_series_tell_its_noise(folder: Path) -> None:
+    """Runs of other steps are other noise, and two nights are too few for how nights differ."""
+    case = _case(folder)
+    day_s = 86_400.0
+    nights = [
+        _run(case, night * day_s, night * day_s + 9, estimates=(estimate(RUN_STEP_SECONDS, steps_s),), scaling=())
+        for night, steps_s in enumerate(([1.0, 1.02], [1.01, 1.03], [1.0, 1.02]))
+    ]
+    noise = _one(folder, ONE, HERE, *nights).noise
+    assert noise is not None
+    assert noise.nights == 3
+    assert noise.trial == pytest.approx(deviation_of([math.log(1.02), math.log(1.03 / 1.01), math.log(1.02)]))
+    few = _one(folder, ONE, HERE, *nights[:2], replace(nights[2], case=replace(case, steps=3))).noise
+    assert few is not None
+    assert isinstance(few.night, Absent)
+    assert _one(folder, ONE, HERE).noise is None
 
 
 def test_the_newest_five_runs_give_their_median(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ from sqlalchemy import select
 
 from bench.case import ONE_RUN, Purpose, SuiteMember
 from bench.errors import Misuse
+from bench.machine.fingerprint import fingerprint
 from bench.runs.database import connect, parse_url
 from bench.runs.history import History
-from bench.runs.schema import ESTIMATES, TRIAL_VALUES
+from bench.runs.schema import ESTIMATES, RUNS, TRIAL_VALUES
 from bench.runs.suite_record import SuiteRecord
+from bench.runs.summary import series_of
+from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_summary
 
 
@@ -216,3 +221,37 @@ def test_the_newest_suite_runs_come_first_and_others_than_the_suite_s_are_left_o
             history.save_suite(_record(name, started_ns))
         assert [record.id for record in history.suite_runs(2)] == ["three", "two"]
         assert history.suite_runs(9, "smoke") == ()
+
+
+def test_a_trial_is_kept_with_its_spread_its_steps_and_where_it_ran(store_url: str) -> None:
+    member = SuiteMember(suite="nightly", id="n1", case="ddp", is_rerun=True)
+    summary = make_summary(
+        commit="c" * 40,
+        step_spreads=(0.1, 0.2, 0.3),
+        hosts=("a", "b"),
+        purpose=Purpose(origin="nightly", member=member),
+    )
+    with History(store_url) as history:
+        history.add(summary, make_machine())
+        with history.transaction() as connection:
+            run = connection.execute(select(RUNS)).one()
+            trials = connection.execute(select(TRIAL_VALUES).order_by(TRIAL_VALUES.c.trial)).all()
+    assert (run.series, run.definition_version) == (series_of(summary.case, summary.hardware), summary.case.version)
+    assert (run.commit_id, run.hosts, run.is_rerun) == ("c" * 40, "a b", 1)
+    assert run.environment == fingerprint(make_machine())
+    of_steps = [trial for trial in trials if trial.metric == RUN_STEP_SECONDS.name]
+    assert [(one.value, one.spread_ratio, one.steps) for one in of_steps] == [
+        (0.010, 0.1, 10),
+        (0.011, 0.2, 10),
+        (0.012, 0.3, 10),
+    ]
+    assert {one.spread_ratio for one in trials if one.metric != RUN_STEP_SECONDS.name} == {None}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_refused(store_url: str, value: float) -> None:
+    step = replace(make_summary().estimates[0], trials=(0.01, value, 0.01))
+    with History(store_url) as history:
+        with pytest.raises(Misuse, match=r"run run-a: observatory_run_step_seconds is not finite in every trial"):
+            history.add(make_summary(estimates=(step,)), make_machine())
+        assert history.names(1) == ()

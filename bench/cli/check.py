@@ -1,0 +1,187 @@
+"""`observatory check`: the gate; what got slower since the nights before, and what is missing."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from bench.cli.completion import complete_suite
+from bench.cli.options import DETAILS, RUNS, STORE, NamedText
+from bench.errors import InfrastructureFailed, Misuse, say
+
+if TYPE_CHECKING:
+    from bench.runs.history import History
+    from bench.suites.gate.check import SuiteCheck
+    from bench.suites.gate.verdicts import KnownSeries, SeriesKey
+
+FORMATS = ("table", "json", "junit", "markdown", "benchmark")
+LONGEST_REASON = 200
+
+
+@click.command(name="check")
+@click.option("--suite", metavar="NAME", type=NamedText(), shell_complete=complete_suite, help="Only this suite.")
+@click.option(
+    "--since", metavar="NIGHT", type=NamedText(), help="Also nights from this one on: 2026-11-23, or a suite run's id."
+)
+@click.option("--accept", "accepted", metavar="CASE", type=NamedText(), help="Accept the present level of a case.")
+@click.option("--because", metavar="TEXT", type=NamedText(), help="Why it is accepted; needed with --accept.")
+@click.option("--metric", metavar="NAME", type=NamedText(), help="With --accept: only this metric of the case.")
+@RUNS
+@STORE
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(FORMATS),
+    default="table",
+    show_default=True,
+    help="Form of the result; junit: XML for CI, benchmark: records of PyTorch's OSS benchmark database.",
+)
+@DETAILS
+def command(
+    suite: str | None,
+    since: str | None,
+    accepted: str | None,
+    because: str | None,
+    metric: str | None,
+    runs_folder: Path,
+    store_url: str | None,
+    format_name: str,
+    has_details: bool,
+) -> int:
+    """The gate: what got worse since the nights before, and what is missing.
+
+    Exit code 5 tells of a regression, 3 of something that is missing or failed.
+
+    \b
+    Example:
+      observatory check --suite nightly
+    """
+    from bench.cli.main import FINE
+    from bench.reports.format import to_reader
+    from bench.runs.history import History, NoStoreYet
+    from bench.suites.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
+
+    if accepted is None and (because is not None or metric is not None):
+        raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
+    if accepted is not None and because is None:
+        raise Misuse(f'--accept {accepted} needs a reason for whoever reads it later: --because "..."')
+    if accepted is not None:
+        _refuse_with_accept("since", "format_name", "has_details", "runs_folder")
+    if since is not None and format_name not in ("table", "json"):
+        raise Misuse(f"--since shows earlier nights as table or json; --format {format_name} is of the newest one")
+    try:
+        with History(store_url, writable=False):  # Without a history there is nothing to judge, and none is made.
+            pass
+    except NoStoreYet:
+        raise Misuse("no suite has run yet; `observatory suite run smoke` runs one") from None
+    with History(store_url) as history:
+        records = history.suite_runs(MOST_RUNS)
+        suites = tuple(sorted({record.suite for record in records}))
+        chosen = suites if suite is None else (require_suite(suite, suites),)
+        if not chosen:
+            raise Misuse("no suite has run yet; `observatory suite run smoke` runs one")
+        now_ns = time.time_ns()
+        if accepted is not None and because is not None:
+            _accept(history, chosen, accepted, metric, because, now_ns)
+            return FINE
+        of_suite = {name: [one for one in records if one.suite == name] for name in chosen}
+        since_ns = None if since is None else night_ns(since, [one for found in of_suite.values() for one in found])
+        checks = [check_suite(history, name, of_suite[name], since_ns=since_ns, now_ns=now_ns) for name in chosen]
+        if format_name != "benchmark":
+            # Of all cases but in a table that leaves some out; traces take long to read, and few forms have them.
+            is_whole = has_details or format_name != "table"
+            has_traces = format_name in ("table", "json")
+            checks = [
+                _explained(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
+            ]
+    with to_reader():
+        _print(checks, format_name, has_details=has_details)
+    return exit_code(checks)
+
+
+def _explained(
+    history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool
+) -> SuiteCheck:
+    """Return the check with the causes of what is worse."""
+    from bench.suites.gate.causes import explain
+
+    causes = explain(history, check.verdicts, check.groups, runs_folder, is_whole=is_whole, has_traces=has_traces)
+    return replace(check, causes=causes)
+
+
+def _refuse_with_accept(*names: str) -> None:
+    """Refuse options that say how a result is shown, which accepting has none of."""
+    context = click.get_current_context()
+    options = {"format_name": "format", "has_details": "details", "runs_folder": "runs"}
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise Misuse(f"--{options.get(name, name)} has no meaning with --accept; leave one of them out")
+
+
+def _accept(
+    history: History, suites: tuple[str, ...], case: str, metric: str | None, because: str, now_ns: int
+) -> None:
+    """Pin the present level of the case."""
+    from bench.reports.gate.check import is_named
+    from bench.suites.gate.accept import accept
+    from bench.suites.gate.check import MOST_RUNS, check_suite
+    from bench.suites.gate.verdicts import Raced, load_states, save_accepted
+
+    if not because.strip() or not because.isprintable() or len(because) > LONGEST_REASON:
+        raise Misuse(f"--because takes a line of up to {LONGEST_REASON} letters that can be printed")
+    known: dict[SeriesKey, KnownSeries] = {}
+    for suite in suites:  # The level is that after the newest night.
+        check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=now_ns)
+        known |= load_states(history, suite)
+    having = sorted({key.suite for key in known if key.case == case})
+    if len(having) > 1:
+        raise Misuse(f'case "{case}" is in {" and ".join(having)}; say which with --suite')
+    levels, after = accept(
+        known.values(), case=case, metric=metric, is_named=is_named, who=_who(), because=because, now_ns=now_ns
+    )
+    try:
+        save_accepted(history, levels, known, after)
+    except Raced:
+        raise InfrastructureFailed("another process judges this suite at the moment; accept it again") from None
+    places = len({one.key.series for one in levels})
+    of = f" on {places} kinds of machine" if places > 1 else ""
+    say(f"{case} of suite {having[0]}: the present level of {len(levels)} figure(s){of} is accepted")
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # No name for this user number, as in some containers.
+        return "unknown"
+
+
+def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> None:
+    from bench.reports.gate import check as report
+    from bench.reports.gate import ci_formats
+
+    match format_name:
+        case "table":
+            report.print_check(checks, has_details=has_details)
+        case "json":
+            report.print_check_json(checks)
+        case "junit":
+            click.echo(ci_formats.junit_xml(checks), nl=False)
+        case "markdown":
+            click.echo(ci_formats.markdown(checks), nl=False)
+        case _:
+            click.echo(ci_formats.benchmark_records(checks), nl=False)
+
+
+def exit_code(checks: list[SuiteCheck]) -> int:
+    """Return the exit code: a regression before what is missing or failed."""
+    from bench.cli.main import CASE_FAILED, FINE, REGRESSION
+
+    if any(check.is_regression for check in checks):
+        return REGRESSION
+    return CASE_FAILED if any(check.is_missing for check in checks) else FINE

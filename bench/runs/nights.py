@@ -1,0 +1,49 @@
+"""The nights of a series: its runs by the day on which they began, and the noise of one figure over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bench.analysis.estimate import Estimate
+from bench.analysis.mfu import Absent
+from bench.analysis.noise import Noise, noise_of
+from bench.case import Case, why_ad_hoc
+from bench.runs.summary import Summary
+from collectors.metrics.metric import Metric
+
+_DAY_NS = 86_400 * 10**9
+
+
+def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
+    """Return the runs of a series by the day (UTC) on which they began, oldest first.
+
+    Counted are runs of suites without the gate's reruns, and others that are no ad hoc ones, with as many steps as the
+    case has: more steps have less noise.
+    runs: of the case's key on one hardware.
+    """
+    days: dict[int, list[Summary]] = {}
+    for run in runs:
+        member = run.purpose.member
+        if member is not None and member.is_rerun:
+            continue  # Chosen by what they would show.
+        is_night = member is not None or not why_ad_hoc(run.case, run.purpose)
+        if is_night and (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up):
+            days.setdefault(run.started_ns // _DAY_NS, []).append(run)
+    return [days[day] for day in sorted(days)]
+
+
+def noise_over(
+    nights: Sequence[Sequence[Summary]], metric: str, labels: dict[str, str], beside: Sequence[Sequence[float]] = ()
+) -> Noise | Absent:
+    """Return the noise of one figure over nights. beside: see `noise_of`."""
+    wanted = Estimate(metric=metric, labels=labels, median=1.0, low=None, high=None, trials=())
+    values = [
+        [value for run in night for one in run.estimates if one.is_same_as(wanted) for value in one.trials]
+        for night in nights
+    ]
+    return noise_of([night for night in values if night and min(night) > 0], beside)
+
+
+def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> Noise | Absent:
+    """Return the noise of a figure without labels over the nights of a series."""
+    return noise_over(nights_of(case, runs), metric.name, {})

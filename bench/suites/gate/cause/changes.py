@@ -1,0 +1,249 @@
+"""What changed between two runs of a series: hardware, software, settings, hosts, commit; the rarest change first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from bench.doctor.machine_diff import Difference, differences
+from bench.machine.fingerprint import OF_A_JOB
+from bench.machine.machine import Machine
+
+Kind = Literal[
+    "hardware",
+    "driver",
+    "NCCL",
+    "torch",
+    "container",
+    "limits",
+    "topology",
+    "system",
+    "environment",
+    "hosts",
+    "commit",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""In the order in which changes are told that are equally rare, or of which no history tells how rare they are."""
+LEAST_NIGHTS = 10
+"""Nights from which on it is counted how often a field changes: a tenth of fewer is less than one change."""
+RARE_RATIO = 0.1
+"""Share of the nights on which a field may change at most to be a rare change."""
+_OFTEN: frozenset[Kind] = frozenset({"hosts", "commit"})
+"""What is expected to change, so that it is named only where it was counted."""
+_KINDS: Mapping[str, Kind] = {
+    "CPU": "hardware",
+    "architecture": "hardware",
+    "physical cores": "hardware",
+    "memory": "hardware",
+    "driver": "driver",
+    "CUDA of driver": "driver",
+    "NCCL": "NCCL",
+    "torch": "torch",
+    "CUDA of torch": "torch",
+    "ROCm of torch": "torch",
+    "container image": "container",
+    "CPU limit": "limits",
+    "memory limit": "limits",
+    "usable cores": "limits",
+    "system": "system",
+    "kernel": "system",
+    "Python": "system",
+    "nodes of this machine": "system",
+    "hostname": "hosts",
+    "hosts": "hosts",
+    "commit": "commit",
+    "source tree": "commit",
+    "parallel-observatory": "commit",
+}
+"""Kinds by topic; those of GPUs are in `_topic`, and all others are variables of the environment."""
+_CARRIED_BY: Mapping[str, tuple[str, ...]] = {
+    "CUDA of driver": ("driver",),
+    "CUDA of torch": ("torch", "container image"),
+    "ROCm of torch": ("torch", "container image"),
+    "torch": ("container image",),
+    "NCCL": ("container image",),
+    "Python": ("container image",),
+    "parallel-observatory": ("commit",),
+    "source tree": ("commit",),
+    "GPUs": ("hosts", "hostname"),
+    "links": ("GPUs", "hosts", "hostname"),
+}
+"""What comes along with another change, and is no change of its own beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is known of where and of what a run was measured.
+
+    machine: of its first node; None where it cannot be read. nodes: of its other nodes, by number, where the run's
+    folder is there. started_ns: Unix time.
+    """
+
+    run: str
+    started_ns: int
+    machine: Machine | None
+    hosts: tuple[str, ...] = ()
+    commit: str | None = None
+    nodes: Mapping[int, Machine] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change.
+
+    topic: what changed, without a number: the same of all GPUs. hosts: those that it is of, where not all are alike.
+    changed_on: on how many of the last `nights` nights the topic changed, this change among them; None where too few
+    nights are known, and of nodes other than the first, whose machines the history does not have. began_ns: Unix time
+    of the first run with the change; None where no run between tells.
+    carried_by: the topic of another change that brings this one along.
+    """
+
+    kind: Kind
+    topic: str
+    field: str
+    before: str
+    now: str
+    hosts: tuple[str, ...] = ()
+    changed_on: int | None = None
+    nights: int = 0
+    began_ns: int | None = None
+    carried_by: str | None = None
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether it may explain a change of a figure by itself: it is known, of its own, and happens seldom."""
+        return self._is_own and self.changed_on is not None and self.changed_on <= RARE_RATIO * self.nights
+
+    @property
+    def may_be_rare(self) -> bool:
+        """Whether it is rare, or may be for all that is known: nobody counted how often it happens."""
+        return self.is_rare or (self._is_own and self.changed_on is None and self.kind not in _OFTEN)
+
+    @property
+    def _is_own(self) -> bool:
+        return self.carried_by is None and "unknown" not in (self.before[:7], self.now[:7])
+
+
+def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tuple[Change, ...]:
+    """Return what changed from the good run to the bad one: the rarest first, what is not counted behind what is rare.
+
+    past: readings of the nights up to the bad run, oldest first, which tell how often each field changes.
+    """
+    times = _times(past)
+    nights = sum(one.machine is not None for one in past) - 1
+    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    of_first = {_topic(one.field)[1] for one in _of_first_node(good, bad)}
+    for host, one in _of_all_nodes(good, bad):
+        found[one.field, one.before, one.now] += [] if host is None else [host]
+    topics = {_topic(field)[1] for field, _, _ in found}
+    hosts = set(bad.hosts)
+    changes = []
+    for (field, before, now), where in found.items():
+        kind, topic = _topic(field)
+        on = times.get(topic, []) if topic in of_first else []
+        within = [time_ns for time_ns in on if good.started_ns < time_ns <= bad.started_ns]
+        changes.append(
+            Change(
+                kind=kind,
+                topic=topic,
+                field=field,
+                before=before,
+                now=now,
+                hosts=tuple(where) if where and set(where) != hosts else (),
+                changed_on=max(1, len(on)) if topic in of_first and nights >= LEAST_NIGHTS else None,
+                nights=max(0, nights),
+                began_ns=max(within, default=None),
+                carried_by=next((other for other in _CARRIED_BY.get(topic, ()) if other in topics), None),
+            )
+        )
+    return tuple(sorted(changes, key=lambda one: (not one.is_rare, one.changed_on or 0, KINDS.index(one.kind))))
+
+
+def topics_of(changes: Iterable[Change]) -> tuple[str, ...]:
+    """Return the topics of the changes, in their order, each once."""
+    return tuple(dict.fromkeys(one.topic for one in changes))
+
+
+def _times(past: Sequence[Reading]) -> dict[str, list[int]]:
+    """Return the times of the runs on which each topic changed on the first node, oldest first."""
+    known = [one for one in past if one.machine is not None]
+    found: dict[str, list[int]] = defaultdict(list)
+    for before, now in pairwise(known):
+        for topic in {_topic(one.field)[1] for one in _of_first_node(before, now)}:
+            found[topic].append(now.started_ns)
+    return found
+
+
+def _topic(field: str) -> tuple[Kind, str]:
+    """Return kind and topic of a difference."""
+    if field in _KINDS:
+        return _KINDS[field], field
+    for beginning, kind, topic in (
+        ("power limit of", "limits", "power limit"),
+        ("clock limit of", "limits", "clock limit"),
+        ("link of", "topology", "links"),
+        ("links of", "topology", "links"),
+        ("GPU ", "hardware", "GPUs"),
+        ("GPUs", "hardware", "GPUs"),
+    ):
+        if field.startswith(beginning):
+            return kind, topic  # type: ignore[return-value]  # A tuple of literals has no literal types.
+    return "environment", field
+
+
+def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, Difference]]:
+    """Yield the differences of all nodes, each with its host; None for what is of the run."""
+    host = None if bad.machine is None else bad.machine.hostname
+    for one in _of_first_node(good, bad):
+        yield (None if one.field in ("hosts", "commit") else host), one
+    for number, now in (bad.nodes or {}).items():
+        before = (good.nodes or {}).get(number)
+        if before is None:
+            continue
+        for one in _of_machines(before, now):
+            # Another node has other GPUs, which `hosts` tells.
+            is_of_gpu = _topic(one.field)[1] in ("GPUs", "links")
+            if one.field not in ("hostname", "commit") and (before.hostname == now.hostname or not is_of_gpu):
+                yield now.hostname, one
+
+
+def _of_first_node(before: Reading, now: Reading) -> Iterator[Difference]:
+    if before.hosts and now.hosts and before.hosts != now.hosts:
+        gone = [host for host in before.hosts if host not in now.hosts]
+        new = [host for host in now.hosts if host not in before.hosts]
+        is_order = not gone and not new
+        yield Difference(
+            field="hosts",
+            before=" ".join(before.hosts) if is_order else " ".join(gone) or "none",
+            now="the same in another order" if is_order else " ".join(new) or "none",
+        )
+    if before.commit is not None and now.commit is not None and before.commit != now.commit:
+        yield Difference(field="commit", before=before.commit[:12], now=now.commit[:12])
+    if before.machine is None or now.machine is None:
+        return
+    for one in _of_machines(before.machine, now.machine):
+        is_told = (one.field == "hostname" and before.hosts and now.hosts) or (
+            one.field == "commit" and before.commit is not None and now.commit is not None
+        )
+        if not is_told:
+            yield one
+
+
+def _of_machines(before: Machine, now: Machine) -> Iterator[Difference]:
+    """Yield the differences, without variables that each job has anew; a GPU in place of another one is one."""
+    replaced: dict[str, Difference] = {}
+    for one in differences(before, now):
+        if one.field in OF_A_JOB:
+            continue
+        if one.field.startswith("GPU ") and "absent" in (one.before, one.now):
+            other = replaced.pop(one.field, None)
+            if other is None:
+                replaced[one.field] = one
+                continue
+            gone, new = (other, one) if other.now == "absent" else (one, other)
+            one = Difference(field=one.field, before=gone.before, now=new.now)
+        yield one
+    yield from replaced.values()

@@ -1,0 +1,233 @@
+"""The verdict on one figure of a night: what the detector says of it, read with the metric's direction in mind.
+
+A confirmed change for the worse stays open until the level is back or a person accepts the new one. An efficiency is
+read with both of its legs. A level that was accepted is held against slow creep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.analysis.regressions.creep import creep
+from bench.analysis.regressions.detector import Judged, confirm_by_rerun, judge, level
+from bench.analysis.regressions.night import Night
+from bench.analysis.regressions.settings import SETTINGS
+from bench.analysis.regressions.state import Alert, SeriesState
+from bench.runs.summary import Summary
+from bench.suites.gate.gated import GatedValue
+from bench.suites.gate.verdicts import AcceptedLevel, GateState, KnownSeries, OpenChange, Outcome, SeriesKey, Verdict
+from workloads.cost_models.shape import Shape
+
+DAY_NS = 86_400 * 10**9
+NIGHTS_KEPT = 60
+"""Nights whose times a state keeps, to date the beginning of a change."""
+LEG_NIGHTS = 10
+"""Most nights before a change that its legs are compared with."""
+SMALLEST_CHANGE = SETTINGS.smallest_change
+"""What may be left of a confirmed change that counts as recovered, of the logarithm."""
+_OUTCOMES: dict[str, Outcome] = {
+    "insufficient data": "insufficient_data",
+    "no change": "same",
+    "suspicion": "suspicion",
+    "recovered": "recovered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of one run. again: the same figure of the night's reruns."""
+
+    key: SeriesKey
+    value: GatedValue
+    summary: Summary
+    suite_run: str
+    again: Sequence[GatedValue]
+
+    def judge(self, known: KnownSeries | None, accepted: AcceptedLevel | None) -> tuple[Verdict, KnownSeries]:
+        """Return the verdict, and what is known of the series afterwards."""
+        started_ns = self.summary.started_ns
+        if known is not None and started_ns < known.last_ns - DAY_NS:
+            reason = "it began before a night that is judged: a clock went back, or it came into the history late"
+            return self._verdict("late", reason, number=known.state.nights[-1][0]), known
+        state = GateState(detector=SeriesState()) if known is None else known.state
+        # Two runs of a day are two nights. Whichever is read first is the earlier one.
+        number = started_ns // DAY_NS
+        if state.nights:
+            number = max(number, state.nights[-1][0] + 1)
+        nights = (*state.nights, (number, started_ns))[-NIGHTS_KEPT:]
+        own = self.value.legs
+        legs = () if own is None else (*state.legs, (own.own, own.baseline))[-NIGHTS_KEPT:]
+        judged = judge(state.detector, Night(number=number, trials=self.value.trials))
+        reruns = [trial for one in self.again for trial in one.trials]
+        if judged.verdict == "suspicion" and reruns:
+            judged = confirm_by_rerun(judged.state, tuple(reruns))
+        else:
+            reruns = []
+        outcome, opened = self._outcome(judged, state.open, nights)
+        reason, said = judged.reason, self._change(judged, outcome, opened, dict(nights))
+        if legs and outcome in ("regression", "confirmed", "improvement"):
+            own_ratio, baseline_ratio = _legs_changed(legs, nights, said["since_ns"])
+            said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
+            if outcome != "improvement" and _is_of_the_baseline(own_ratio, baseline_ratio):
+                outcome, opened = "faster_baseline", state.open
+                reason = "the baseline got faster, and the run did not get slower by as much"
+        if accepted is not None and outcome in ("same", "suspicion", "insufficient_data"):
+            crept = creep(judged.state, math.log(accepted.level))
+            if crept is not None and crept.has_crept and crept.log_change * self._worse > 0:
+                outcome, reason = "creep", f"against the level that {accepted.who} accepted: {accepted.because}"
+                said = {
+                    "change_ratio": math.exp(crept.log_change),
+                    "low": math.exp(crept.low),
+                    "high": math.exp(crept.high),
+                    "since_ns": accepted.accepted_ns,
+                }
+        verdict = self._verdict(
+            outcome,
+            reason,
+            number=number,
+            expected=None if judged.expected_log is None else math.exp(judged.expected_log),
+            p_value=judged.p_value,
+            reruns=len(reruns),
+            is_new=judged.is_new,
+            **said,
+        )
+        after = GateState(detector=judged.state, nights=nights, legs=legs, open=opened)
+        last_ns = started_ns if known is None else max(started_ns, known.last_ns)
+        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
+
+    @property
+    def _worse(self) -> int:
+        """The sign of a change for the worse."""
+        return 1 if self.value.metric.better == "lower" else -1
+
+    def _outcome(
+        self, judged: Judged, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
+    ) -> tuple[Outcome, OpenChange | None]:
+        """Return the outcome of the night, and the change that is open after it.
+
+        A confirmed change for the worse stays open until the level is back, or a person accepts the new one.
+        """
+        alert = judged.alert
+        is_worse = alert is not None and alert.direction == self._worse
+        if judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2:
+            if opened is not None:
+                return self._after_a_page(judged, opened, is_worse=is_worse)
+            if judged.verdict == "page":
+                return ("confirmed", _opened(alert, judged, dict(nights))) if is_worse else ("improvement", None)
+        if opened is not None:
+            return "confirmed", opened
+        if judged.verdict == "alert":
+            return ("regression" if is_worse else "improvement"), None
+        return _OUTCOMES[judged.verdict], None
+
+    def _after_a_page(self, judged: Judged, opened: OpenChange, *, is_worse: bool) -> tuple[Outcome, OpenChange | None]:
+        """Return the outcome where the level of an open change has changed again: is it back where it was?"""
+        change = _change_since(judged, opened)
+        if is_worse or change is None:
+            return "confirmed", opened
+        middle, half_width = change
+        is_back = self._worse * middle < SMALLEST_CHANGE or abs(middle) < half_width
+        return ("recovered", None) if is_back else ("confirmed", opened)
+
+    def _change(
+        self, judged: Judged, outcome: Outcome, opened: OpenChange | None, times: Mapping[int, int]
+    ) -> dict[str, Any]:
+        """Return the fields of the verdict that say how much, and since when."""
+        if outcome == "confirmed" and opened is not None:
+            change = _change_since(judged, opened)
+            assert change is not None, "a confirmed change has nights after it"
+            middle, half_width = change
+            return {
+                "change_ratio": math.exp(middle),
+                "low": math.exp(middle - half_width),
+                "high": math.exp(middle + half_width),
+                "since_ns": opened.since_ns,
+                "since_low_ns": opened.since_low_ns,
+                "since_high_ns": opened.since_high_ns,
+            }
+        if judged.alert is not None and judged.verdict in ("alert", "page"):
+            alert = judged.alert
+            return {
+                "change_ratio": math.exp(alert.log_change),
+                "low": math.exp(alert.log_change_low),
+                "high": math.exp(alert.log_change_high),
+                "since_ns": times.get(alert.onset),
+                "since_low_ns": times.get(alert.onset_low),
+                "since_high_ns": times.get(alert.onset_high),
+            }
+        if judged.expected_log is None:
+            return {"since_ns": None}
+        return {"since_ns": None, "change_ratio": self.value.value / math.exp(judged.expected_log)}
+
+    def _verdict(self, outcome: Outcome, reason: str, *, number: int, **fields: Any) -> Verdict:
+        case = self.summary.case
+        return Verdict(
+            key=self.key,
+            run=self.summary.run,
+            suite_run=self.suite_run,
+            started_ns=self.summary.started_ns,
+            number=number,
+            outcome=outcome,
+            reason=reason,
+            value=self.value.value,
+            trial_values=tuple(math.exp(trial.log_median) for trial in self.value.trials),
+            strategy=case.strategy,
+            shape="" if case.model is None else shape_words(case.model),
+            ranks=case.ranks,
+            hosts=self.summary.hosts,
+            commit=self.summary.commit,
+            **fields,
+        )
+
+
+def _legs_changed(
+    legs: Sequence[tuple[float, float]], nights: Sequence[tuple[int, int]], since_ns: int | None
+) -> tuple[float | None, float | None]:
+    """Return the own and the baseline's rate of this night, each over its median of the nights before the change."""
+    before = [
+        leg for leg, (_, time_ns) in zip(legs, nights, strict=True) if since_ns is not None and time_ns < since_ns
+    ]
+    if not before:
+        return None, None
+    own, baseline = (legs[-1][side] / median(leg[side] for leg in before[-LEG_NIGHTS:]) for side in (0, 1))
+    return own, baseline
+
+
+def _is_of_the_baseline(own_ratio: float | None, baseline_ratio: float | None) -> bool:
+    """Whether more of an efficiency's fall is the baseline's gain than the run's own loss."""
+    if own_ratio is None or baseline_ratio is None:
+        return False
+    return baseline_ratio > 1 and math.log(baseline_ratio) > -math.log(own_ratio)
+
+
+def shape_words(shape: Shape) -> str:
+    """Return a model's shape in a few words, without the batch, which differs with the ranks."""
+    return f"{shape.layers} x {shape.width}, sequence {shape.sequence}"
+
+
+def _opened(alert: Alert, judged: Judged, times: Mapping[int, int]) -> OpenChange:
+    """Return the change that is open after it was confirmed."""
+    present = level(judged.state)
+    assert present is not None, "a page has a level after it"
+    # The change's interval has the errors of both levels in it.
+    both, after = (alert.log_change_high - alert.log_change_low) / 2, (present.high - present.low) / 2
+    return OpenChange(
+        log_level=present.log_level - alert.log_change,
+        half_width=math.sqrt(max(0.0, both**2 - after**2)),
+        since_ns=times.get(alert.onset, max(times.values())),
+        since_low_ns=times.get(alert.onset_low),
+        since_high_ns=times.get(alert.onset_high),
+    )
+
+
+def _change_since(judged: Judged, opened: OpenChange) -> tuple[float, float] | None:
+    """Return the logarithm of the present level over that before the open change, and half of its 95 % interval."""
+    present = level(judged.state)
+    if present is None:
+        return None
+    half_width = math.hypot(opened.half_width, (present.high - present.low) / 2)
+    return present.log_level - opened.log_level, half_width

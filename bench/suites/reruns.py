@@ -1,0 +1,148 @@
+"""Measuring cases once more on the same night: those of which the gate suspects that they changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from bench.engines.cluster import ClusterEngine
+from bench.engines.registry import Engine
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.machine import Machine
+from bench.runner.measure import CaseOrder, measure
+from bench.runner.patient_store import PatientStore
+from bench.runner.persist import NamedBaseline, persist
+from bench.runs.history import History
+from bench.runs.summary import Summary
+from bench.suites.ledger import LedgerWriter, Reran
+from bench.suites.plan import PlannedCase, SuitePlan, within_budget
+
+RERUN_TRIALS = 3
+"""Trials of a rerun: as many as a robust centre takes at least."""
+
+Suspects = Callable[[History, str, str], Mapping[str, bool]]
+"""Called with the history, the suite and the suite run; returns the cases to measure again, most suspicious first, and
+of each whether its scaling efficiency is suspected, so that its baseline is to be measured again beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reruns:
+    """Where reruns of a suite run are measured and kept.
+
+    runs: the folder of runs. order_of: makes the order of a case as the suite has it. tell: is told what is done.
+    watch: is called again and again meanwhile.
+    """
+
+    plan: SuitePlan
+    ledger: LedgerWriter
+    runs: Path
+    store: PatientStore
+    open_engine: Callable[[], Engine]
+    order_of: Callable[[PlannedCase, Machine], CaseOrder]
+    tell: Callable[[str], None]
+    watch: Callable[[], None]
+
+    def run(self, suspects: Suspects, left_s: float | None) -> bool:
+        """Measure the suspected cases again, as far as they fit the time that is left; return whether Ctrl-C ended it.
+
+        A failure ends the reruns and is told, no more: the suite run itself is complete.
+        """
+        history = self.store.ready()
+        if history is None:
+            self.tell("nothing is measured again: the store does not answer")
+            return False
+        engine: Engine | None = None
+        try:
+            named = suspects(history, self.plan.suite.name, self.ledger.folder.name)
+            for together in self._fitting(named, left_s):
+                names = " and ".join(one.suite_case.name for one in together)
+                engine = self._apart(engine, max(one.case.nodes for one in together if one.case is not None))
+                self.tell(f"{names}: the gate suspects a change; {RERUN_TRIALS} more trials are measured")
+                if self._measure(together, engine):
+                    return True
+        except (InfrastructureFailed, Misuse) as error:  # Misuse: an earlier night cannot be read.
+            self.tell(f"the reruns ended: {error}")
+        finally:
+            if engine is not None:
+                engine.stop()
+        return False
+
+    def _fitting(self, named: Mapping[str, bool], left_s: float | None) -> list[list[PlannedCase]]:
+        """Return the cases to measure again, each with its baseline where that is needed, as far as time allows."""
+        by_name = {one.suite_case.name: _short(one) for one in self.plan.cases if one.case is not None}
+        groups = []
+        for name, is_efficiency in named.items():
+            if name in by_name:
+                baseline = by_name[name].suite_case.baseline if is_efficiency else None
+                groups.append([by_name[one] for one in dict.fromkeys((baseline, name)) if one in by_name])
+        fitting = []
+        for group in groups:
+            if left_s is not None:
+                kept, _ = within_budget(replace(self.plan, cases=tuple(group)), left_s)
+                if len(kept) < len(group):
+                    self.tell(f"{group[-1].suite_case.name} is not measured again: the budget leaves {left_s:.0f} s")
+                    continue
+                left_s -= sum(one.estimate_s or 0.0 for one in group)
+            fitting.append(group)
+        return fitting
+
+    def _apart(self, engine: Engine | None, nodes: int) -> Engine:
+        """Return an engine on other nodes than those that measured the case, where the allocation has enough."""
+        if engine is not None and not isinstance(engine, ClusterEngine):
+            return engine
+        if engine is not None:
+            engine.stop()
+        engine = self.open_engine()
+        if isinstance(engine, ClusterEngine):
+            numbers = [node.number for node in engine.nodes()]
+            if len(numbers) >= 2 * nodes:
+                engine.drop(numbers[:nodes])
+        return engine
+
+    def _measure(self, together: Sequence[PlannedCase], engine: Engine) -> bool:
+        """Measure the cases in turn, and keep them; return whether a person ended it."""
+        machine = engine.machine()
+        measured = measure(
+            [_as_rerun(self.order_of(one, machine)) for one in together],
+            engine=engine,
+            machine=machine,
+            folder=self.runs,
+            watch=lambda case, trial, steps: self.watch(),
+        )
+        try:
+            # Beside, where the suite measures both in one block: only efficiencies with the same origin are comparable.
+            is_beside = len({one.suite_case.block for one in together}) == 1
+            baselines = {
+                rerun.run: NamedBaseline(summary=measured.summaries[0], is_beside=is_beside)
+                for rerun in measured.summaries[1:]
+            }
+            persist(measured.summaries, machine, self.store.ready(), None, baselines=baselines)
+            for one, summary in zip(together, measured.summaries, strict=True):
+                self.ledger.write(_record(one, summary))
+        finally:
+            measured.close()
+        return measured.is_interrupted
+
+
+def _short(one: PlannedCase) -> PlannedCase:
+    """Return the case with the trials of a rerun, and the estimate of these."""
+    assert one.case is not None, "a case without refusal is resolved"
+    share = RERUN_TRIALS / one.case.trials
+    estimate_s = None if one.estimate_s is None else one.estimate_s * share
+    return replace(one, case=replace(one.case, trials=RERUN_TRIALS), estimate_s=estimate_s)
+
+
+def _as_rerun(order: CaseOrder) -> CaseOrder:
+    purpose = order.settings.purpose
+    assert purpose.member is not None, "a suite orders its cases by name"
+    member = msgspec.structs.replace(purpose.member, is_rerun=True)
+    settings = replace(order.settings, purpose=msgspec.structs.replace(purpose, member=member))
+    return replace(order, settings=settings)
+
+
+def _record(one: PlannedCase, summary: Summary) -> Reran:
+    return Reran(case=one.suite_case.name, run=summary.run, outcome=summary.outcome, time_ns=time.time_ns())

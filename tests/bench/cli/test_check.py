@@ -1,0 +1,214 @@
+"""`observatory check` as a person and as CI call it, in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.cli.main import run
+from bench.runs.history import History
+from tests.bench.made.fake_nights import DAY_NS, STEP_S, FakeNights, fill
+
+NIGHTS = 40
+
+
+def _url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'history.sqlite'}"
+
+
+def _history(folder: Path, slower: float = 1.0, *, nights: int = NIGHTS, days_ago: int = 0) -> list[str]:
+    """A history of nights of two cases, one of which is slower in the last ten; return the store option.
+
+    days_ago: how long ago the last night was.
+    """
+    first_ns = time.time_ns() - (nights - 1 + days_ago) * DAY_NS - DAY_NS // 12
+    with History(_url(folder)) as history:
+        made = FakeNights(history, first_ns=first_ns)
+        fill(made, nights, lambda number: {"ddp": STEP_S * (slower if number >= nights - 10 else 1.0), "fsdp": STEP_S})
+    return ["--store", _url(folder)]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A history with a regression of 8 %."""
+    return _history(tmp_path_factory.mktemp("slow"), 1.08)
+
+
+@pytest.fixture
+def own_slow(slow: list[str], tmp_path: Path) -> list[str]:
+    """A copy of it."""
+    run(["check", *slow])
+    shutil.copy(slow[1].removeprefix("sqlite:///"), tmp_path / "history.sqlite")
+    return ["--store", _url(tmp_path)]
+
+
+def test_a_night_like_the_others_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *_history(tmp_path, nights=20)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "suite nightly, night night0019: 4 same\n"
+    assert said.err == ""
+
+
+def test_a_regression_is_told_with_how_much_and_since_when(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--suite", "nightly", *slow]) == 5
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("ddp ")]
+    assert [line.split()[1] for line in lines] == ["mean", "step"]
+    assert all("confirmed worse" in line for line in lines)
+    assert "suite nightly, night night0039: 2 confirmed worse, 2 same" in out
+
+
+def test_a_regression_is_told_with_its_cause_and_what_to_do_next(
+    slow: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", *slow]) == 5
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("cause of ddp (mean step, step), run0030-ddp against run0029-ddp:")
+    assert lines[place + 1].startswith("  step +")
+    assert lines[place + 1].endswith("of unknown parts, as no step was traced; nothing that is recorded changed")
+    assert "  next: observatory compare run0029-ddp run0030-ddp; observatory diagnose run0030-ddp" in lines[place:]
+
+
+def test_details_show_figures_that_are_as_they_were(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--details", *slow]) == 5
+    assert sum(line.startswith("fsdp ") for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_earlier_nights_are_shown_on_request(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--since", "night0036", "--format", "json", *slow]) == 5
+    (document,) = json.loads(capsys.readouterr().out)
+    assert {one["suite_run"] for one in document["earlier"]} == {"night0036", "night0037", "night0038"}
+    assert {one["suite_run"] for one in document["verdicts"]} == {"night0039"}
+
+
+def test_what_is_missing_has_an_exit_code_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", *_history(tmp_path, nights=3, days_ago=3)]) == 3
+    assert "not run: nightly: it began last 74 h ago, and is meant to every 24 h" in capsys.readouterr().out
+
+
+def test_a_regression_comes_before_what_is_missing(own_slow: list[str], tmp_path: Path) -> None:
+    with History(_url(tmp_path)) as history:
+        nights = FakeNights(history, first_ns=time.time_ns() - DAY_NS * NIGHTS - DAY_NS // 24)
+        nights.add(NIGHTS, {"ddp": 1.08 * STEP_S})
+    assert run(["check", *own_slow]) == 5
+
+
+def test_an_accepted_level_is_no_regression_any_more(
+    own_slow: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", "--accept", "ddp", "--because", "exact softmax", *own_slow]) == 0
+    assert "ddp of suite nightly: the present level of 2 figure(s) is accepted" in capsys.readouterr().err
+    with History(_url(tmp_path)) as history:
+        nights = FakeNights(history, first_ns=time.time_ns() - DAY_NS * NIGHTS - DAY_NS // 24)
+        nights.add(NIGHTS, {"ddp": 1.08 * STEP_S, "fsdp": STEP_S})
+    assert run(["check", *own_slow]) == 0
+
+
+def test_json_has_each_figure_whole(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(["check", "--format", "json", *slow])
+    (document,) = json.loads(capsys.readouterr().out)
+    assert (document["schema_version"], document["suite"], document["is_regression"]) == (1, "nightly", True)
+    step = next(
+        one for one in document["verdicts"] if one["case"] == "ddp" and one["metric"].endswith("run_step_seconds")
+    )
+    assert step["is_bad"]
+    assert step["low"] < step["change_ratio"] < step["high"]
+    assert step["low"] > 1
+
+
+def test_junit_names_what_failed(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--format", "junit", *slow]) == 5
+    suite = ElementTree.fromstring(capsys.readouterr().out)[0]
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "0",
+    }
+    failed = [test for test in suite if test.find("failure") is not None]
+    assert {test.get("classname") for test in failed} == {"nightly.ddp"}
+
+
+def test_ci_gets_the_cause_in_a_line_with_the_next_command(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for form in ("junit", "markdown", "json"):
+        assert run(["check", "--format", form, *slow]) == 5
+        said.append(capsys.readouterr().out)
+    messages = [found.get("message") or "" for found in ElementTree.fromstring(said[0]).iter("failure")]
+    words = "nothing that is recorded changed; next: `observatory compare run0029-ddp run0030-ddp`"
+    assert len(messages) == 2
+    assert all(message.endswith(words) for message in messages)
+    assert sum(line.startswith("- cause of ddp: step ") for line in said[1].splitlines()) == 1
+    (document,) = json.loads(said[2])
+    (cause,) = document["causes"]
+    kept = {one["cause"] for one in document["verdicts"] if one["is_bad"]}
+    assert kept == {cause["line"]}
+    assert {(one["good_run"], one["bad_run"]) for one in document["verdicts"] if one["is_bad"]} == {
+        ("run0029-ddp", "run0030-ddp")
+    }
+
+
+def test_junit_counts_what_is_missing_as_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["check", "--format", "junit", *_history(tmp_path, nights=3, days_ago=3)])
+    suite = ElementTree.fromstring(capsys.readouterr().out)[0]
+    assert suite.get("errors") == "1"
+
+
+def test_markdown_is_a_table_for_a_pull_request(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--format", "markdown", *slow]) == 5
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "## Observatory: regression"
+    assert "| case | figure | change | since | verdict |" in lines
+    assert sum(line.startswith("| ddp |") for line in lines) == 2
+
+
+def test_benchmark_records_have_pytorchs_form(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--format", "benchmark", *slow]) == 5
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 4
+    for record in records:
+        assert record["schema_version"] == "v3"
+        assert record["benchmark"]["name"] == "parallel-observatory nightly"
+        assert record["model"]["name"] in ("ddp", "fsdp")
+        assert all(isinstance(value, float) for value in record["metric"]["benchmark_values"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--suite", "nighty"], 'suite "nighty" has no run in this history; did you mean "nightly"?'),
+        (
+            ["--since", "yesterday"],
+            'night "yesterday" is no day as 2026-11-23 and no suite run; the newest are: night0039',
+        ),
+        (["--since", "night003"], 'night "night003" may be any of: night0039'),
+        (["--accept", "ddp"], '--accept ddp needs a reason for whoever reads it later: --because "..."'),
+        (["--because", "it is so"], "--because and --metric belong to --accept CASE"),
+        (["--accept", "gpipe", "--because", "x"], 'case "gpipe" has never been judged, so that there is no level'),
+        (["--accept", "ddp", "--because", " "], "--because takes a line of up to 200 letters that can be printed"),
+    ],
+)
+def test_a_wrong_word_gets_one_line(
+    slow: list[str], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", *words, *slow]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_history_the_next_move_is_told_and_none_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", "--store", _url(tmp_path)]) == 2
+    assert "no suite has run yet; `observatory suite run smoke` runs one" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_cannot_be_reached_has_its_own_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "--store", "postgresql://127.0.0.1:1/nowhere"]) == 4

@@ -1,0 +1,88 @@
+"""An accepted level closes what is open, is kept with who, when and why, and is held against slow creep."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.errors import Misuse
+from bench.runs.history import History
+from bench.suites.gate.accept import accept
+from bench.suites.gate.nightly import judge_nights
+from bench.suites.gate.verdicts import AcceptedLevel, Verdict, load_accepted, load_states, save_accepted
+from collectors.metrics.results import RUN_STEP_SECONDS
+from tests.bench.made.fake_nights import STEP_S, FakeNights, fill
+
+ACCEPTED_NS = 1_700_000_000_000_000_000
+
+
+def _accept(history: History, case: str = "ddp", metric: str | None = None) -> list[AcceptedLevel]:
+    known = load_states(history, "nightly")
+    levels, after = accept(
+        known.values(), case=case, metric=metric, who="ada", because="the new kernel is exact", now_ns=ACCEPTED_NS
+    )
+    save_accepted(history, levels, known, after)
+    return levels
+
+
+def _steps(history: History) -> list[Verdict]:
+    return [one for one in judge_nights(history, "nightly") if one.key.metric == RUN_STEP_SECONDS.name]
+
+
+def test_accepting_closes_a_confirmed_change(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 40, lambda number: {"ddp": STEP_S * (1.08 if number >= 30 else 1.0)})
+    assert _steps(history)[-1].outcome == "confirmed"
+    (level,) = [one for one in _accept(history) if one.key.metric == RUN_STEP_SECONDS.name]
+    assert level.level == pytest.approx(1.08 * STEP_S, rel=0.01)
+    assert (level.who, level.because, level.accepted_ns) == ("ada", "the new kernel is exact", ACCEPTED_NS)
+    assert load_accepted(history, "nightly")[level.key] == level
+    nights.add(40, {"ddp": 1.08 * STEP_S})
+    assert [one.outcome for one in _steps(history)] == ["same"]
+
+
+def test_slow_creep_is_found_against_the_accepted_level_though_each_night_passes(history: History) -> None:
+    nights = FakeNights(history, sd_ratio=0.006)
+    fill(nights, 30)
+    judge_nights(history, "nightly")
+    _accept(history)
+    outcomes = []
+    for number in range(30, 130):  # 0.05 % a night.
+        nights.add(number, {"ddp": STEP_S * 1.0005 ** (number - 30)})
+    found = _steps(history)
+    outcomes = [one.outcome for one in found]
+    first = next(place for place, outcome in enumerate(outcomes) if outcome == "creep")
+    assert set(outcomes[:first]) <= {"same", "suspicion"}
+    crept = found[first]
+    assert crept.reason == "against the level that ada accepted: the new kernel is exact"
+    assert crept.low is not None
+    assert crept.low > 1
+    assert crept.since_ns == ACCEPTED_NS
+
+
+def test_only_the_named_metric_is_accepted(history: History) -> None:
+    fill(FakeNights(history), 30)
+    judge_nights(history, "nightly")
+    assert [one.key.metric for one in _accept(history, metric=RUN_STEP_SECONDS.name)] == [RUN_STEP_SECONDS.name]
+
+
+@pytest.mark.parametrize(
+    ("case", "metric", "message"),
+    [
+        ("fsdp", None, r'case "fsdp" has never been judged, .*; judged are: ddp'),
+        ("ddp", "loss", r'case "ddp" has no figure "loss"; it has: observatory_run_mean_step_seconds, '),
+    ],
+)
+def test_what_was_never_judged_cannot_be_accepted(
+    history: History, case: str, metric: str | None, message: str
+) -> None:
+    fill(FakeNights(history), 30)
+    judge_nights(history, "nightly")
+    with pytest.raises(Misuse, match=message):
+        _accept(history, case, metric)
+
+
+def test_too_few_nights_have_no_level(history: History) -> None:
+    fill(FakeNights(history), 1)
+    judge_nights(history, "nightly")
+    with pytest.raises(Misuse, match=r"has too few nights for a level; accept it when"):
+        _accept(history)
