@@ -1,0 +1,296 @@
+"""What to try against each kind of limit: options that the run's own strategy takes, and what the law expects of them.
+
+A setting is offered only where the strategy has the option, it is not set so already, and the spec does not refuse it.
+Where the law tells what it would change, those that would change nothing are left out, and the best comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import takewhile
+
+from bench.analysis.diagnosis.costs import slow_links
+from bench.analysis.diagnosis.laws import NEAR_CEILING, exposed_ratio, memory_in_use
+from bench.analysis.diagnosis.observed import Finding, Lever, Observed
+from bench.analysis.estimate import of_metric
+from bench.case import Case, known_options, written
+from collectors.metrics.results import RUN_STRAGGLER_RATIO
+from workloads.cost_models.schedules import Pipeline, actions
+from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from workloads.pipeline_parallel.simulator import simulate
+
+MOST_LEVERS = 3
+"""Levers that a finding offers: who tries one reads the next diagnosis before another."""
+_PRECISION = "precision"
+_WORTH_RATIO = 0.95
+"""A lever is offered if the law expects at most this much of what it expects without the lever. It is of the law's own
+figure, and not of the step: where a run is slower than the law, what shortens the law's time shortens the run's."""
+
+_Settings = dict[str, str]
+
+
+def with_levers(finding: Finding, observed: Observed) -> Finding:
+    """Return the finding with what to try against it, the most promising first."""
+    case = observed.case
+    offered = [lever for lever in _candidates(finding, observed) if _is_possible(case, lever.settings)]
+    expected = [_with_expectation(lever, finding, observed) for lever in offered]
+    if finding.expected is not None and any(one.expected is not None for one in expected):
+        first = list(takewhile(lambda one: not one.settings, expected))
+        worth = [one for one in expected if (one.expected or 0.0) <= _WORTH_RATIO * finding.expected]
+        known = sorted((one for one in worth if one.expected is not None), key=lambda one: one.expected or 0.0)
+        expected = [*first, *known, *(one for one in worth if one.expected is None and one not in first)]
+    return replace(finding, levers=tuple(expected[:MOST_LEVERS]))
+
+
+def changed(case: Case, settings: Mapping[str, str]) -> Case:
+    """Return the case with these settings.
+
+    Raises:
+        ValueError: an option does not take the value.
+    """
+    options = {option.name: option for option in known_options(case.strategy)}
+    values = {name: options[name].parse(text) for name, text in settings.items() if name != _PRECISION}
+    precision = settings.get(_PRECISION, case.precision)
+    return replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
+
+
+def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
+    """Return whether the strategy takes the settings, one of them is new, and its spec does not refuse them."""
+    if not settings:
+        return True
+    names = {option.name for option in known_options(case.strategy)} | {_PRECISION}
+    if not settings.keys() <= names & (case.options.keys() | {_PRECISION}):
+        return False
+    try:
+        tried = changed(case, settings)
+    except ValueError:
+        return False
+    return tried != case and not tried.spec().all_refusals(tried)
+
+
+def _with_expectation(lever: Lever, finding: Finding, observed: Observed) -> Lever:
+    if not lever.settings or finding.expected is None:
+        return lever
+    tried = changed(observed.case, lever.settings)
+    if finding.kind == "exposed_communication":
+        return replace(lever, expected=exposed_ratio(observed, tried))
+    pipeline, other = observed.case.spec().pipeline(observed.case), tried.spec().pipeline(tried)
+    if finding.kind == "bubble" and pipeline is not None and other is not None:
+        # The bubble's time grows with ratio / (1 - ratio), at the same computing.
+        grows = _bubble_for_computing(other) / _bubble_for_computing(pipeline)
+        return replace(lever, expected=min(1.0, finding.expected * grows))
+    return lever
+
+
+def _bubble_for_computing(pipeline: Pipeline) -> float:
+    """Return the bubble of a pipeline of equal stages, divided by the time in which its ranks compute."""
+    order = actions(pipeline)
+    ratio = simulate(order, {(one.stage, one.kind): 1.0 for rank in order for one in rank}).bubble_ratio
+    return ratio / (1 - ratio)
+
+
+# The candidates of each kind, the usual ones first
+
+
+def _candidates(finding: Finding, observed: Observed) -> Iterator[Lever]:
+    case = observed.case
+    match finding.kind:
+        case "exposed_communication":
+            if any(slow_links(observed)):
+                yield Lever(words=f"find the slow link: `observatory run pairs {' '.join(_place_words(case))}`")
+            yield from _communication(case, has_link=not isinstance(observed.link, str))
+        case "bubble":
+            yield from _bubble(case)
+        case "imbalance":
+            if finding.subject == "stages":
+                yield _option("cut stages by measured time", balance="measured")
+                yield _option("cut stages by FLOPs", balance="flops")
+            yield _option("give each rank a chunk from both ends", layout="zigzag")
+            yield Lever(words=f"see which rank is late to what: `observatory analyse stragglers {observed.run}`")
+        case "straggler":
+            if any(one.labels["cause"] == "data loading" for one in of_metric(observed.estimates, RUN_STRAGGLER_RATIO)):
+                yield from _loading(case)
+            yield Lever(words="compare its node with the others: `observatory doctor` on each")
+            yield Lever(words="put the rank elsewhere: does the lateness stay with the rank or with the node?")
+        case "host":
+            yield from _host(observed)
+        case "memory":
+            yield from _memory(observed)
+        case "input":
+            yield from _loading(case)
+            yield Lever(words="read from a faster place, or store batches that are ready to use")
+        case "compute":
+            yield from _compute(case)
+        case "unknown":
+            return
+
+
+def _option(words: str, **settings: str) -> Lever:
+    return Lever(words=words, settings=settings)
+
+
+def _communication(case: Case, *, has_link: bool) -> Iterator[Lever]:
+    yield from _buckets(case, has_link=has_link)
+    yield _option("communicate on a stream of its own", overlap_comm="true")
+    yield _option("halve the bytes of gradients", compress="bf16")
+    yield _option("halve the bytes of gradients", reduce_dtype="bf16")
+    yield _option("gather units further ahead", prefetch="2")
+    yield _option("overlap collectives with matrix products", async_tp="true", compile="default")
+    yield _option("let workers run ahead of each other", mode="asynchronous")
+    yield _option("send messages before queued computation", high_priority_stream="true")
+    if case.nodes > 1:
+        yield _option("shard within a node, and average between nodes", shard_ranks=str(case.ranks // case.nodes))
+    yield _option("move half as many bytes", precision="bf16")
+    yield Lever(words="compute more for each byte: a larger --batch, with accumulate where memory is short")
+
+
+def _buckets(case: Case, *, has_link: bool) -> Iterator[Lever]:
+    """Yield sizes of buckets, and averaging them during backward: one bucket for all gradients would hide nothing.
+
+    has_link: the law tells which size is better. Else only that is offered which cuts a lone bucket.
+    """
+    if "bucket_mb" not in case.options:
+        return
+    gradients_mb = 4 * case.shape.parameters() / 2**20
+    now_mb = float(case.options["bucket_mb"])
+    smaller = f"{max(0.001, min(now_mb, gradients_mb) / 4):.3g}"
+    if case.options.get("overlap") is False:
+        yield _option("average gradients during backward, in several buckets", overlap="true", bucket_mb=smaller)
+        yield _option("average gradients during backward", overlap="true")
+    if has_link or now_mb >= gradients_mb:
+        yield _option("smaller buckets, the first of which leaves sooner", bucket_mb=smaller)
+    if has_link:
+        yield _option("larger buckets, which pay the latency less often", bucket_mb=f"{4 * now_mb:.3g}")
+
+
+def _bubble(case: Case) -> Iterator[Lever]:
+    if "microbatches" in case.options:
+        for factor in (2, 4):
+            more = int(case.options["microbatches"]) * factor
+            yield _option(f"{factor} times as many microbatches", microbatches=str(more))
+    if "stages" in case.options:
+        yield _option("more, smaller stages a rank", stages=str(2 * int(case.options["stages"])))
+    yield _option("fill the bubble with weights' gradients", variant="zbv")
+    yield _option("interleave stages", schedule="interleaved", stages="2")
+    if case.strategy in ("pipeline_naive", "gpipe", "one_f_one_b"):
+        yield Lever(words="another schedule: `observatory run interleaved` or `zero_bubble`")
+    yield Lever(words="a larger --batch, which may have more microbatches")
+
+
+def _loading(case: Case) -> Iterator[Lever]:
+    if case.options.get("loader_delay_ms"):
+        yield _option("leave out the delay that was asked for", loader_delay_ms="0")
+    workers = int(case.options.get("workers", 0))
+    yield _option("more data loader processes a rank", workers=str(max(2, 2 * workers)))
+
+
+def _host(observed: Observed) -> Iterator[Lever]:
+    case, crowding = observed.case, observed.crowding
+    if case.device == "cpu" and crowding is not None and crowding > 1 and observed.cores is not None:
+        fitting = max(1, observed.cores // case.threads)
+        yield Lever(words=f"no more threads than cores: --ranks {fitting} a node, or more nodes")
+    if case.device == "cuda":
+        yield _option("record launches as CUDA graphs", compile="reduce-overhead")
+        yield _option("fewer, larger kernels", compile="default")
+    yield Lever(words="more work for each launch: a larger --batch, fewer microbatches")
+    yield Lever(words="leave the node to the run: what else takes its cores? (`observatory doctor`)")
+
+
+def _memory(observed: Observed) -> Iterator[Lever]:
+    case, in_use = observed.case, memory_in_use(observed)
+    if in_use is not None and in_use < NEAR_CEILING:
+        yield _option("keep activations: there is room for them", checkpoint="none")
+        yield _option("keep states on the device", offload="false")
+    if case.options.get("checkpoint") != "selective":
+        yield _option("compute again only what is cheap", checkpoint="selective")
+    if case.options.get("checkpoint") != "full":
+        yield _option("compute blocks again", checkpoint="full")
+    for name in ("accumulate", "microbatches"):
+        if name in case.options:
+            yield _option("smaller microbatches", **{name: str(2 * int(case.options[name]))})
+    yield _option("keep states on the host", offload="true")
+    yield Lever(words="shard the states over ranks: `observatory run fsdp`")
+
+
+def _compute(case: Case) -> Iterator[Lever]:
+    if case.device == "cuda":
+        yield _option("take the tensor cores", precision="bf16")
+        yield _option("fuse what lies between matrix products", compile="default")
+        yield _option("attention without its scores in memory", attention="flash")
+    yield Lever(words="larger matrices: a larger --batch or --width, less accumulate")
+    yield Lever(words="more ranks: computing is what they share")
+
+
+# The next command
+
+
+ENGINE = "ENGINE"
+"""Stands for the engine of a run of several nodes, which its record does not name."""
+
+
+def _place_words(case: Case) -> list[str]:
+    """Return the words that put ranks where those of the case were."""
+    words = [f"--ranks {case.ranks}"]
+    words += [f"--nodes {case.nodes} --engine {ENGINE}"] if case.nodes > 1 else []
+    words += [f"--device {case.device}"]
+    usual = "nccl" if case.device == "cuda" else "gloo"
+    return words if case.backend == usual else [*words, f"--backend {case.backend}"]
+
+
+def case_words(case: Case) -> list[str]:
+    """Return the words of a command line that asks for this case, without its strategy and options, as far as needed.
+
+    The shape is the preset that most dimensions are of, and the others by themselves.
+    """
+    words = _place_words(case)
+    shape = case.shape
+
+    def unlike(name: str) -> list[str]:
+        return [one for one in DIMENSIONS if getattr(PRESETS[name], one) != getattr(shape, one)]
+
+    preset = min(PRESETS, key=lambda name: len(unlike(name)))
+    words += [f"--shape {preset}"] if preset != "tiny" else []
+    words += [f"--{one.replace('_', '-')} {getattr(shape, one)}" for one in unlike(preset)]
+    words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
+    words += [f"--threads {case.threads}"] if case.threads != 1 else []
+    return words
+
+
+def option_words(case: Case) -> list[str]:
+    """Return the options of the case that are not at their defaults, as words of a command line."""
+    defaults = {option.name: option.default for option in known_options(case.strategy)}
+    return [
+        f"--option {name}={written(value)}"
+        for name, value in case.options.items()
+        if name in defaults and value != defaults[name]
+    ]
+
+
+def run_command(case: Case, *more: str, without: tuple[str, ...] = ()) -> str:
+    """Return the command that measures the case, with more words. without: options to leave out."""
+    options = [
+        word for word in option_words(case) if not word.startswith(tuple(f"--option {name}=" for name in without))
+    ]
+    return " ".join(["observatory run", case.strategy, *case_words(case), *options, *more])
+
+
+def try_command(case: Case, lever: Lever) -> str:
+    """Return the command that measures the case without the lever's settings and with them, in turn.
+
+    On several nodes it is a run with them: `observatory compare --ab` is of one machine.
+    """
+    settings = dict(lever.settings)
+    if case.nodes > 1:
+        precision = settings.pop(_PRECISION, None)
+        case = case if precision is None else replace(case, precision=precision)  # type: ignore[arg-type]
+        return run_command(
+            case, *(f"--option {name}={value}" for name, value in settings.items()), without=(*settings,)
+        )
+    kept = [word for word in option_words(case) if word.removeprefix("--option ").partition("=")[0] not in settings]
+    sides = [f"--b {name}={value}" for name, value in settings.items()]
+    before = [f"--a {name}={written(case.options[name])}" for name in settings if name in case.options]
+    words = [word for word in case_words(case) if not (_PRECISION in settings and word.startswith("--precision"))]
+    if _PRECISION in settings:
+        before.append(f"--a {_PRECISION}={case.precision}")
+    return " ".join(["observatory compare --ab", case.strategy, *words, *kept, *before, *sides])

@@ -1,0 +1,315 @@
+"""The rule that says what limits a run: the largest cost beside computing, if it is large (docs/diagnosis.md).
+
+Computing is what a step is for, so that it is the limit only where every cost is small and it is seen to be fast: by
+its share of the step, and by what it reaches of the measured ceiling. It is never the limit for want of another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.analysis.diagnosis.costs import costs_of
+from bench.analysis.diagnosis.levers import run_command, try_command, with_levers
+from bench.analysis.diagnosis.observed import Diagnosis, Finding, Observed, Share
+from bench.analysis.estimate import mean_interval, of_metric
+from bench.analysis.step_parts import StepAccount
+from collectors.metrics import results
+
+LEAST_RATIO = 0.10
+"""Share of the step from which a cost is called the limit."""
+FAST_RATIO = 0.40
+"""Share of the measured ceiling that computing must reach to be called the limit: textbooks call 0.4 to 0.6 good."""
+CROWDED_RATIO = 0.5
+"""Share of the time in which tasks of a node wait for a CPU from which times of computing on it are doubted."""
+SHOWN_RATIO = 0.005
+"""Share of the step below which a finding is left out."""
+ENOUGH_TRIALS = 5
+LONGEST_LINE = 100
+
+NAMES: dict[str, str] = {"exposed_communication": "exposed communication"}
+_OUT_OF_MEMORY = re.compile(
+    r"\bout of memory\b|OutOfMemory(Error)?\b|\bMemoryError\b|\bcan(no|')t allocate memory\b", re.IGNORECASE
+)
+_TRIALS = re.compile(r"--trials \d+")
+_COMMAND = re.compile(r"`(observatory [^`]*)`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """limit: the finding. doubts: why it may be another, and what would settle it; none where the evidence is enough.
+
+    settles: the command that would settle it; None where a lever is the next thing to try.
+    """
+
+    limit: Finding
+    reason: str
+    doubts: tuple[str, ...] = ()
+    settles: str | None = None
+
+
+def diagnose(observed: Observed) -> Diagnosis:
+    """Return what limits a run of training, from what was observed of it."""
+    found, account = costs_of(observed)
+    shown = [
+        with_levers(one, observed)
+        for one in sorted(found, key=_size, reverse=True)
+        if one.share is None or one.share.value >= SHOWN_RATIO or one.kind == "compute"
+    ]
+    missing = tuple(dict.fromkeys(_missing(observed, account)))
+    verdict = _verdict(observed, shown, account, missing)
+    limit = verdict.limit
+    return Diagnosis(
+        run=observed.run,
+        title=observed.case.title,
+        outcome=observed.outcome,
+        limit=limit,
+        is_sure=not verdict.doubts and (limit.kind != "unknown" or observed.outcome in FAILED),
+        reason="; ".join((verdict.reason, *verdict.doubts)),
+        findings=tuple([limit, *(one for one in shown if one is not limit)] if limit in shown else shown),
+        root_cause=tuple(observed.cause),
+        missing=missing,
+        facts=tuple(_facts(observed, limit)),
+        command=verdict.settles or _next(observed, limit),
+    )
+
+
+FAILED = ("failed", "timed_out")
+"""Outcomes of runs whose root cause is what there is to say of them."""
+
+
+def likely_limit(found: Diagnosis) -> str:
+    """Return the limit in one line of at most 100 characters, to stand beside an alert.
+
+    Example: "exposed communication 38 % of the step [35, 41], law expects 12 %". Where the evidence does not exclude
+    another limit, the line begins with "likely "; where it names none, with "limit unknown".
+    """
+    if found.outcome in FAILED:
+        return _cut(f"failed: {found.root_cause[0] if found.root_cause else 'its cause is not known'}")
+    limit = found.limit
+    if limit.kind == "unknown":
+        return _cut(f"limit unknown: {found.reason}")
+    line = title_of(limit)
+    if limit.share is not None:
+        line += f" {share_words(limit.share)}"
+    if limit.expected is not None:
+        line += f", law expects {100 * limit.expected:.0f} %"
+    return _cut(line if found.is_sure else f"likely {line}")
+
+
+def title_of(finding: Finding) -> str:
+    """Return the kind in words: "exposed communication", "imbalance of stages"."""
+    of = "" if finding.subject is None else f" of {finding.subject}"
+    return f"{NAMES.get(finding.kind, finding.kind)}{of}"
+
+
+def share_words(share: Share) -> str:
+    """Return the share for people: "38 % of the step [35, 41]"."""
+    interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    return f"{100 * share.value:.0f} % of the step{interval}"
+
+
+def _cut(line: str) -> str:
+    line = " ".join(line.split())
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
+
+
+def _size(finding: Finding) -> float:
+    return -1.0 if finding.share is None else finding.share.value
+
+
+# The verdict
+
+
+def _verdict(
+    observed: Observed, shown: Sequence[Finding], account: StepAccount | str, missing: Sequence[str]
+) -> _Verdict:
+    if observed.outcome in FAILED:
+        return _of_failed(observed)
+    if isinstance(account, str):
+        why = account if observed.trials_done else "no trial was completed"
+        return _Verdict(limit=Finding(kind="unknown", share=None), reason=why, settles=run_command(observed.case))
+    costs = [one for one in shown if one.kind not in ("compute", "unknown") and one.share is not None]
+    rest = next((one.share for one in shown if one.kind == "unknown"), None)
+    if costs and costs[0].share is not None and round(costs[0].share.value, 3) >= LEAST_RATIO:
+        return _of_cost(observed, costs, rest, is_traced=bool(account.traces))
+    if not account.traces:
+        return _Verdict(
+            limit=Finding(kind="unknown", share=None),
+            reason="no step was traced, so that its time cannot be divided",
+            settles=run_command(observed.case, "--trace-steps 3"),
+        )
+    return _of_computing(observed, shown, rest, missing)
+
+
+def _of_failed(observed: Observed) -> _Verdict:
+    """Return the verdict on a run that failed: its root cause, which is memory's where a rank ran out of it."""
+    text = "\n".join(observed.cause)
+    unknown = Finding(kind="unknown", share=None, evidence=tuple(observed.cause[:1]))
+    if _OUT_OF_MEMORY.search(text) is None:
+        details = f"observatory show {observed.run} --details"
+        doubts = ("the kernel may have run out of memory",) if "out-of-memory killer" in text else ()
+        return _Verdict(limit=unknown, reason="the run failed", doubts=doubts, settles=details)
+    memory = with_levers(Finding(kind="memory", share=None, evidence=tuple(observed.cause[:1])), observed)
+    is_said = bool(observed.cause) and _OUT_OF_MEMORY.search(observed.cause[0]) is not None
+    doubts = () if is_said else ("only the last lines of the rank speak of memory",)
+    reason = "a rank ran out of memory" if is_said else "a rank may have run out of memory"
+    return _Verdict(limit=memory, reason=reason, doubts=doubts)
+
+
+def _of_cost(observed: Observed, costs: Sequence[Finding], rest: Share | None, *, is_traced: bool) -> _Verdict:
+    """Return the verdict that the first of the costs is the limit."""
+    limit, share = costs[0], costs[0].share
+    assert share is not None
+    more_trials = run_command(observed.case, f"--trials {max(ENOUGH_TRIALS, 2 * observed.trials_done)}")
+    doubts: list[str] = []
+    settles = None
+    if limit.doubt is not None:
+        doubts.append(limit.doubt)
+        if (told := _TRIALS.search(limit.doubt)) is not None:
+            settles = run_command(observed.case, told[0])
+    if share.low is not None and share.low < LEAST_RATIO:
+        doubts.append(f"its interval reaches below {LEAST_RATIO:.0%} of the step; more trials would tell")
+        settles = settles or more_trials
+    other = costs[1] if len(costs) > 1 else None
+    if other is not None and other.share is not None and not _exceeds(share, other.share):
+        doubts.append(f"it may be {title_of(other)}, {share_words(other.share)}; more trials would tell")
+        settles = settles or more_trials
+    if rest is not None and rest.value >= share.value:
+        if is_traced:
+            doubts.append(f"{100 * rest.value:.0f} % of the step is told by no trace")
+        else:
+            doubts.append(f"without a trace {100 * rest.value:.0f} % of the step is not divided; --trace-steps 3 does")
+            settles = run_command(observed.case, "--trace-steps 3")
+    elif observed.trials_done == 1 and share.value <= 0.5:
+        doubts.append("one trial has no interval; more would tell")
+        settles = settles or more_trials
+    beyond = ""
+    if limit.expected is not None and limit.expected > 0:
+        over = share.value - limit.expected
+        beyond = f", {100 * over:.0f} % of the step beyond what the law expects" if over >= LEAST_RATIO else ""
+        beyond = beyond or ", as the law expects of this setup"
+    return _Verdict(
+        limit=limit,
+        reason=f"the largest cost beside computing{beyond}",
+        doubts=tuple(doubts),
+        settles=settles,
+    )
+
+
+def _exceeds(one: Share, other: Share) -> bool:
+    """Return whether a share is surely the larger: its differences in the trials are, or it is more than half of all.
+
+    Both are of the same trials, so that what disturbs a trial disturbs both.
+    """
+    if one.value > 0.5:
+        return True
+    if len(one.trials) != len(other.trials):
+        return False
+    if len(one.trials) == 1:  # That one trial has no interval is said in any case.
+        return one.value >= 2 * other.value
+    differences = [left - right for left, right in zip(one.trials, other.trials, strict=True)]
+    interval = mean_interval(differences)
+    return min(differences) > 0 if interval is None else interval[0] > 0
+
+
+def _of_computing(observed: Observed, shown: Sequence[Finding], rest: Share | None, missing: Sequence[str]) -> _Verdict:
+    """Return the verdict where no cost is large: computing, if it is seen to fill the step and to be fast."""
+    compute = next(one for one in shown if one.kind == "compute")
+    share = compute.share
+    assert share is not None
+    small = f"no cost takes {LEAST_RATIO:.0%} of the step or more"
+    crowded = tuple(
+        f"on {node.host} tasks waited for a CPU {node.cpu_pressure_ratio:.0%} of the time: that is within computing"
+        for node in observed.nodes
+        if observed.case.device == "cpu" and (node.cpu_pressure_ratio or 0.0) >= CROWDED_RATIO
+    )
+    unknown = Finding(kind="unknown", share=None)
+    if share.value < 0.5:
+        untold = 0.0 if rest is None else rest.value
+        return _Verdict(
+            limit=unknown,
+            reason=f"{small}, and computing {share.value:.0%}; {untold:.0%} is told by no trace",
+            doubts=("a longer window may tell",),
+            settles=run_command(observed.case, f"--trace-steps {max(6, 2 * observed.case.trace_steps)}"),
+        )
+    mfu = of_metric(observed.estimates, results.RUN_MEASURED_MFU)
+    if not mfu:
+        told = next((found[1] for line in missing if (found := _COMMAND.search(line)) and "matmul" in found[1]), None)
+        return _Verdict(
+            limit=unknown,
+            reason=f"{small}: computing fills {share.value:.0%}, and whether it is fast is not known",
+            doubts=("a matmul run on this hardware would tell", *crowded),
+            settles=told or f"observatory run matmul --device {observed.case.device}",
+        )
+    reached = mfu[0].median / share.value
+    if reached >= FAST_RATIO:
+        return _Verdict(
+            limit=compute,
+            reason=f"{small}, and computing reaches {min(1.0, reached):.0%} of the measured ceiling",
+            doubts=crowded,
+        )
+    return _Verdict(
+        limit=compute,
+        reason=f"{small}",
+        doubts=(
+            f"computing reaches only {reached:.0%} of the measured ceiling: small kernels or memory bandwidth may bound"
+            " it; `observatory analyse kernels` tells which",
+            *crowded,
+        ),
+        settles=f"observatory analyse kernels {observed.run}",
+    )
+
+
+# What is missing, facts, and the next command
+
+
+def _missing(observed: Observed, account: StepAccount | str) -> Iterator[str]:
+    if observed.outcome in FAILED:
+        return
+    if isinstance(account, StepAccount):
+        yield from account.absent.values()
+        if account.traces and not of_metric(observed.estimates, results.RUN_MEASURED_MFU):
+            told = [note for note in observed.notes if note.startswith("MFU against a measured ceiling is absent")]
+            yield told[0] if told else "MFU against a measured ceiling is absent: `observatory run matmul` measures one"
+        if observed.trials_done == 1:
+            yield "intervals: one trial has none; --trials 3 gives some"
+    if observed.case.ranks > 1 and isinstance(observed.link, str) and observed.case.spec().transfers(observed.case):
+        yield f"what the law expects of communication: {observed.link}"
+    yield from observed.missing
+
+
+def _facts(observed: Observed, limit: Finding) -> Iterator[str]:
+    """Yield the step, and the speed-up with what it would be without the limit."""
+    for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
+        ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
+        yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {observed.trials_done} trial(s)"
+    for one in observed.scaling:
+        factor = observed.case.ranks / one.baseline_ranks
+        speed_up = one.ratio.value * factor
+        of = f"{one.baseline_ranks} rank{'s' if one.baseline_ranks > 1 else ''}"
+        line = f"speed-up {speed_up:.1f} of {factor:g} against {of} ({one.scaling} scaling, {one.baseline_run})"
+        if speed_up < 1:
+            line += ": slower than with fewer ranks"
+        if limit.share is not None and limit.kind != "compute":
+            without = min(factor, speed_up / (1 - min(0.99, limit.share.value)))
+            line += f"; without {title_of(limit)} at most {without:.1f}"
+        yield line
+
+
+def _next(observed: Observed, limit: Finding) -> str:
+    """Return the first thing to try, as a command."""
+    for lever in limit.levers:
+        if lever.settings:
+            if observed.outcome in FAILED:
+                words = [f"--option {name}={value}" for name, value in lever.settings.items()]
+                return run_command(observed.case, *words, without=tuple(lever.settings))
+            return try_command(observed.case, lever)
+        if (found := _COMMAND.search(lever.words)) is not None and limit.kind != "straggler":
+            return found[1]
+    if limit.kind in ("straggler", "imbalance"):
+        return f"observatory analyse stragglers {observed.run}"
+    if limit.kind == "host":
+        return f"observatory analyse idle {observed.run}"
+    return f"observatory show {observed.run} --details"

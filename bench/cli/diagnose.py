@@ -1,0 +1,43 @@
+"""`observatory diagnose`: what limits a run now, in one page, with its evidence and what to try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bench.cli.completion import complete_run
+from bench.cli.options import FORMAT, RUNS, STORE, NamedText
+from bench.cli.show import find_shown
+from bench.errors import InfrastructureFailed, Misuse
+
+
+@click.command(name="diagnose")
+@click.argument("run", type=NamedText(), shell_complete=complete_run)
+@RUNS
+@STORE
+@FORMAT
+def command(run: str, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+    """What limits a run, with its evidence, and what to try.
+
+    One page: computing, exposed communication, a bubble, imbalance, a straggler, the host, memory or the input, each
+    with its evidence, what the law expects of it, and what to try. RUN is the beginning of a run's name, or the path of
+    a run's folder; a run of no traces is diagnosed as far as it goes.
+
+    \b
+    Example:
+      observatory diagnose 2026
+    """
+    from bench.analysis.diagnosis.rule import diagnose
+    from bench.analysis.mfu import Absent
+    from bench.reports.diagnosis import print_diagnosis
+    from bench.runs.history import History
+    from bench.runs.observing import observe
+
+    summary = find_shown(run, runs_folder, store_url)
+    try:
+        with History(store_url, writable=False) as history:
+            observed = observe(summary, history)
+    except (InfrastructureFailed, Misuse) as error:  # A run's folder can be diagnosed without a history.
+        observed = observe(summary, Absent(reason=str(error)))
+    print_diagnosis(diagnose(observed), format_name)
