@@ -5,12 +5,18 @@ Knows neither PromQL nor Grafana's own types.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from collectors.metrics.metric import Metric
 
 # Rules of Prometheus.
+
+Severity = Literal["critical", "warning"]
+"""critical: somebody must act now. warning: somebody should look on the next working day."""
+Component = Literal["agent", "gpu", "host", "link", "result", "run", "suite"]
+"""What is broken, for Alertmanager's routes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +33,25 @@ class Alert:
     """When to tell somebody, and what they should do.
 
     hold_minutes: how long the expression must be true before the alert fires.
+    keep_minutes: how long it goes on firing when the expression is true no more; Prometheus 2.42 or later.
     summary, description: Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`.
-    runbook: a page of ours, from the repository's root.
+    dashboard: the name of the one to look at first.
     """
 
     name: str
     expression: str
     hold_minutes: int
-    severity: str
+    severity: Severity
+    component: Component
     summary: str
     description: str
-    runbook: str
+    dashboard: str
+    keep_minutes: int = 0
+
+    @property
+    def runbook(self) -> str:
+        """The file name of its page in docs/runbooks/: `node-agent-gone.md` for NodeAgentGone."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", self.name).lower() + ".md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

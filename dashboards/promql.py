@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Metric, Scope
 
@@ -18,6 +19,11 @@ def divide(dividend: str, divisor: str, *, on: Sequence[str] | None = None) -> s
     on: the labels by which many dividends have one divisor; the quotients keep the dividends' labels.
     """
     return f"{dividend} /{_on(on)}{' group_left ()' if on else ''} {divisor}"
+
+
+def less_one(quotient: str) -> str:
+    """Return by which share a quotient is more than 1."""
+    return f"({quotient} - 1)"
 
 
 def positive(expression: str) -> str:
@@ -43,6 +49,11 @@ def plus(expression: str, other: str) -> str:
 def times(factor: float, expression: str) -> str:
     """Multiply the expression by the factor."""
     return f"{factor:g} * {expression}"
+
+
+def product(one: str, other: str, *, on: Sequence[str]) -> str:
+    """Multiply two expressions. on: the labels by which many of the first have one second; the first's labels stay."""
+    return f"{one} *{_on(on)} group_left () {other}"
 
 
 def below(one: str, other: str, *, on: Sequence[str] | None = None) -> str:
@@ -88,6 +99,31 @@ def unless(expression: str, other: str, *, on: Sequence[str]) -> str:
 def either(*expressions: str) -> str:
     """Join the series of all expressions; one that several have counts once, with the first one's value."""
     return "\nor\n".join(f"(\n{expression}\n)" for expression in expressions)
+
+
+def magnitude(expression: str) -> str:
+    """Return the expression's value without its sign."""
+    return f"abs({expression})"
+
+
+def mean(expression: str, *, by: Sequence[str]) -> str:
+    """Take the mean of the series that have these labels in common; it has no other labels."""
+    return f"avg by ({_listed(by)}) ({expression})"
+
+
+def middle(expression: str, *, by: Sequence[str]) -> str:
+    """Take the median of the series that have these labels in common; it has no other labels."""
+    return f"quantile by ({_listed(by)}) (0.5, {expression})"
+
+
+def smallest(expression: str, *, by: Sequence[str]) -> str:
+    """Take the least of the series that have these labels in common; it has no other labels."""
+    return f"min by ({_listed(by)}) ({expression})"
+
+
+def beneath(expression: str, number: float) -> str:
+    """Keep the expression where it is less than the number."""
+    return f"({expression}) < {number:g}"
 
 
 def largest(expression: str, *, by: Sequence[str]) -> str:
@@ -164,8 +200,7 @@ def select(metric: Metric, **labels: str | Match) -> str:
     unknown = sorted(set(labels) - set(known))
     if unknown:
         raise ValueError(f"{metric.name} has no label {', '.join(unknown)}; its labels are: {', '.join(known)}")
-    matchers = ",".join(f"{name}{_matcher(value)}" for name, value in labels.items())
-    return f"{metric.name}{{{matchers}}}" if matchers else metric.name
+    return f"{metric.name}{{{_matchers(labels)}}}" if labels else metric.name
 
 
 def rate(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
@@ -196,6 +231,25 @@ def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | 
     return f"avg_over_time({select(metric, **labels)}[{_window(over_minutes)}])"
 
 
+def peak(metric: Metric, over_minutes: int, /, **labels: str | Match) -> str:
+    """Return a gauge's largest value over the last minutes."""
+    return f"max_over_time({select(metric, **labels)}[{over_minutes}m])"
+
+
+def least(metric: Metric, over_minutes: int, /, **labels: str | Match) -> str:
+    """Return a gauge's least value over the last minutes."""
+    return f"min_over_time({select(metric, **labels)}[{over_minutes}m])"
+
+
+def growth(metric: Metric, over_minutes: int, /, **labels: str | Match) -> str:
+    """Return a counter's growth over the last minutes.
+
+    Raises:
+        ValueError: the metric is no counter, or has no such label.
+    """
+    return f"increase({_counted(metric, **labels)}[{over_minutes}m])"
+
+
 def seen(metric: Metric, *, over_hours: int, **labels: str | Match) -> str:
     """Return the metric's series of the last hours, each with its last value, including those that are gone."""
     return f"last_over_time({select(metric, **labels)}[{over_hours}h])"
@@ -224,6 +278,11 @@ def legend(metric: Metric, *extra: str) -> str:
 def recorded(metric: Metric, operation: str) -> str:
     """Return the name under which a rule records what it computes from a metric."""
     return f"series:{metric.name}:{operation}"
+
+
+def recorded_with(record: str, **labels: str | Match) -> str:
+    """Select what a rule recorded with these labels."""
+    return f"{record}{{{_matchers(labels)}}}"
 
 
 def remembered(record: str) -> str:
@@ -270,9 +329,13 @@ def age(timestamp: str) -> str:
     return f"time() - {timestamp}"
 
 
-def past(timestamp: Metric) -> str:
-    """Keep the metric's value, a time, where it is not in the future, as that of a clock that is ahead may be."""
-    return f"{select(timestamp)} <= time()"
+def past(timestamp: Metric, *, over_hours: int | None = None) -> str:
+    """Keep the metric's value, a time, where it is not in the future, as that of a clock that is ahead may be.
+
+    over_hours: also count what was shown last within these hours and is gone.
+    """
+    shown = select(timestamp) if over_hours is None else seen(timestamp, over_hours=over_hours)
+    return f"{shown} <= time()"
 
 
 def _counted(metric: Metric, **labels: str | Match) -> str:
@@ -285,6 +348,10 @@ def _window(minutes: int | None) -> str:
     return "$__rate_interval" if minutes is None else f"{minutes}m"
 
 
+def _matchers(labels: Mapping[str, str | Match]) -> str:
+    return ",".join(f"{name}{_matcher(value)}" for name, value in labels.items())
+
+
 def _matcher(value: str | Match) -> str:
     if isinstance(value, Match):
         return f'{value.operator}"{_escape(value.pattern)}"'
@@ -293,6 +360,30 @@ def _matcher(value: str | Match) -> str:
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# Runs that go on.
+
+RUN = ("run", "strategy", "ranks", "series")
+"""The labels that tell a run that goes on."""
+
+_SLOT = (*SCRAPE_LABELS, "slot")
+
+
+def named(expression: str, info: Metric, labels: Sequence[str], *, on: Sequence[str]) -> str:
+    """Add labels of an info metric to the expression's series, whoever shows it; without one they are left out."""
+    others = _listed([label for label in labels if label not in on])
+    return f"({expression}) * on ({_listed(on)}) group_left ({others}) ({largest(select(info), by=labels)})"
+
+
+def of_live_runs(expression: str, *, since_minutes: int) -> str:
+    """Add to ranks' series which run they are of, where that run goes on and already did so many minutes ago.
+
+    Slots are given again: without that, a window would hold steps of a run that had the slot before.
+    """
+    listed = _listed(_SLOT)
+    named = f"{RUN_INFO.name} and {RUN_INFO.name} offset {since_minutes}m"
+    return f"({expression}) * on ({listed}) group_left ({_listed(RUN)}) ({named})"
 
 
 # GPUs and the ranks that compute on them.

@@ -6,17 +6,19 @@ case or of a node, so the command treats it as misuse, with code 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from collectors.metrics import registry
 from collectors.metrics.metric import Metric
-from dashboards import alerts, grafana
+from dashboards import grafana
+from dashboards.alerts import agents, efficiency, gate, gpus, hosts, links, live, suites
 from dashboards.boards import communication, gpu_health, host_load, pipeline, training_speed
 from dashboards.model import Alert, Dashboard, Group
 from dashboards.promql import OWNER_LABELS
+from dashboards.thresholds import Links, Thresholds, shipped
 
 # The page of all metrics, docs/metrics.md. It shows the first line of the docstring of each module of metrics.
 
@@ -81,7 +83,21 @@ DASHBOARDS: tuple[Dashboard, ...] = (
     gpu_health.DASHBOARD,
     host_load.DASHBOARD,
 )
-GROUPS: tuple[Group, ...] = (alerts.NIGHTLY_RULES, alerts.SUITES_RULES, alerts.GPUS_RULES, alerts.AGENT_RULES)
+GROUPS: tuple[Callable[[Thresholds], Group], ...] = (
+    gate.rules,
+    efficiency.rules,
+    suites.rules,
+    live.rules,
+    gpus.rules,
+    links.rules,
+    hosts.rules,
+    agents.rules,
+)
+
+
+def groups(thresholds: Thresholds) -> tuple[Group, ...]:
+    """Return the groups of rules with these thresholds, in the registry's order."""
+    return tuple(rules(thresholds) for rules in GROUPS)
 
 
 # Rendering and writing.
@@ -91,22 +107,27 @@ RENDERED = Path("dashboards") / "rendered"
 RULES = RENDERED / "rules.yaml"
 METRICS_PAGE = Path("docs") / "metrics.md"
 
-_RULES_HEAD = "# Made by `observatory dashboards render` from dashboards/alerts.py; change it there.\n"
+_LABELS = {"node": "instance"}
+"""The label whose values a dashboard's variable has, where the two have different names."""
+_RULES_HEAD = "# Made by `observatory dashboards render` from dashboards/alerts/; change it there.\n"
 
 
-def render() -> dict[Path, str]:
+def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     """Return the text of every rendered file, by its path from the repository's root.
+
+    thresholds: of the alerts; None for the shipped ones.
 
     Raises:
         SdkMissing: the extra `dashboards` is not installed.
     """
     files = {RENDERED / f"{dashboard.name}.json": grafana.to_json(dashboard) for dashboard in DASHBOARDS}
-    return {**files, RULES: rules_text(GROUPS), METRICS_PAGE: page()}
+    thresholds = thresholds or shipped()
+    return {**files, RULES: rules_text(groups(thresholds), thresholds.links), METRICS_PAGE: page()}
 
 
-def write(root: Path) -> list[Path]:
+def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
     """Render into a checkout; return the files that changed, and those deleted because nothing makes them any more."""
-    files = render()
+    files = render(thresholds)
     changed = stale(root, files)
     for path in changed:
         if path in files:
@@ -126,8 +147,8 @@ def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
     return [*differing, *(path for path in there if path not in files)]
 
 
-def rules_text(groups: tuple[Group, ...]) -> str:
-    """Return a Prometheus rule file of these groups."""
+def rules_text(groups: tuple[Group, ...], links: Links) -> str:
+    """Return a Prometheus rule file of these groups, whose alerts link to these places."""
     import yaml
 
     class Readable(yaml.SafeDumper):
@@ -138,11 +159,11 @@ def rules_text(groups: tuple[Group, ...]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Readable.add_representer(str, readable)
-    document = {"groups": [_group(group) for group in groups]}
+    document = {"groups": [_group(group, links) for group in groups]}
     return _RULES_HEAD + yaml.dump(document, Dumper=Readable, sort_keys=False, width=10_000)
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: Group, links: Links) -> dict[str, Any]:
     recordings = [
         {
             "record": recording.record,
@@ -154,15 +175,31 @@ def _group(group: Group) -> dict[str, Any]:
     return {
         "name": group.name,
         "interval": f"{group.interval_minutes}m",
-        "rules": [*recordings, *(_alert(alert) for alert in group.alerts)],
+        "rules": [*recordings, *(_alert(alert, links) for alert in group.alerts)],
     }
 
 
-def _alert(alert: Alert) -> dict[str, Any]:
+def _alert(alert: Alert, links: Links) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expression,
         "for": f"{alert.hold_minutes}m",
-        "labels": {"severity": alert.severity},
-        "annotations": {"summary": alert.summary, "description": alert.description, "runbook": alert.runbook},
+        **({"keep_firing_for": f"{alert.keep_minutes}m"} if alert.keep_minutes else {}),
+        "labels": {"severity": alert.severity, "component": alert.component},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": f"{links.runbooks}/{alert.runbook}",
+            "dashboard_url": f"{links.grafana}/d/{alert.dashboard}?from=now-6h&to=now{_choices(alert)}",
+        },
     }
+
+
+def _choices(alert: Alert) -> str:
+    """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
+    (dashboard,) = (one for one in DASHBOARDS if one.name == alert.dashboard)
+    labels = {variable.name: _LABELS.get(variable.name, variable.name) for variable in dashboard.variables}
+    return "".join(
+        f"{{{{ with $labels.{label} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
+        for name, label in labels.items()
+    )

@@ -38,6 +38,12 @@ _REQUEST = promql.divide(
     promql.rate(host.HOST_DISK_REQUEST_SECONDS, **_CHOSEN),
     promql.positive(promql.rate(host.HOST_DISK_REQUESTS, **_CHOSEN)),
 )
+_FOLDER = (*SCRAPE_LABELS, "folder")
+_ROOM = promql.divide(
+    promql.select(host.HOST_FILESYSTEM_BYTES, **_CHOSEN, kind="available"),
+    promql.positive(promql.largest(promql.select(host.HOST_FILESYSTEM_BYTES, kind="total"), by=_FOLDER)),
+    on=_FOLDER,
+)
 # 0 while a port is active, 1 in any other state, so that sound ports are shown, too.
 _PORTS = promql.either(
     promql.select(host.HOST_INFINIBAND_INFO, **_CHOSEN, state=promql.none_of("ACTIVE")),
@@ -47,8 +53,8 @@ _PORTS = promql.either(
 DASHBOARD = Dashboard(
     name="what-is-the-host-doing",
     title="What is the host doing?",
-    summary="What tasks of each node wait for, what its CPUs, memory, disks and links do, and what watching it costs;"
-    " worst first.",
+    summary="What tasks of each node wait for, what its CPUs, memory, disks, clock and links do, and what watching it"
+    " costs; worst first.",
     variables=(Variable(name="node", label="Node", query=promql.choices(host.HOST_CPU_SECONDS, "instance")),),
     panels=(
         Panel(
@@ -87,6 +93,21 @@ DASHBOARD = Dashboard(
             title="Time of a disk's request",
             queries=(_query(host.HOST_DISK_REQUEST_SECONDS, _REQUEST, "seconds"),),
             worst="highest",
+        ),
+        Panel(
+            title="Room on file systems, of all",
+            queries=(_query(host.HOST_FILESYSTEM_BYTES, _ROOM, "ratio"),),
+            worst="lowest",
+        ),
+        Panel(
+            title="Clock: what is left to correct",
+            queries=(
+                _query(
+                    host.HOST_CLOCK_OFFSET_SECONDS, promql.select(host.HOST_CLOCK_OFFSET_SECONDS, **_CHOSEN), "seconds"
+                ),
+            ),
+            worst="highest",
+            goes_below_zero=True,
         ),
         Panel(title="Disk traffic", queries=(_rate(host.HOST_DISK_BYTES, "bytes_per_second"),), worst="highest"),
         Panel(title="Network traffic", queries=(_rate(host.HOST_NETWORK_BYTES, "bytes_per_second"),), worst="highest"),

@@ -29,6 +29,20 @@ def test_render_names_what_it_wrote_and_then_nothing(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == ""
 
 
+def test_the_rules_have_the_thresholds_of_a_users_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[gpus]\nbraked_ratio = 0.375\n[links]\ngrafana = 'https://grafana.example'\n")
+    assert _observatory("render", "--into", tmp_path) == 0
+    assert "0.375" not in (tmp_path / render.RULES).read_text()
+    assert _observatory("render", "--into", tmp_path, "--thresholds", mine) == 0
+    rules = (tmp_path / render.RULES).read_text()
+    assert "> 0.375" in rules
+    assert "dashboard_url: https://grafana.example/d/which-gpu-is-sick?" in rules
+    assert "localhost:3000" not in rules
+    assert _observatory("render", "--check", "--into", tmp_path, "--thresholds", mine) == 0
+    assert _observatory("render", "--check", "--into", tmp_path) == 2
+
+
 def test_check_is_silent_on_what_is_fresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     render.write(tmp_path)
     assert _observatory("render", "--check", "--into", tmp_path) == 0

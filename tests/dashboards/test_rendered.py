@@ -16,7 +16,8 @@ from dashboards import render
 from dashboards.boards import training_speed
 from dashboards.grafana import to_json
 from dashboards.model import Dashboard
-from dashboards.render import DASHBOARDS, GROUPS
+from dashboards.render import DASHBOARDS, groups
+from dashboards.thresholds import shipped
 from tests.dashboards import grafana_lint
 from tests.dashboards.promtool import promtool
 from tests.support.grafana_expressions import with_every_choice
@@ -30,6 +31,10 @@ NAMES = {metric.name for metric in METRICS}
 def rendered(request: pytest.FixtureRequest) -> dict[str, Any]:
     dashboard: dict[str, Any] = json.loads(to_json(request.param))
     return dashboard
+
+
+def _rules() -> str:
+    return render.rules_text(groups(shipped()), shipped().links)
 
 
 def _spelt(text: str) -> set[str]:
@@ -123,15 +128,16 @@ def test_a_dashboard_asks_for_metrics_of_the_catalogue_only(rendered: dict[str, 
 
 
 def test_rules_ask_for_metrics_of_the_catalogue_only() -> None:
-    spelt = _spelt(render.rules_text(GROUPS))
+    spelt = _spelt(_rules())
     assert spelt
     assert spelt <= NAMES
 
 
 def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
-    rules = [rule for group in yaml.safe_load(render.rules_text(GROUPS))["groups"] for rule in group["rules"]]
+    rules = [rule for group in yaml.safe_load(_rules())["groups"] for rule in group["rules"]]
     recorded = {rule["record"] for rule in rules if "record" in rule}
-    asked = {name for rule in rules for name in re.findall(r"series:\w+:\w+", rule["expr"])}
+    texts = [text for rule in rules for text in (rule["expr"], *rule.get("annotations", {}).values())]
+    asked = {name for text in texts for name in re.findall(r"series:\w+:\w+", text)}
     assert asked == recorded
 
 
@@ -141,12 +147,30 @@ def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
 
 
 def test_each_alert_says_what_it_is_and_has_a_runbook() -> None:
-    alerts = [alert for group in GROUPS for alert in group.alerts]
+    alerts = [alert for group in groups(shipped()) for alert in group.alerts]
     assert alerts
     for alert in alerts:
         assert alert.summary
         assert alert.description
-        assert (ROOT / alert.runbook).read_text().startswith(f"# {alert.name}\n")
+        assert alert.dashboard in {dashboard.name for dashboard in DASHBOARDS}
+        assert (ROOT / "docs" / "runbooks" / alert.runbook).read_text().startswith(f"# {alert.name}\n")
+
+
+def test_each_runbook_is_one_of_an_alert() -> None:
+    runbooks = {alert.runbook for group in groups(shipped()) for alert in group.alerts}
+    assert {path.name for path in (ROOT / "docs" / "runbooks").iterdir()} == runbooks
+
+
+def test_an_alert_leads_to_its_runbook_and_chooses_its_dashboard() -> None:
+    rules = [rule for group in yaml.safe_load(_rules())["groups"] for rule in group["rules"]]
+    (lost,) = (rule for rule in rules if rule.get("alert") == "GpuLost")
+    assert lost["labels"] == {"severity": "critical", "component": "gpu"}
+    assert lost["annotations"]["runbook_url"].endswith("/docs/runbooks/gpu-lost.md")
+    assert lost["annotations"]["dashboard_url"] == (
+        "http://localhost:3000/d/which-gpu-is-sick?from=now-6h&to=now"
+        "{{ with $labels.instance }}&var-node={{ . | urlquery }}{{ end }}"
+        "{{ with $labels.gpu }}&var-gpu={{ . | urlquery }}{{ end }}"
+    )
 
 
 def test_the_page_of_metrics_has_a_row_for_each_metric_with_its_definition() -> None:

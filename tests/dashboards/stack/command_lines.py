@@ -10,7 +10,7 @@ import click
 
 from bench.cli import main
 
-_CALL = re.compile(rf"(?<![\w.-])(?:[\w/.]*/)?observatory +((?:{'|'.join(main.COMMANDS)})\b[^`;&|\n]*)")
+_CALL = re.compile(rf"(?<![\w.-])(?:[\w/.]*/)?observatory +((?:{'|'.join(main.COMMANDS)})\b[^`;&|>\n]*)")
 _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

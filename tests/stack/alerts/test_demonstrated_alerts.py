@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.demo import made_results
+from bench.exporter.demo import HELD_BACK, INTERVAL_RATIO, RUN, made_ports, made_results, made_suites
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.gpu_health import GPU_XID_TIME
+from collectors.metrics.host import HOST_LOAD
 from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from collectors.nvml.recorder import EIGHT_GPUS, load
+from dashboards.alerts import gate, links, live
 from tests.collectors.nvml.nodes import FakeClock, opened, replayed
-from tests.stack.nights import alert_of, rehearse
-from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+from tests.dashboards.alerts.drill import Drill, alert
+from tests.stack.alerts.nights import alert_of, rehearse
+from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
 
@@ -66,7 +69,7 @@ def test_errors_and_losses_are_told_at_once(node: Rehearsal) -> None:
     node.fires(
         ("GpuLost", "6"),
         ("GpuXid", "5"),
-        ("GpuXid", "6"),
+        ("GpuXidOfNode", "6"),
         ("GpuMemoryError", "5"),
         ("GpuNeedsReset", "5"),
         at_minutes=9,
@@ -77,16 +80,16 @@ def test_what_holds_back_is_told_when_it_has_lasted_and_what_was_repaired_no_mor
     node.fires(
         ("GpuLost", "6"),
         ("GpuXid", "5"),
-        ("GpuXid", "6"),
+        ("GpuXidOfNode", "6"),
         ("GpuMemoryError", "5"),
         ("GpuHeldBack", "2"),
-        ("GpuHeldBack", "3"),
+        ("GpuHot", "3"),
         at_minutes=12,
     )
 
 
 def test_a_driver_that_hangs_for_five_minutes_is_told(node: Rehearsal) -> None:
-    told = (("GpuLost", "6"), ("GpuNeedsReset", "5"), ("GpuXid", "5"), ("GpuXid", "6"), ("GpuMemoryError", "5"))
+    told = (("GpuLost", "6"), ("GpuNeedsReset", "5"), ("GpuXid", "5"), ("GpuXidOfNode", "6"), ("GpuMemoryError", "5"))
     node.fires(("GpuLate", "4"), *told, at_minutes=8)
 
 
@@ -106,4 +109,35 @@ def test_the_made_up_run_scales_worse_than_is_accepted(tmp_path: Path) -> None:
         if sample.metric == RUN_SCALING_EFFICIENCY.name and owner["bound"] == "median"
     )
     labels = {name: value for name, value in {**low[0].labels, **low[1]}.items() if name != "bound"}
-    rehearse(hours, {3: [alert_of(labels, low[0].value)]}, tmp_path)
+    value = low[0].value
+    ends = (value * (1 - INTERVAL_RATIO), value * (1 + INTERVAL_RATIO))
+    rehearse(hours, {3: [alert_of(labels, value, ends=ends)]}, tmp_path)
+
+
+def test_of_the_made_up_nightly_a_longer_step_and_a_vanished_case_are_told(tmp_path: Path) -> None:
+    series = {_name(sample): f"{sample.value}x{MINUTES}" for sample, _ in made_suites(0, 0)}
+    expected = [alert("RegressionConfirmed"), alert("SuiteCaseMissing", kind="vanished")]
+    Drill(rules=gate.rules, folder=tmp_path).fires(series, {10: expected})
+
+
+def test_the_made_up_port_that_loses_its_link_is_told(tmp_path: Path) -> None:
+    series: Series = {_name(HOST_LOAD.at(1)): ["1"] * MINUTES}
+    for minute in range(MINUTES):
+        now = {_name(sample): f"{sample.value:.0f}" for sample, _ in made_ports(60.0 * minute)}
+        for name in series.keys() | now.keys():
+            values = series.setdefault(name, ["_"] * minute)
+            values += [now.get(name, "stale")] * (len(values) == minute)
+    ports = {name: " ".join(values) for name, values in series.items()}
+    down = alert("InfinibandPortDown", instance=SCRAPED["instance"], port="1")
+    broken = alert("InfinibandErrors", instance=SCRAPED["instance"], port="1", kind="symbol_error")
+    expected = {1: [], 4: [down, broken], 9: [broken]}
+    Drill(rules=links.rules, folder=tmp_path).fires(ports, expected)
+
+
+def test_the_made_up_straggler_and_the_run_that_failed_are_told(tmp_path: Path) -> None:
+    hours = {
+        _name(Sample(sample.metric, sample.value, {**sample.labels, **owner})): f"{sample.value}x60"
+        for sample, owner in made_results(0)
+    }
+    told = [alert("Straggler", rank=str(HELD_BACK)), alert("RunFailed", run=RUN)]
+    Drill(rules=live.rules, folder=tmp_path).fires(hours, {30: told})

@@ -11,8 +11,9 @@ import pytest
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards import alerts, promql
-from tests.stack.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
+from dashboards import promql
+from tests.dashboards.alert_links import THRESHOLDS
+from tests.stack.alerts.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
 
 pytestmark = pytest.mark.stack
 
@@ -166,7 +167,7 @@ def test_results_compare_with_those_of_the_same_kind_of_baseline(tmp_path: Path)
 
 def test_nights_count_though_rules_are_evaluated_more_seldom_than_prometheus_looks_back(tmp_path: Path) -> None:
     beat_minutes = 11  # No divisor of a day, and more than the five minutes of the look back.
-    nights = alerts.LEAST_NIGHTS + 2  # A result just after midnight is of the next day.
+    nights = THRESHOLDS.efficiency.least_nights + 2  # A result just after midnight is of the next day.
     beats = nights * 24 * 60 // beat_minutes
     series = {
         name: _written([by_hour[minutes // 60] for minutes in range(0, beats * beat_minutes, beat_minutes)])

@@ -12,6 +12,7 @@ import yaml
 from collectors.metrics.metric import Metric
 from dashboards import promql
 from dashboards.render import CHECKOUT, RULES
+from tests.dashboards.alert_links import ALERTS, links_of
 from tests.dashboards.promtool import promtool
 
 SCRAPED = {"job": "observatory", "instance": "node1:9464"}
@@ -43,8 +44,10 @@ class Rehearsal:
         )
 
     def says(self, alert: str, annotations: Mapping[str, str], *, at_minutes: int, **labels: str) -> None:
-        """Ask whether one alert is on then, with these labels, and tells people this."""
-        expected = [{"exp_labels": {**SCRAPED, **labels}, "exp_annotations": dict(annotations)}]
+        """Ask whether one alert is on then, with these labels, tells people this, and leads them to its pages."""
+        labels = {**SCRAPED, "component": ALERTS[alert].component, **labels}
+        told = {**annotations, **links_of(ALERTS[alert], labels)}
+        expected = [{"exp_labels": labels, "exp_annotations": told}]
         self._check({"alert_rule_test": [{"alertname": alert, "eval_time": f"{at_minutes}m", "exp_alerts": expected}]})
 
     def _check(self, test: dict[str, Any]) -> None:

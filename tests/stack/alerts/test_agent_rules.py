@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics.agent import AGENT_AGE_SECONDS, AGENT_BEATS, AGENT_COLLECTOR, AGENT_MISSED_BEATS
-from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
 
@@ -36,13 +36,12 @@ def test_an_agent_that_misses_a_third_of_its_beats_is_late(tmp_path: Path) -> No
     late.says(
         "NodeAgentLate",
         {
-            "summary": "The agent at node1:9464 misses its beats",
+            "summary": "The agent at node1:9464 misses 33.33% of its beats",
             "description": "In the last 10 minutes 33.33% of the beats at node1:9464 went by without a reading: what is"
             " shown of the node is older than it should be.",
-            "runbook": "docs/runbooks/node-agent-late.md",
         },
         at_minutes=30,
-        severity="ticket",
+        severity="warning",
     )
 
 
@@ -63,3 +62,29 @@ def test_a_watch_that_stands_still_is_told_though_nothing_is_late(tmp_path: Path
         **shown(AGENT_AGE_SECONDS, "0+60x30", collector="nvml"),
     }
     Rehearsal(series=series, folder=tmp_path).fires(("NodeCollectorStale", ""), at_minutes=20)
+
+
+@pytest.mark.parametrize(
+    ("ages", "said"),
+    [("0+30x30", ": what is shown is 10m 0s old"), (None, "")],
+    ids=["of a known age", "that never answered"],
+)
+def test_a_collector_that_fails_is_told_once_with_the_age_of_what_is_shown(
+    ages: str | None, said: str, tmp_path: Path
+) -> None:
+    series = shown(AGENT_COLLECTOR, "1x30", collector="nvml", state="failed")
+    if ages is not None:
+        series |= shown(AGENT_AGE_SECONDS, ages, collector="nvml")
+    stale = Rehearsal(series=series, folder=tmp_path)
+    stale.fires(("NodeCollectorStale", ""), at_minutes=20)
+    stale.says(
+        "NodeCollectorStale",
+        {
+            "summary": f"The collector nvml at node1:9464 does not answer{said}",
+            "description": "For five minutes the collector nvml of the agent at node1:9464 has been late, or has"
+            " failed: its series are old or absent, and alerts on them are silent.",
+        },
+        at_minutes=20,
+        severity="warning",
+        collector="nvml",
+    )

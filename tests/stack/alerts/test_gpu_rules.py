@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from collectors.metrics.agent import AGENT_BEATS, AGENT_COLLECTOR
 from collectors.metrics.gpu import (
     GPU_CLOCK_HELD_RATIO,
     GPU_CLOCK_HELD_SECONDS,
@@ -14,11 +15,12 @@ from collectors.metrics.gpu import (
     RANK_GPU,
 )
 from collectors.metrics.gpu_health import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_REPAIR, GPU_RECOVERY, GPU_XID_TIME
-from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
 
 HEALTHY = {
+    **shown(AGENT_BEATS, "0+60x60"),
     **shown(GPU_STATE, "1x60", gpu="0", state="answering"),
     **shown(GPU_RECOVERY, "1x60", gpu="0", action="none"),
     **shown(GPU_MEMORY_REPAIR, "0x60", gpu="0", repair="rows", state="pending"),
@@ -65,8 +67,26 @@ def test_a_gpu_that_is_not_listed_any_more_is_lost(tmp_path: Path) -> None:
     node.fires(("GpuLost", "6"), at_minutes=15)
 
 
+def test_the_only_gpu_of_a_node_is_lost_where_the_agent_answers_after_a_reboot(tmp_path: Path) -> None:
+    was = shown(GPU_STATE, "1x10 stale", gpu="6", state="answering")
+    beats = shown(AGENT_BEATS, "0+60x10 _x5 0+60x20")
+    Rehearsal(series={**was, **beats}, folder=tmp_path).fires(("GpuLost", "6"), at_minutes=20)
+
+
+def test_of_gpus_whose_collector_hangs_the_collector_alone_is_told(tmp_path: Path) -> None:
+    late = shown(AGENT_COLLECTOR, "_x10 1x20", collector="nvml", state="late")
+    was = shown(GPU_STATE, "1x10 stale", gpu="6", state="answering")
+    node = Rehearsal(series={**was, **late, **shown(AGENT_BEATS, "0+60x30")}, folder=tmp_path)
+    node.fires(("NodeCollectorStale", ""), at_minutes=20)
+
+
+def test_a_node_that_never_had_a_gpu_misses_none(tmp_path: Path) -> None:
+    Rehearsal(series=shown(AGENT_BEATS, "0+60x30"), folder=tmp_path).fires(at_minutes=20)
+
+
 def test_of_gpus_that_vanish_with_their_agent_nobody_is_told(tmp_path: Path) -> None:
-    Rehearsal(series=shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"), folder=tmp_path).fires(at_minutes=15)
+    series = {**shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"), **shown(AGENT_BEATS, "0+60x10 stale")}
+    Rehearsal(series=series, folder=tmp_path).fires(at_minutes=15)
 
 
 def test_a_driver_that_asks_for_a_reset_is_heard(tmp_path: Path) -> None:
@@ -80,13 +100,12 @@ def test_a_repair_that_waits_is_told_and_says_what_it_is(tmp_path: Path) -> None
     _node(tmp_path, shown(GPU_MEMORY_REPAIR, "1x30", **labels)).says(
         "GpuNeedsReset",
         {
-            "summary": "GPU 5 of node1:9464 waits for a reset or a repair",
+            "summary": "GPU 5 of node1:9464 needs a repair of its memory's rows (pending)",
             "description": "The driver of GPU 5 of node1:9464 says that the repair of its memory's rows is pending."
             " Until that is done no new work should be put on it.",
-            "runbook": "docs/runbooks/gpu-needs-reset.md",
         },
         at_minutes=20,
-        severity="ticket",
+        severity="warning",
         **labels,
     )
 
@@ -99,7 +118,7 @@ def test_a_driver_that_asks_for_a_reset_for_a_repair_is_heard_once(tmp_path: Pat
 
 def test_an_xid_is_told_for_an_hour(tmp_path: Path) -> None:
     node = _node(tmp_path, shown(GPU_XID_TIME, "_x10 600x200", gpu="6", slice="", xid="79"))
-    node.fires(("GpuXid", "6"), at_minutes=12)
+    node.fires(("GpuXidOfNode", "6"), at_minutes=12)
     node.fires(at_minutes=75)
 
 
@@ -108,17 +127,28 @@ def test_an_xid_that_a_wrong_program_causes_is_none_of_the_gpus(xid: str, tmp_pa
     _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", slice="", xid=xid)).fires(at_minutes=12)
 
 
+@pytest.mark.parametrize("xid", ["46", "48", "62", "64", "79", "95", "119", "120", "140", "143"])
+def test_an_xid_after_which_nothing_works_is_critical_and_no_warning(xid: str, tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", slice="", xid=xid)).fires(
+        ("GpuXidOfNode", "0"), at_minutes=12
+    )
+
+
+@pytest.mark.parametrize("xid", ["63", "74", "92", "94", "999"])
+def test_an_xid_of_one_gpu_or_an_unknown_one_is_a_warning(xid: str, tmp_path: Path) -> None:
+    _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="0", slice="", xid=xid)).fires(("GpuXid", "0"), at_minutes=12)
+
+
 def test_an_xid_is_named_with_its_age(tmp_path: Path) -> None:
     _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", slice="", xid="79")).says(
-        "GpuXid",
+        "GpuXidOfNode",
         {
-            "summary": "GPU 6 of node1:9464 reported XID 79",
-            "description": "The driver of GPU 6 of node1:9464 reported XID 79 11m 0s ago, which is not among those that"
-            " a wrong program causes.",
-            "runbook": "docs/runbooks/gpu-xid.md",
+            "summary": "GPU 6 of node1:9464 reported XID 79 11m 0s ago",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 79 11m 0s ago. What ran on it has failed or"
+            " will. Give the node no work before somebody has looked.",
         },
         at_minutes=12,
-        severity="ticket",
+        severity="critical",
         gpu="6",
         xid="79",
     )
@@ -128,13 +158,12 @@ def test_an_xid_of_a_slice_names_it(tmp_path: Path) -> None:
     _node(tmp_path, shown(GPU_XID_TIME, "60x60", gpu="6", slice="2/0", xid="94")).says(
         "GpuXid",
         {
-            "summary": "GPU 6 of node1:9464 reported XID 94",
-            "description": "The driver of GPU 6 of node1:9464 reported XID 94 on its slice 2/0 11m 0s ago, which is not"
-            " among those that a wrong program causes.",
-            "runbook": "docs/runbooks/gpu-xid.md",
+            "summary": "GPU 6 of node1:9464 reported XID 94 11m 0s ago",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 94 on its slice 2/0 11m 0s ago. No program"
+            " causes it, and it concerns this GPU alone: look whether it comes again.",
         },
         at_minutes=12,
-        severity="ticket",
+        severity="warning",
         gpu="6",
         slice="2/0",
         xid="94",
@@ -153,20 +182,20 @@ def test_a_corrected_error_is_told_nobody(tmp_path: Path) -> None:
 
 
 def test_heat_that_slows_down_a_rank_is_told(tmp_path: Path) -> None:
-    _node(tmp_path, _rank(), _held(30, HOT)).fires(("GpuHeldBack", "0"), at_minutes=30)
+    _node(tmp_path, _rank(), _held(30, HOT)).fires(("GpuHot", "0"), at_minutes=30)
 
 
 def test_it_says_for_how_long_what_held_back_which_rank(tmp_path: Path) -> None:
     _node(tmp_path, _rank(), _held(30, HOT)).says(
-        "GpuHeldBack",
+        "GpuHot",
         {
-            "summary": "GPU 0 of node1:9464 is slowed down by software_thermal",
+            "summary": "GPU 0 of node1:9464 is slowed down by heat for 50% of the time",
             "description": "For 50% of the last 10 minutes software_thermal held back the clocks of GPU 0 of"
-            " node1:9464, on which a rank computes (8f2c rank 3). The slowest rank is the speed of all.",
-            "runbook": "docs/runbooks/gpu-held-back.md",
+            " node1:9464, on which a rank computes (8f2c rank 3). The slowest rank is the speed of all: look at the"
+            " cooling of this GPU, or of the rack where its neighbours are hot, too.",
         },
         at_minutes=30,
-        severity="ticket",
+        severity="warning",
         gpu="0",
         reason=HOT,
         run="8f2c",
@@ -180,8 +209,8 @@ def test_heat_on_a_gpu_that_two_ranks_share_is_told_once(tmp_path: Path) -> None
     node.gives(
         'ALERTS{alertstate="firing"}',
         {
-            f'ALERTS{{alertname="GpuHeldBack", alertstate="firing", gpu="0", instance="{SCRAPED["instance"]}",'
-            f' job="{SCRAPED["job"]}", reason="{HOT}", severity="ticket"}}': 1.0
+            'ALERTS{alertname="GpuHot", alertstate="firing", component="gpu", gpu="0",'
+            f' instance="{SCRAPED["instance"]}", job="{SCRAPED["job"]}", reason="{HOT}", severity="warning"}}': 1.0
         },
         at_minutes=30,
     )
@@ -207,6 +236,16 @@ def test_of_a_reason_with_a_counter_the_sample_does_not_count(tmp_path: Path) ->
     )
 
 
+def test_a_slowdown_that_heat_explains_is_told_as_heat_alone(tmp_path: Path) -> None:
+    slowed = shown(GPU_CLOCK_HELD_RATIO, "1x60", gpu="0", reason="hardware_slowdown")
+    hot = shown(GPU_CLOCK_HELD_RATIO, "1x60", gpu="0", reason="hardware_thermal")
+    _node(tmp_path, _rank(), slowed, hot).fires(("GpuHot", "0"), at_minutes=30)
+
+
+def test_the_power_supplys_signal_is_no_heat(tmp_path: Path) -> None:
+    _node(tmp_path, _rank(), _held(30, "hardware_power_brake")).fires(("GpuHeldBack", "0"), at_minutes=30)
+
+
 def test_power_at_the_factory_limit_is_as_it_should_be(tmp_path: Path) -> None:
     _node(tmp_path, _rank(), _limits(700), _held(60, CAP)).fires(at_minutes=30)
 
@@ -225,13 +264,12 @@ def test_a_gpu_that_the_agent_fails_to_read_is_told_as_the_agents_mistake(tmp_pa
     _node(tmp_path, shown(GPU_STATE, "1x20", gpu="4", state="failed")).says(
         "GpuLate",
         {
-            "summary": "GPU 4 of node1:9464 does not answer its agent",
+            "summary": "GPU 4 of node1:9464 has not answered its agent for 5 minutes or more (failed)",
             "description": "For five minutes the agent has failed to read GPU 4 of node1:9464, by a mistake of its own"
             " that `observatory doctor` names.",
-            "runbook": "docs/runbooks/gpu-late.md",
         },
         at_minutes=8,
-        severity="ticket",
+        severity="warning",
         gpu="4",
         state="failed",
     )

@@ -21,7 +21,7 @@ from collectors.metrics.host import HOST_CPU_SECONDS
 from collectors.metrics.metric import Metric
 from dashboards.boards import gpu_health, host_load
 from dashboards.model import Dashboard
-from tests.stack.rehearsal import SCRAPED, Rehearsal, shown
+from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 from tests.support.grafana_expressions import with_every_choice
 
 pytestmark = pytest.mark.stack

@@ -11,13 +11,17 @@ import pytest
 
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards import alerts, promql
-from tests.stack.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
-from tests.stack.rehearsal import SCRAPED
+from dashboards import promql
+from dashboards.alerts import efficiency
+from dashboards.thresholds import changed_by
+from tests.dashboards.alert_links import THRESHOLDS
+from tests.stack.alerts.nights import BEAT_MINUTES, CRITICAL, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
+from tests.stack.alerts.rehearsal import SCRAPED
 
 pytestmark = pytest.mark.stack
 
-ACCEPTED = alerts.ACCEPTED_RATIOS["ddp", "cuda", "weak"]
+(ACCEPTED,) = (one.ratio for one in THRESHOLDS.accepted_efficiency if one.strategy == "ddp")
+FRESH_HOURS = THRESHOLDS.efficiency.fresh_hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +152,7 @@ def test_a_run_without_an_interval_is_silent(tmp_path: Path) -> None:
 
 
 def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -> None:
-    least = alerts.LEAST_NIGHTS
+    least = THRESHOLDS.efficiency.least_nights
     _is_silent(Nights(results=(*USUAL[: least - 1], 0.80)), tmp_path, hours_after=[23])
     _fires(Nights(results=(*USUAL[:least], 0.80)), tmp_path, hours_after=23)
 
@@ -165,7 +169,7 @@ def test_a_finished_run_whose_exporter_went_is_silent(tmp_path: Path) -> None:
 
 def test_a_strategy_that_no_longer_runs_is_silent_though_its_last_result_is_shown(tmp_path: Path) -> None:
     left = Nights(results=(*USUAL, 0.80), idle_nights=3)
-    _fires(left, tmp_path, hours_after=alerts.FRESH_HOURS - 1, silent_after=[alerts.FRESH_HOURS + 1])
+    _fires(left, tmp_path, hours_after=FRESH_HOURS - 1, silent_after=[FRESH_HOURS + 1])
 
 
 def test_a_level_below_the_accepted_one_fires_without_any_history(tmp_path: Path) -> None:
@@ -188,3 +192,52 @@ def test_a_loss_that_comes_slowly_is_seen_by_the_accepted_level_alone(tmp_path: 
 
 def test_a_drop_below_both_levels_is_one_alert(tmp_path: Path) -> None:
     _fires(Nights(results=(*USUAL, 0.70), device="cuda"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "low", "fires"),
+    [
+        ("cpu", 0.79, True),  # The median is 0.9, and the interval reaches 0.01 higher.
+        ("cpu", 0.81, False),
+        ("cuda", ACCEPTED - 0.1, True),
+        ("cuda", ACCEPTED - 0.08, False),
+    ],
+)
+def test_a_result_far_below_either_level_is_critical(device: str, low: float, fires: bool, tmp_path: Path) -> None:
+    nights = Nights(results=(*USUAL, low) if device == "cpu" else (low,), device=device)
+    alerts = [alert_of({**nights.owner(), **KIND}, low, CRITICAL)] * fires
+    rehearse(nights.series(), {_last_hour(nights) + 2: alerts}, tmp_path, alert=CRITICAL)
+
+
+@pytest.mark.parametrize(
+    ("entries", "fires"),
+    [
+        ((None, 0.8), True),
+        ((8, 0.8), True),
+        ((16, 0.8), False),
+        ((None, 0.7), False),
+        ((None, 0.8, 8, 0.7), False),  # A level of these ranks goes first.
+        ((None, 0.7, 8, 0.8), True),
+        ((), False),
+    ],
+    ids=str,
+)
+def test_a_file_says_which_level_is_accepted_of_which_ranks(
+    entries: tuple[float | None, ...], fires: bool, tmp_path: Path
+) -> None:
+    levels = [{"ranks": ranks, "ratio": ratio} for ranks, ratio in zip(entries[::2], entries[1::2], strict=True)]
+    changed = changed_by(_accepted(levels), "mine.toml")
+    nights = Nights(results=(0.75,), device="cuda")
+    alerts = [alert_of({**nights.owner(), **KIND}, 0.75)] * fires
+    rehearse(nights.series(), {3: alerts}, tmp_path, rules=efficiency.rules(changed))
+
+
+def _accepted(levels: list[dict[str, float | None]]) -> bytes:
+    if not levels:
+        return b"accepted_efficiency = []"
+    of_all = 'strategy = "ddp"\ndevice = "cuda"\nscaling = "weak"\n'
+    tables = [
+        "[[accepted_efficiency]]\n" + of_all + "".join(f"{key} = {value}\n" for key, value in one.items() if value)
+        for one in levels
+    ]
+    return "".join(tables).encode()

@@ -8,11 +8,14 @@ from typing import Any
 
 import yaml
 
-from dashboards import alerts as nightly
+from dashboards.alerts import efficiency
+from dashboards.model import Alert, Group
 from dashboards.render import rules_text
+from tests.dashboards.alert_links import THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
-(ALERT,) = nightly.NIGHTLY_RULES.alerts
+RULES = efficiency.rules(THRESHOLDS)
+ALERT, CRITICAL = RULES.alerts
 USUAL = (0.91, 0.90, 0.89, 0.905, 0.895, 0.90, 0.91, 0.89, 0.90, 0.905, 0.895, 0.90, 0.89, 0.91, 0.90)
 # Evaluated by the hour, three weeks take a second; the hours are those that the rules look back by.
 BEAT_MINUTES = 60
@@ -22,14 +25,24 @@ KIND = {"scaling": "weak", "baseline": "beside"}
 """What tells efficiencies of one series from each other."""
 
 
-def alert_of(labels: Mapping[str, str], efficiency: float) -> dict[str, Any]:
-    """The alert as people get it: its labels are the result's, and none of who showed it."""
-    annotations = {"runbook": ALERT.runbook}
-    for name, text in (("summary", ALERT.summary), ("description", ALERT.description)):
-        for label, value in labels.items():
-            text = text.replace(f"{{{{ $labels.{label} }}}}", value)
-        annotations[name] = text.replace("{{ $value | humanizePercentage }}", f"{efficiency * 100:.4g}%")
-    return {"exp_labels": {**labels, "severity": ALERT.severity}, "exp_annotations": annotations}
+def alert_of(
+    labels: Mapping[str, str], value: float, alert: Alert = ALERT, *, ends: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """The alert as people get it: its labels are the result's, and none of who showed it.
+
+    ends: of the result's interval; 0.01 from the value where they are not given.
+    """
+    low, high = ends or (value - 0.01, value + 0.01)
+    annotations = links_of(alert, labels)
+    for name, text in (("summary", alert.summary), ("description", alert.description)):
+        for label, one in labels.items():
+            text = text.replace(f"{{{{ $labels.{label} }}}}", one)
+        text = text.replace(efficiency.INTERVAL, f" [{low * 100:.4g}%, {high * 100:.4g}%]")
+        annotations[name] = text.replace(efficiency.EFFICIENCY, f"{value * 100:.4g}%")
+    return {
+        "exp_labels": {**labels, "severity": alert.severity, "component": alert.component},
+        "exp_annotations": annotations,
+    }
 
 
 def rehearse(
@@ -38,13 +51,15 @@ def rehearse(
     folder: Path,
     *,
     beat_minutes: int = BEAT_MINUTES,
+    rules: Group = RULES,
+    alert: Alert = ALERT,
 ) -> None:
     """Ask promtool whether these alerts, and no other, are on at these hours.
 
     series: values in the tester's notation, one each beat.
     """
     asked = [
-        {"alertname": ALERT.name, "eval_time": f"{hour}h", "exp_alerts": list(alerts)}
+        {"alertname": alert.name, "eval_time": f"{hour}h", "exp_alerts": list(alerts)}
         for hour, alerts in expected.items()
     ]
     test = {
@@ -52,12 +67,11 @@ def rehearse(
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "alert_rule_test": asked,
     }
-    rules = folder / "nightly.yaml"
-    rules.write_text(
-        rules_text((nightly.NIGHTLY_RULES,))
-    )  # The other groups' rules, evaluated each beat, would take longer.
+    path_of_rules = folder / "nightly.yaml"
+
+    path_of_rules.write_text(rules_text((rules,), THRESHOLDS.links))
     document = {
-        "rule_files": [str(rules)],
+        "rule_files": [str(path_of_rules)],
         "evaluation_interval": f"{beat_minutes}m",
         "tests": [test],
     }

@@ -13,8 +13,10 @@ import yaml
 from bench.exporter.demo import SUITE, SUITE_RUN, made_suites
 from collectors.metrics.metric import Sample
 from collectors.metrics.suites import SUITE_LAST_CASES, SUITE_LAST_PROGRESS, SUITE_LAST_START, SUITE_PERIOD
-from dashboards import alerts, promql
+from dashboards import promql
+from dashboards.alerts import suites
 from dashboards.render import rules_text
+from tests.dashboards.alert_links import ALERTS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
 pytestmark = pytest.mark.stack
@@ -23,9 +25,8 @@ BEAT_MINUTES = 5
 HOUR = 60 // BEAT_MINUTES
 """Beats of an hour."""
 PERIOD_S = 24 * 3600
-LATE_HOURS = 24 * (1 + alerts.LATE_RATIO)
+LATE_HOURS = 24 * (1 + THRESHOLDS.suites.late_ratio)
 NODES = ("node1:9464", "node2:9464")
-ALERTS = {alert.name: alert for alert in alerts.SUITES_RULES.alerts}
 
 Values = Sequence[float | None]
 """One each beat; None where the exporter is not there, or does not show the series."""
@@ -90,8 +91,8 @@ def _labels(alarm: str, suite: str, run: str = "", outcome: str = "") -> str:
 
 def _says(alarm: str, labels: Mapping[str, str], annotations: Mapping[str, str], hour: float) -> dict[str, Any]:
     found = {
-        "exp_labels": {**labels, "severity": ALERTS[alarm].severity},
-        "exp_annotations": {**annotations, "runbook": ALERTS[alarm].runbook},
+        "exp_labels": {**labels, "severity": "warning", "component": "suite"},
+        "exp_annotations": {**annotations, **links_of(ALERTS[alarm], labels)},
     }
     asked = {"alertname": alarm, "eval_time": f"{round(hour * 60)}m", "exp_alerts": [found]}
     return {"alert_rule_test": [asked]}
@@ -99,7 +100,7 @@ def _says(alarm: str, labels: Mapping[str, str], annotations: Mapping[str, str],
 
 def _rehearse(test: Mapping[str, Any], folder: Path, series: Mapping[str, str]) -> None:
     rules = folder / "suites.yaml"
-    rules.write_text(rules_text((alerts.SUITES_RULES,)))
+    rules.write_text(rules_text((suites.rules(THRESHOLDS),), THRESHOLDS.links))
     shown = [{"series": name, "values": values} for name, values in series.items()]
     document = {
         "rule_files": [str(rules)],
@@ -130,7 +131,7 @@ def test_a_suite_that_did_not_begin_again_is_told_after_its_period_and_a_quarter
 
 def test_a_suite_that_is_missed_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
-        "summary": "The suite nightly did not run",
+        "summary": "The suite nightly did not run: it began last 1d 8h 0m 0s ago",
         "description": "The suite nightly began last 1d 8h 0m 0s ago, which is its period and 25% of it, or more."
         " Nothing else is told of what it would have measured.",
     }
@@ -177,7 +178,7 @@ def test_a_suite_that_nobody_shows_any_more_is_missed_all_the_same(tmp_path: Pat
 
 
 def test_what_nobody_has_shown_for_long_is_forgotten(tmp_path: Path) -> None:
-    started_s = -3600.0 * (24 * alerts.MISSED_DAYS - 8)
+    started_s = -3600.0 * (24 * THRESHOLDS.suites.missed_days - 8)
     gone = _nightly(3, started_s=[*_constant(started_s, 3), None], period_s=[*_constant(PERIOD_S, 3), None])
     _fires({1: NOT_RUN, 7: NOT_RUN, 10: set()}, tmp_path, gone)
 
@@ -209,7 +210,7 @@ def _ended(run: str, hours: float, ended_s: float = 0, /, **cases: int) -> Shown
     return Shown(runs={run: (_constant(ended_s, hours), counted)})
 
 
-@pytest.mark.parametrize("outcome", alerts.FAILURES)
+@pytest.mark.parametrize("outcome", suites.FAILURES)
 def test_cases_that_did_not_end_well_are_told_at_once(outcome: str, tmp_path: Path) -> None:
     failed = _ended("a", 1, done=5, **{outcome: 2})
     _fires({0.1: {("SuiteCaseFailed", "nightly", "a", outcome)}}, tmp_path, failed)
@@ -245,11 +246,15 @@ def test_a_failure_lasts_while_the_next_run_goes_on_and_ends_with_its_good_end(t
 
 def test_an_old_failure_is_told_no_more(tmp_path: Path) -> None:
     told: Alarms = {("SuiteCaseFailed", "nightly", "a", "failed")}
-    _fires({alerts.NEWS_HOURS - 1: told, alerts.NEWS_HOURS + 1: set()}, tmp_path, _ended("a", 40, failed=1))
+    _fires(
+        {THRESHOLDS.suites.news_hours - 1: told, THRESHOLDS.suites.news_hours + 1: set()},
+        tmp_path,
+        _ended("a", 40, failed=1),
+    )
 
 
 def test_a_failure_of_a_weekly_suite_is_told_until_the_next_run_is_late(tmp_path: Path) -> None:
-    began_s = 6 * 3600 - 7 * PERIOD_S * (1 + alerts.LATE_RATIO)
+    began_s = 6 * 3600 - 7 * PERIOD_S * (1 + THRESHOLDS.suites.late_ratio)
     failed = _ended("a", 9, began_s, failed=1)
     weekly = Shown(started_s=_constant(began_s, 9), period_s=_constant(7 * PERIOD_S, 9), runs=failed.runs)
     told: Alarms = {("SuiteCaseFailed", "nightly", "a", "failed")}
@@ -302,7 +307,7 @@ def test_a_suite_that_stands_still_is_told_after_half_an_hour(tmp_path: Path) ->
 
 def test_a_suite_that_stands_still_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
-        "summary": "The suite nightly stands still",
+        "summary": "The suite nightly stands still for 1h 0m 0s",
         "description": "The run a of the suite nightly has not ended, and no rank of it finished a step for 1h 0m 0s."
         " It hangs, or what ran it has died.",
     }
@@ -331,7 +336,7 @@ def test_of_several_suites_at_once_the_one_that_stands_still_is_told(tmp_path: P
 
 
 def test_a_run_that_stands_still_is_told_of_for_a_week(tmp_path: Path) -> None:
-    died_s = 3600.0 * (4 - alerts.GIVEN_UP_HOURS)
+    died_s = 3600.0 * (4 - THRESHOLDS.suites.given_up_hours)
     dead = Shown(runs={"a": (_constant(died_s, 7), {"running": _constant(1, 7)})})
     _fires({1: STALLED, 3: STALLED, 5: set()}, tmp_path, dead)
 

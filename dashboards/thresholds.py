@@ -1,0 +1,226 @@
+"""Thresholds of the alerts: a TOML file becomes checked numbers. In source stands only how long an alert is held.
+
+`thresholds.toml` beside this file has every value with its unit and its reason. A user's file names what differs.
+Knows no alert.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+SCHEMA_VERSION = 1
+SHIPPED = Path(__file__).with_suffix(".toml")
+
+
+class BadThresholds(ValueError):
+    """A file of thresholds is wrong; the message names file and key, and what it may be."""
+
+
+# The longest window is Prometheus' usual retention twice; a longer one would ask for what nobody kept.
+Seconds = Annotated[int, Meta(ge=1, le=86_400)]
+Minutes = Annotated[int, Meta(ge=1, le=1440)]
+Hours = Annotated[int, Meta(ge=1, le=720)]
+Days = Annotated[int, Meta(ge=1, le=30)]
+Ratio = Annotated[float, Meta(gt=0, le=1)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+ClockSeconds = Annotated[float, Meta(gt=0, le=3600)]
+Deviations = Annotated[float, Meta(gt=0, le=100)]
+Ranks = Annotated[int, Meta(ge=1, le=1_000_000)]
+Xid = Annotated[int, Meta(ge=1, le=999)]
+Url = Annotated[str, Meta(pattern=r"^https?://[^\s{}]*[^\s{}/]$")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9_]+$")]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class Links(_Table, frozen=True):
+    """Where alerts lead people to: the folder of runbooks, and Grafana."""
+
+    runbooks: Url
+    grafana: Url
+
+
+class Gate(_Table, frozen=True):
+    """How long a verdict stands that nobody shows any more."""
+
+    remembered_hours: Hours
+
+
+class Efficiency(_Table, frozen=True):
+    """When a night's scaling efficiency is low."""
+
+    window_days: Days
+    least_nights: Annotated[int, Meta(ge=2, le=30)]
+    fresh_hours: Hours
+    deviations: Deviations
+    least_drop_ratio: Ratio
+    critical_drop_ratio: Ratio
+
+
+class Suites(_Table, frozen=True):
+    """When a suite is late, has failed, or stands still."""
+
+    late_ratio: Ratio
+    missed_days: Days
+    news_hours: Hours
+    still_minutes: Minutes
+    given_up_hours: Hours
+
+
+class Agents(_Table, frozen=True):
+    """When a node's agent is gone, late, or shows what is old."""
+
+    remembered_hours: Hours
+    missed_ratio: Ratio
+    window_minutes: Minutes
+    old_seconds: Seconds
+
+
+class Gpus(_Table, frozen=True):
+    """When a GPU is lost, reports errors, or is held back."""
+
+    remembered_hours: Hours
+    news_hours: Hours
+    application_xids: tuple[Xid, ...]
+    node_xids: tuple[Xid, ...]
+    window_minutes: Minutes
+    braked_ratio: Ratio
+    capped_ratio: Ratio
+
+
+class LinksOfGpus(_Table, frozen=True):
+    """When an NVLink or a PCIe link is sick. retries, errors: in the window."""
+
+    window_minutes: Minutes
+    nvlink_retries: Count
+    nvlink_errors: Count
+    pcie_retries: Count
+    pcie_errors: Count
+    pcie_link_ratio: Ratio
+
+
+class Infiniband(_Table, frozen=True):
+    """When a port of InfiniBand is down or sick. errors: in the window."""
+
+    remembered_hours: Hours
+    window_minutes: Minutes
+    errors: Count
+
+
+class Host(_Table, frozen=True):
+    """When a node's disk is full, or its clock wrong."""
+
+    filling_ratio: Ratio
+    full_ratio: Ratio
+    window_minutes: Minutes
+    clock_offset_seconds: ClockSeconds
+    clock_error_seconds: ClockSeconds
+
+
+class Live(_Table, frozen=True):
+    """When a run that goes on is slow, waits, is uneven or stands still, or has failed."""
+
+    short_minutes: Minutes
+    long_minutes: Minutes
+    speed_ratio: Ratio
+    exposed_ratio: Ratio
+    input_ratio: Ratio
+    straggler_ratio: Ratio
+    compute_excess_ratio: Ratio
+    uneven_strategies: tuple[Name, ...]
+    fresh_hours: Hours
+    still_minutes: Minutes
+
+
+class AcceptedEfficiency(_Table, frozen=True):
+    """The efficiency that is accepted of a strategy on a device. ranks: None for any number without its own entry."""
+
+    strategy: Name
+    device: Literal["cuda", "cpu"]
+    scaling: Literal["weak", "strong"]
+    ratio: Ratio
+    ranks: Ranks | None = None
+
+
+class Thresholds(_Table, frozen=True):
+    """All thresholds; one table for each group of alerts."""
+
+    schema_version: Annotated[int, Meta(ge=1)]
+    links: Links
+    gate: Gate
+    efficiency: Efficiency
+    suites: Suites
+    agents: Agents
+    gpus: Gpus
+    links_of_gpus: LinksOfGpus
+    infiniband: Infiniband
+    host: Host
+    live: Live
+    accepted_efficiency: tuple[AcceptedEfficiency, ...]
+
+
+def shipped() -> Thresholds:
+    """Return the thresholds that come with this program."""
+    return changed_by(b"", SHIPPED.name)
+
+
+def changed_by(data: bytes, file: str) -> Thresholds:
+    """Return the shipped thresholds, with those of a user's file in the place of their own.
+
+    data: the file's content. file: its name, for messages. Its `accepted_efficiency` replaces all shipped entries.
+
+    Raises:
+        BadThresholds: it is no TOML, or a key is unknown, of another type or out of range.
+    """
+    values = tomllib.loads(SHIPPED.read_text())
+    try:
+        changes = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadThresholds(f"{file} is no TOML: {error}") from None
+    if isinstance(version := changes.get("schema_version"), int) and version > SCHEMA_VERSION:
+        raise BadThresholds(
+            f"{file}: schema_version is {version}, and this program knows {SCHEMA_VERSION}; use the program that the"
+            " file was written for"
+        )
+    for key, value in changes.items():
+        of_ours = values.get(key)
+        values[key] = {**of_ours, **value} if isinstance(of_ours, dict) and isinstance(value, dict) else value
+    try:
+        thresholds = msgspec.convert(values, Thresholds)
+    except msgspec.ValidationError as error:
+        raise BadThresholds(_refusal(file, str(error), values)) from None
+    _check_entries(thresholds.accepted_efficiency, file)
+    return thresholds
+
+
+def _check_entries(entries: tuple[AcceptedEfficiency, ...], file: str) -> None:
+    """Refuse two entries for the same results: which one counts would be unknown."""
+    known = set()
+    for number, entry in enumerate(entries, 1):
+        measured = (entry.strategy, entry.device, entry.scaling, entry.ranks)
+        if measured in known:
+            raise BadThresholds(
+                f"{file}: accepted_efficiency {number}: there is an entry for {entry.strategy} on {entry.device}"
+                f" ({entry.scaling}) already; keep one, or give them different ranks"
+            )
+        known.add(measured)
+
+
+def _refusal(file: str, text: str, values: dict[str, Any]) -> str:
+    """Return msgspec's refusal in our words: `file: table.key: what it may be`."""
+    what, _, place = text.partition(" - at `$")
+    place = place.rstrip("`").removeprefix(".")
+    if (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL)) is not None:
+        table = re.match(r"\w*", place)
+        form = {"": Thresholds, "accepted_efficiency": AcceptedEfficiency}.get(table[0] if table else "")
+        known = form.__struct_fields__ if form else tuple(tomllib.loads(SHIPPED.read_text())[place])
+        return f"{file}: {place + ': ' if place else ''}{unknown[1]} is unknown; it may be {', '.join(known)}"
+    return f"{file}: {place}: {what[0].lower()}{what[1:].replace('`', '')}"
