@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from bench.exporter.server import answering, once, refusal
-from collectors.metrics import agent, host, results, suites
+from collectors.metrics import agent, gate, host, results, suites
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
@@ -65,9 +65,13 @@ _CONTEXT = _GIB // 2
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
 
 
-def made_ranks(at_s: float) -> Iterator[Owned]:
-    """Yield the made-up run, and its ranks' newest step, traced step and memory, so long after its begin."""
+def made_ranks(at_s: float, begun_s: float = 0.0) -> Iterator[Owned]:
+    """Yield the made-up run, and its ranks' newest step, traced step and memory, so long after its begin.
+
+    begun_s: Unix time of that begin.
+    """
     yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, strategy=STRATEGY, ranks=str(RANKS), series=SERIES), {}
+    yield agent.RUN_LAST_PROGRESS.at(begun_s + at_s, run=RUN, slot=SLOT), {}
     for rank in range(RANKS):
         owner = {"rank": str(rank), "slot": SLOT}
         yield agent.RANK_INFO.at(1, run=RUN, host=HOST), owner
@@ -136,7 +140,7 @@ def _memory() -> Iterator[Sample]:
 
 DEVICES = 4
 BROKEN = "made_3"
-DOWN_S, UP_S = 120.0, 180.0
+DOWN_S, UP_S = 120.0, 360.0
 """Begin and end of the time in each lap when the broken port has no link."""
 LINK_BYTES_PER_S = 400e9 / 8
 _STEP_BYTES = 6.5e9
@@ -173,7 +177,8 @@ INTERVAL_RATIO = 0.02
 COMPLETED_AGO_S = 3600.0
 _PIPELINE, _PIPELINE_SERIES = "one_f_one_b", "demonstration-one_f_one_b"
 _STAGE_S = {"forward": 0.011, "backward": 0.023}
-_HELD_BACK = 3
+FAILED_STRATEGY = "fsdp"
+HELD_BACK = 3
 """The rank on the GPU that grows hot."""
 
 
@@ -187,6 +192,9 @@ class _Result:
 
 def made_results(completed_s: float) -> Iterator[Owned]:
     """Yield the newest results that a history would hold, with intervals. completed_s: Unix time of all of them."""
+    shape = {"ranks": str(RANKS), "device": "cuda", "precision": "bf16"}
+    failed = {"strategy": FAILED_STRATEGY, **shape, "series": f"demonstration-{FAILED_STRATEGY}"}
+    yield agent.RUN_LAST_FAILURE.at(completed_s, **failed, run=RUN, outcome="failed"), {}
     for result in _RESULTS:
         shape = {"ranks": str(result.ranks), "device": "cuda", "precision": "bf16"}
         owner = {"strategy": result.strategy, **shape, "series": result.series}
@@ -218,10 +226,10 @@ _SCALING = _Result(
         results.RUN_COLLECTIVE_WAIT_SECONDS.at(0.0018, collective="all_reduce"),
         results.RUN_COLLECTIVE_TRANSFER_SECONDS.at(0.0041, collective="all_reduce"),
         results.RUN_TRACED_BUS_BANDWIDTH.at(362e9, collective="all_reduce"),
-        results.RUN_STRAGGLER_RATIO.at(0.06, rank=str(_HELD_BACK), cause="compute"),
+        results.RUN_STRAGGLER_RATIO.at(0.06, rank=str(HELD_BACK), cause="compute"),
         results.RUN_CLOCK_RESIDUAL_SECONDS.at(4e-6),
         *(
-            metric.at(at_worst if rank == _HELD_BACK else elsewhere, rank=str(rank))
+            metric.at(at_worst if rank == HELD_BACK else elsewhere, rank=str(rank))
             for metric, at_worst, elsewhere in (
                 (results.RUN_LAST_RATIO, 0.83, 0.02),
                 (results.RUN_HELD_UP_RATIO, 0.06, 0.001),
@@ -277,7 +285,13 @@ def made_suites(begun_s: float, at_s: float) -> Iterator[Owned]:
 
     begun_s: Unix time of that begin; the nightly ended COMPLETED_AGO_S before it.
     """
-    for sample in (*_nightly(begun_s - COMPLETED_AGO_S), *_active(begun_s, math.floor(at_s / CASE_S))):
+    night_s = begun_s - COMPLETED_AGO_S - SUITE_S
+    samples = (
+        *_nightly(begun_s - COMPLETED_AGO_S),
+        *_verdicts(night_s),
+        *_active(begun_s, math.floor(at_s / CASE_S)),
+    )
+    for sample in samples:
         yield sample, {}
 
 
@@ -290,6 +304,25 @@ def _nightly(ended_s: float) -> Iterator[Sample]:
         yield suites.SUITE_LAST_CASES.at(number, suite=SUITE, run=SUITE_RUN, outcome=outcome)
         yield suites.SUITE_CASES.at(number, suite=SUITE, outcome=outcome)
     yield suites.SUITE_RUNS.at(1, suite=SUITE, outcome="failed")
+
+
+def _verdicts(night_s: float) -> Iterator[Sample]:
+    """Yield what the gate says of the nightly: a step that is longer for five nights, and a case that vanished."""
+    figure = {"suite": SUITE, "ranks": str(RANKS), "hardware": "8 x made-up GPU", "figure": "step"}
+    worse = {**figure, "case": STRATEGY, "series": SERIES}
+    same = {**figure, "case": "fsdp", "series": "demonstration-fsdp"}
+    for of_figure, verdict, change in ((worse, "confirmed", 0.058), (same, "same", 0.002)):
+        yield gate.VERDICT.at(1, **of_figure, verdict=verdict)
+        yield gate.VERDICT_NIGHT.at(night_s, **of_figure)
+        yield gate.VERDICT_CHANGE.at(change, **of_figure)
+    yield gate.VERDICT_CHANGE_LOW.at(0.053, **worse)
+    yield gate.VERDICT_CHANGE_HIGH.at(0.068, **worse)
+    yield gate.VERDICT_SINCE.at(night_s - 4 * DAY_S, **worse)
+    cause = "made-up driver 1 -> 2 on the first bad night"
+    yield gate.VERDICT_CAUSE.at(night_s, **worse, run=RUN, good_run="", cause=cause)
+    yield gate.SUITE_NIGHT.at(night_s, suite=SUITE)
+    for kind, number in (("vanished", 1), ("stopped", 0)):
+        yield gate.SUITE_MISSING.at(number, suite=SUITE, kind=kind)
 
 
 def _active(begun_s: float, done: int) -> Iterator[Sample]:
@@ -323,7 +356,7 @@ def open_demonstration(
     begun_s, unix_s = time.monotonic(), time.time()
     sources: tuple[Source, ...] = (
         watch.samples,
-        lambda: made_ranks(time.monotonic() - begun_s),
+        lambda: made_ranks(time.monotonic() - begun_s, unix_s),
         lambda: made_ports(time.monotonic() - begun_s),
         lambda: made_results(unix_s - COMPLETED_AGO_S),
         lambda: made_suites(unix_s, time.monotonic() - begun_s),

@@ -9,7 +9,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
 from collectors.errors import in_words
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, RUN_LAST_FAILURE
 from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from collectors.prometheus.exposition import Owned
@@ -26,6 +26,7 @@ class NewestResults:
         self._on_notice = on_notice
         self._seen: frozenset[str] = frozenset()
         self._newest: dict[str, Summary] = {}
+        self._ended: dict[str, Summary] = {}
         self._samples: tuple[Owned, ...] = ()
 
     def samples(self) -> tuple[Owned, ...]:
@@ -45,7 +46,10 @@ class NewestResults:
             self._on_notice(f"{what}: {error}")
         except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
             self._on_notice(f"results are no longer updated: {in_words(error)}")
-        self._samples = tuple(owned for summary in self._newest.values() for owned in _samples(summary))
+        self._samples = (
+            *(owned for summary in self._newest.values() for owned in _samples(summary)),
+            *(owned for summary in self._ended.values() for owned in _failure(summary)),
+        )
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
         fresh = known - self._seen
@@ -63,12 +67,31 @@ class NewestResults:
                 self._on_notice(f"a result is not shown: {error}")
 
     def _take(self, summary: Summary) -> None:
-        if summary.outcome != "done" or why_ad_hoc(summary.case, summary.purpose):
+        if why_ad_hoc(summary.case, summary.purpose):
             return
         series = series_of(summary.case, summary.hardware)
-        before = self._newest.get(series)
-        if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
-            self._newest[series] = summary
+        for kept in (self._ended, self._newest) if summary.outcome == "done" else (self._ended,):
+            before = kept.get(series)
+            if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
+                kept[series] = summary
+
+
+def _owner(summary: Summary) -> dict[str, str]:
+    case = summary.case
+    return {
+        "strategy": case.strategy,
+        "ranks": str(case.ranks),
+        "device": case.device,
+        "precision": case.precision,
+        "series": series_of(case, summary.hardware),
+    }
+
+
+def _failure(summary: Summary) -> Iterator[Owned]:
+    """Yield that the newest run of a series failed; nothing of a suite's case, which is told of with its suite."""
+    if summary.outcome != "done" and summary.purpose.member is None:
+        ended_s = summary.ended_ns / 1e9
+        yield RUN_LAST_FAILURE.at(ended_s, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
 
 
 def _samples(summary: Summary) -> Iterator[Owned]:
@@ -78,13 +101,7 @@ def _samples(summary: Summary) -> Iterator[Owned]:
     efficiency of a curve is left out unless the curve begins with 1 rank.
     """
     case = summary.case
-    owner = {
-        "strategy": case.strategy,
-        "ranks": str(case.ranks),
-        "device": case.device,
-        "precision": case.precision,
-        "series": series_of(case, summary.hardware),
-    }
+    owner = _owner(summary)
     yield RESULT_INFO.at(1, series=owner["series"], run=summary.run, strategy=case.strategy), {}
     yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}
     for found in summary.estimates:

@@ -19,7 +19,7 @@ from bench.runs.summary import series_of
 from collectors.background import BackgroundTask
 from collectors.errors import in_words
 from collectors.metrics import rank as rank_metrics
-from collectors.metrics.agent import RANK_INFO, RUN_INFO
+from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
@@ -87,9 +87,13 @@ class _LogFollower:
 
 @dataclass(slots=True)
 class _LiveRank:
-    """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary."""
+    """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary.
+
+    progress_ns: when it ended a step or began a later trial last; None before its first step, which may be compiled.
+    """
 
     opened: Opened | None = None
+    progress_ns: int | None = None
     newest: dict[str, list[Sample]] = field(default_factory=dict)
 
     def take(self, record: Record) -> None:
@@ -98,6 +102,8 @@ class _LiveRank:
         A new trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
         they are measured again.
         """
+        if isinstance(record, Reading) or (isinstance(record, Opened) and self.progress_ns is not None):
+            self.progress_ns = record.time_ns
         match record:
             case Opened():
                 self.opened = record
@@ -158,6 +164,8 @@ class _ActiveRun:
         file, slot = self._file, str(self._file.slot)
         ranks = str(file.case.ranks)
         yield RUN_INFO.at(1, run=file.run, slot=slot, strategy=file.case.strategy, ranks=ranks, series=self._series), {}
+        if moved_ns := [newest.progress_ns for newest in self._ranks.values() if newest.progress_ns is not None]:
+            yield RUN_LAST_PROGRESS.at(max(moved_ns) / 1e9, run=file.run, slot=slot), {}
         for rank, newest in self._ranks.items():
             owner = {"rank": rank, "slot": slot}
             if newest.opened is not None:

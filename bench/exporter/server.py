@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
 from bench.exporter.latest_results import NewestResults
 from bench.exporter.live_runs import LiveRuns, RunLogs
 from bench.exporter.suite_status import SuiteStatus
+from bench.exporter.verdicts import StandingVerdicts
 from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.registry import METRICS
@@ -30,6 +32,8 @@ PAUSE_S = 5.0
 """Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
 """How long a notice must be silent before it is told again."""
+Results = Literal["all", "only", "none"]
+"""What is shown: this node and the history (all), the history only, or none of it, as another exporter shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +58,12 @@ def open_server(
     on_notice: Callable[[str], None],
     config: Callable[[], ServerConfig] = ServerConfig,
     node: NodePlan | None = None,
+    results: Results = "all",
 ) -> Iterator[Server]:
     """Serve while the context is open.
 
     node: how to watch this node, which is shown in place of what the runs' logs say of theirs; None shows the logs'.
+    results: see `Results`; "only" leaves out the node.
     on_notice: is told first the server's address, then once each thing that cannot be shown, and again where it comes
     after an hour of silence; from any thread.
 
@@ -66,7 +72,9 @@ def open_server(
     """
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), config, node))
+            server = stack.enter_context(
+                _open(runs_folder, store_url, host, port, once(on_notice), config, node, results)
+            )
         except CannotListen as error:
             raise refusal(error) from None
         yield server
@@ -85,7 +93,9 @@ def serving(
     with ExitStack() as stack:
         server = None
         try:
-            server = stack.enter_context(_open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None))
+            server = stack.enter_context(
+                _open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None, "all")
+            )
         except CannotListen as error:
             on_notice(f"this run serves no /metrics of its own: {error}; an `observatory serve` there shows it, too")
         yield server
@@ -158,37 +168,52 @@ def _open(
     on_notice: Callable[[str], None],
     config: Callable[[], ServerConfig],
     node: NodePlan | None,
+    results: Results,
 ) -> Iterator[Server]:
-    results, suites = NewestResults(store_url, on_notice=on_notice), SuiteStatus(store_url, on_notice=on_notice)
+    of_history = _of_history(store_url, on_notice) if results != "none" else ()
 
     def ask(told_to_stop: threading.Event) -> None:
-        results.ask()
-        suites.ask()
-        while not told_to_stop.wait(PAUSE_S):
-            results.ask()
-            suites.ask()
+        is_told = False
+        while not is_told:
+            for one in of_history:
+                one.ask()
+            is_told = told_to_stop.wait(PAUSE_S)
 
     asking = BackgroundThread("history", ask)
     with ExitStack() as stack:
         watch: NodeWatch | None = None
-        if node is None:
+        shown: list[Source] = []
+        if results == "only":
+            pass
+        elif node is None:
             # Without a beat each scrape looks at the runs, and at what their logs say of their nodes.
             logs = RunLogs(runs_folder, on_notice=on_notice)
             runs = stack.enter_context(closing(LiveRuns(logs.read, on_notice=on_notice)))
-            shown: list[Source] = [runs.fresh]
+            shown = [runs.fresh]
         else:
             watch, runs = _watch_with_runs(runs_folder, node, on_notice, stack)
             shown = [watch.samples, runs.samples]
         server = stack.enter_context(
             answering(
-                [*shown, results.samples, suites.samples], host=host, port=port, config=config, on_notice=on_notice
+                [*shown, *(one.samples for one in of_history)], host=host, port=port, config=config, on_notice=on_notice
             )
         )
-        asking.start()
-        stack.callback(asking.stop, PAUSE_S)
+        if of_history:
+            asking.start()
+            stack.callback(asking.stop, PAUSE_S)
         if watch is not None:
             stack.enter_context(watch)
         yield server
+
+
+def _of_history(
+    store_url: str | None, on_notice: Callable[[str], None]
+) -> tuple[NewestResults, SuiteStatus, StandingVerdicts]:
+    return (
+        NewestResults(store_url, on_notice=on_notice),
+        SuiteStatus(store_url, on_notice=on_notice),
+        StandingVerdicts(store_url, on_notice=on_notice),
+    )
 
 
 def _watch_with_runs(

@@ -1,4 +1,4 @@
-"""The collector of a node's host, part by part: CPU, memory, disks, network, InfiniBand.
+"""The collector of a node's host, part by part: CPU, memory, disks, network, clock, InfiniBand.
 
 Imports no torch and knows no process of ours. Linux only.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from collectors.errors import in_words
 from collectors.host import devices, infiniband, system
+from collectors.host.clock import read_clock
 from collectors.host.procfs import Absent, KernelFiles, Part
 from collectors.host.system import CpuTime
 from collectors.metrics.metric import Sample
@@ -23,8 +25,11 @@ SELDOM_S = 5.0
 """Pause for hundreds of counters that seldom change, each a question to an adapter's firmware."""
 
 
-def parts() -> tuple[Part, ...]:
-    """Return every part of the host in order, with nothing read yet."""
+ROOT = Path("/")
+
+
+def parts(folders: Sequence[Path]) -> tuple[Part, ...]:
+    """Return every part of the host in order, with nothing read yet. folders: whose file systems are watched."""
     return (
         Part(name="CPU time", read=CpuTime().read),
         Part(name="load", read=system.read_load),
@@ -32,7 +37,9 @@ def parts() -> tuple[Part, ...]:
         Part(name="memory", read=system.read_memory),
         Part(name="paging", read=system.read_paging),
         Part(name="disks", read=devices.read_disks, pause_s=MODERATE_S),
+        Part(name="file systems", read=devices.read_filesystems(folders), pause_s=SELDOM_S),
         Part(name="network", read=devices.read_network),
+        Part(name="clock", read=lambda files: read_clock(files.clock), pause_s=MODERATE_S),
         Part(name="NUMA", read=system.read_numa, pause_s=MODERATE_S),
         Part(name="InfiniBand", read=infiniband.read_infiniband, pause_s=MODERATE_S),
         Part(name="InfiniBand errors", read=infiniband.read_infiniband_errors, pause_s=SELDOM_S),
@@ -54,18 +61,24 @@ class _Watched:
 class HostCollector:
     """Reads the host's figures from its kernel; a part that the kernel withholds is absent, and no longer read.
 
-    clock_ns: a monotonic clock.
+    folders: the file systems that they are on are watched beside that of the root folder. clock_ns: a monotonic clock.
     """
 
     name = "host"
 
-    def __init__(self, files: KernelFiles | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        files: KernelFiles | None = None,
+        *,
+        folders: Sequence[Path] = (),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._files = KernelFiles() if files is None else files
         self._clock_ns = clock_ns
         self._reasons: dict[str, None] = {}
         self._watched: list[_Watched] = []
         if (self._files.root / "proc").is_dir():
-            self._watched = [_Watched(part=part) for part in parts()]
+            self._watched = [_Watched(part=part) for part in parts((ROOT, *folders))]
         else:
             self._say(f"this system has no /proc ({sys.platform}); samples of the host are left out")
 

@@ -1,11 +1,13 @@
-"""Traffic of the host's disks and network interfaces: bytes, requests and their time, lost packets and errors."""
+"""The host's disks, file systems and network interfaces: traffic, time of requests, room, lost packets and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from collectors.host.procfs import KernelFiles
+from collectors.host.procfs import Absent, Found, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
 
@@ -39,6 +41,28 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
             yield host.HOST_DISK_REQUESTS.at(requests, **labels)
             yield host.HOST_DISK_REQUEST_SECONDS.at(spent_ms / 1e3, **labels)
         yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
+
+
+def read_filesystems(folders: Sequence[Path]) -> Callable[[KernelFiles], Iterable[Found]]:
+    """Return a reader of the room on the file systems of these folders; folders on one file system count once."""
+
+    def read(files: KernelFiles) -> Iterator[Found]:
+        known = set()
+        for folder in folders:
+            # A folder that is not there yet will be where its parent is.
+            paths = (files.root / str(one).lstrip("/") for one in (folder, *folder.parents))
+            try:
+                path = next(path for path in paths if path.exists())
+                device, room = path.stat().st_dev, os.statvfs(path)
+            except OSError as error:
+                yield Absent(f"the file system of {folder}: {error.strerror}; left out at times")
+                continue
+            if device not in known:
+                known.add(device)
+                for kind, blocks in (("total", room.f_blocks), ("available", room.f_bavail)):
+                    yield host.HOST_FILESYSTEM_BYTES.at(blocks * room.f_frsize, folder=str(folder), kind=kind)
+
+    return read
 
 
 # Network interfaces.

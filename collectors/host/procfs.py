@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collectors.host.clock import ClockState, ask_kernel
 from collectors.metrics.metric import Sample
 
 _PIECE_BYTES = 1 << 16
@@ -22,12 +23,13 @@ class KernelFiles:
     """The kernel's files under a root folder.
 
     Paths are given without the first slash, and named with it in every error, whatever the root.
-    page_bytes, ticks_per_s: the units in which the kernel counts some things.
+    page_bytes, ticks_per_s: the units in which the kernel counts some things. clock: asks it for the clock's state.
     """
 
     root: Path = field(default_factory=lambda: Path("/"))
     page_bytes: int = _OF_A_PAGE
     ticks_per_s: int = _OF_A_SECOND
+    clock: Callable[[], ClockState] = ask_kernel
 
     def text(self, path: str) -> str:
         """Read a file.

@@ -57,6 +57,11 @@ RUN_INFO = NODE.info(
     "observatory_run_info{run, slot, strategy, ranks, series}",
     "A run that goes on now, and the slot that its ranks' series carry; the value is always 1.",
 )
+RUN_LAST_PROGRESS = NODE.gauge(
+    "observatory_run_last_progress_timestamp_seconds{run, slot}",
+    "Unix time at which a rank of a run that goes on last ended a step of any kind, or began a later trial; absent"
+    " before the first step, and of what has no steps.",
+)
 RANK_INFO = RANK.info(
     "observatory_rank_info{run, host}",
     "A rank of a run that goes on now: which run it is of, and where it runs; the value is always 1.",
@@ -68,6 +73,11 @@ RESULT_INFO = NODE.info(
 RUN_LAST_COMPLETION = NODE.gauge(
     "observatory_run_last_completion_timestamp_seconds{strategy, ranks, device, precision, series}",
     "Unix time at which the newest run of a series that is not ad hoc ended well.",
+)
+RUN_LAST_FAILURE = NODE.gauge(
+    "observatory_run_last_failure_timestamp_seconds{strategy, ranks, device, precision, series, run, outcome}",
+    "Unix time at which the newest run of a series ended without a result: failed, timed_out or interrupted; absent"
+    " where it ended well. Neither ad hoc runs nor cases of suites, which are told of with their suite.",
 )
 
 METRICS = metrics_in(globals())

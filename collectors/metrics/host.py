@@ -106,5 +106,23 @@ HOST_INFINIBAND_ERRORS = NODE.counter(
     "What went wrong on an InfiniBand or RoCE port, by the kernel's name of the counter; some ports count no further"
     " than 255 or 65535 of a kind until they are cleared.",
 )
+HOST_FILESYSTEM_BYTES = NODE.gauge(
+    "observatory_host_filesystem_bytes{folder, kind}",
+    "The file system that a folder is on: total, and available to those who are not root; of the root folder and of"
+    " that of the runs, and once where both are on one.",
+)
+HOST_CLOCK_OFFSET_SECONDS = NODE.gauge(
+    "observatory_host_clock_offset_seconds",
+    "What the kernel has still to correct of the node's clock; absent where it does not tell, as in some containers.",
+)
+HOST_CLOCK_ERROR_SECONDS = NODE.gauge(
+    "observatory_host_clock_error_seconds",
+    "How far the node's clock may be off at most, by the kernel's account; it grows while nothing corrects the clock,"
+    " and ends at 16 s.",
+)
+HOST_CLOCK_KEPT = NODE.gauge(
+    "observatory_host_clock_kept_ratio",
+    "1 where something (NTP, PTP) keeps the node's clock, 0 where nothing does or it has lost its source.",
+)
 
 METRICS = metrics_in(globals())

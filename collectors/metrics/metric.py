@@ -10,6 +10,7 @@ import msgspec
 
 Kind = Literal["gauge", "counter", "info"]
 Scope = Literal["rank", "node", "run"]
+Better = Literal["lower", "higher"]
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +29,7 @@ class Metric:
     scope: the owner of a value (a rank, a node or a run); the exporter adds the owner's labels.
     labels: the metric's own labels, without its owner's.
     help: the definition, in one sentence: what is counted, over what.
+    better: the direction that is an improvement; None where neither is, as of a setting or a part of a whole.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Metric:
     scope: Scope
     help: str
     labels: tuple[str, ...] = ()
+    better: Better | None = None
 
     def at(self, value: float, **labels: str) -> Sample:
         """Return a sample of this metric.
@@ -66,9 +69,16 @@ class Owner:
 
     scope: Scope
 
-    def gauge(self, series: str, help: str, *, unit: str | None = None) -> Metric:  # noqa: A002
+    def gauge(
+        self,
+        series: str,
+        help: str,  # noqa: A002
+        *,
+        unit: str | None = None,
+        better: Better | None = None,
+    ) -> Metric:
         """Define a value that rises and falls."""
-        return self._define("gauge", series, help, unit)
+        return self._define("gauge", series, help, unit, better)
 
     def counter(self, series: str, help: str, *, unit: str | None = None) -> Metric:  # noqa: A002
         """Define a sum that only grows."""
@@ -78,7 +88,9 @@ class Owner:
         """Define a series that is always 1, whose labels tell something."""
         return self._define("info", series, help, None)
 
-    def _define(self, kind: Kind, series: str, description: str, unit: str | None) -> Metric:
+    def _define(
+        self, kind: Kind, series: str, description: str, unit: str | None, better: Better | None = None
+    ) -> Metric:
         name, _, labels = series.removesuffix("}").partition("{")
         words = name.removesuffix("_total")
         ending = next((ending for ending in _UNITS_OF_SEVERAL_WORDS if words.endswith(f"_{ending}")), None)
@@ -89,6 +101,7 @@ class Owner:
             scope=self.scope,
             help=description,
             labels=tuple(labels.split(", ")) if labels else (),
+            better=better,
         )
 
 

@@ -72,20 +72,24 @@ RUN_COLLECTIVE_SECONDS = RUN.gauge(
     "observatory_run_collective_seconds{collective, algorithm, size}",
     "Time of one call of a collective: the mean over ranks, as nccl-tests has it, and the median over trials; size is"
     " in bytes as nccl-tests counts them.",
+    better="lower",
 )
 RUN_COLLECTIVE_WITH_HOST_SECONDS = RUN.gauge(
     "observatory_run_collective_with_host_seconds{collective, algorithm, size}",
     "Time of one call of a collective on GPUs as a loop in Python has it, joined as that of the device alone; absent"
     " on a CPU, where both are one.",
+    better="lower",
 )
 RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = RUN.gauge(
     "observatory_run_collective_algorithm_bytes_per_second{collective, algorithm, size}",
     "Algorithm bandwidth (algbw of nccl-tests): size of a collective, divided by the time of one call.",
+    better="higher",
 )
 RUN_COLLECTIVE_BUS_BANDWIDTH = RUN.gauge(
     "observatory_run_collective_bus_bytes_per_second{collective, algorithm, size}",
     "Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, such as 2 (n - 1) / n"
     " for all_reduce on n ranks, to be compared with the speed of a link.",
+    better="higher",
 )
 RUN_COLLECTIVE_EXPECTED_SECONDS = RUN.gauge(
     "observatory_run_collective_expected_seconds{collective, algorithm, size}",
@@ -111,25 +115,30 @@ RUN_COLLECTIVE_PEAK_BYTES = RUN.gauge(
 RUN_LINK_LATENCY_SECONDS = RUN.gauge(
     "observatory_run_link_latency_seconds{collective}",
     "Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
+    better="lower",
 )
 RUN_LINK_WITH_HOST_LATENCY_SECONDS = RUN.gauge(
     "observatory_run_link_with_host_latency_seconds{collective}",
     "Time of a message without that of its bytes, fitted from the run's sweep of a collective as a loop in Python has"
     " it: what launching by the host makes of the latency; absent on a CPU, where both are one.",
+    better="lower",
 )
 RUN_LINK_BANDWIDTH = RUN.gauge(
     "observatory_run_link_bytes_per_second{collective}",
     "Bytes that a rank sends in a second (beta), fitted from the run's sweep of a collective.",
+    better="higher",
 )
 RUN_MATMUL_FLOPS = RUN.gauge(
     "observatory_run_matmul_flops_per_second{m, n, k}",
     "Floating-point operations of a product of an m by k and a k by n matrix (2 m n k), divided by its time on the"
     " slowest rank.",
+    better="higher",
 )
 RUN_MATMUL_WITH_HOST_FLOPS = RUN.gauge(
     "observatory_run_matmul_with_host_flops_per_second{m, n, k}",
     "Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
     " host; absent on a CPU, where both are one.",
+    better="higher",
 )
 RUN_MATMUL_CLOCK_HERTZ = RUN.gauge(
     "observatory_run_matmul_clock_hertz{m, n, k}",
@@ -145,21 +154,25 @@ RUN_COPY_BANDWIDTH = RUN.gauge(
     "observatory_run_copy_bytes_per_second{kind, size}",
     "Bytes that a copy reads and writes in the memory that it is named after, divided by its time on the slowest"
     " rank; size is in bytes of one buffer.",
+    better="higher",
 )
 RUN_COPY_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_copy_with_host_bytes_per_second{kind, size}",
     "Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the host;"
     " absent on a CPU, where both are one.",
+    better="higher",
 )
 RUN_PAIR_BANDWIDTH = RUN.gauge(
     "observatory_run_pair_bytes_per_second{pair, size}",
     "Bytes that each rank of a pair sends to the other in an exchange both ways, divided by its time on the slower of"
     " the two.",
+    better="higher",
 )
 RUN_PAIR_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_pair_with_host_bytes_per_second{pair, size}",
     "Bytes that each rank of a pair sends to the other, divided by the time of an exchange as a loop in Python has it;"
     " absent on a CPU, where both are one.",
+    better="higher",
 )
 
 METRICS = metrics_in(globals())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.metrics import agent, gpu, gpu_health, host, probes, rank, results, suites
+from collectors.metrics import agent, gate, gpu, gpu_health, host, probes, rank, results, suites
 from collectors.metrics.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
@@ -14,4 +14,5 @@ METRICS: tuple[Metric, ...] = (
     *agent.METRICS,
     *results.METRICS,
     *suites.METRICS,
+    *gate.METRICS,
 )

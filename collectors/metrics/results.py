@@ -9,49 +9,62 @@ from collectors.metrics.metric import RUN, metrics_in
 RUN_STEP_SECONDS = RUN.gauge(
     "observatory_run_step_seconds",
     "Step time of a run: the median step of the slowest rank in a trial, and the median of that over trials.",
+    better="lower",
 )
 RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "observatory_run_mean_step_seconds",
     "Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",
+    better="lower",
 )
 RUN_TOKENS_PER_SECOND = RUN.gauge(
-    "observatory_run_tokens_per_second", "Tokens of one step over all ranks, divided by the run's mean step."
+    "observatory_run_tokens_per_second",
+    "Tokens of one step over all ranks, divided by the run's mean step.",
+    better="higher",
 )
 RUN_TOKENS_PER_SECOND_PER_DEVICE = RUN.gauge(
-    "observatory_run_device_tokens_per_second", "Tokens per second of a run, divided by its ranks."
+    "observatory_run_device_tokens_per_second",
+    "Tokens per second of a run, divided by its ranks.",
+    better="higher",
 )
 RUN_FLOPS = RUN.gauge(
     "observatory_run_device_flops_per_second",
     "Model FLOPs of one step by PaLM's formula, divided by the run's mean step and its ranks.",
+    better="higher",
 )
 RUN_MFU = RUN.gauge(
     "observatory_run_mfu_ratio",
     "Model FLOPs per second and device (PaLM's formula), divided by its dense peak at the run's precision.",
+    better="higher",
 )
 RUN_MEASURED_MFU = RUN.gauge(
     "observatory_run_measured_mfu_ratio",
     "Model FLOPs per second and device (PaLM's formula), divided by the fastest matrix product that a matmul run"
     " measured on the same hardware at the same precision.",
+    better="higher",
 )
 RUN_PHASE_SECONDS = RUN.gauge(
     "observatory_run_phase_seconds{phase}",
     "Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
+    better="lower",
 )
 RUN_DATA_WAIT_SECONDS = RUN.gauge(
     "observatory_run_data_wait_seconds",
     "Time of a step in which the host waited for a batch while its GPU may have computed: the mean step of the rank"
     " whose host waited most, the median over trials; absent on a CPU, where it is the phase data.",
+    better="lower",
 )
 RUN_SCALING_EFFICIENCY = RUN.gauge(
     "observatory_run_scaling_efficiency_ratio{scaling, baseline}",
     "Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or equal"
     " total work (strong). The baseline is one rank measured in turn with the run (beside) or found in the history, or"
     " the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
+    better="higher",
 )
 RUN_PEAK_MEMORY_BYTES = RUN.gauge(
     "observatory_run_peak_memory_bytes{account}",
     "Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
     " CPU, one unmeasured step) or resident (the process).",
+    better="lower",
 )
 RUN_MEMORY_ACCOUNT_BYTES = RUN.gauge(
     "observatory_run_memory_account_bytes{part, account}",
@@ -67,6 +80,7 @@ RUN_OBSERVER_RATIO = RUN.gauge(
     "observatory_run_observer_ratio",
     "Host time that the collectors and the log of a rank took in all measured steps, divided by these steps' time;"
     " the largest rank's, and the median over trials.",
+    better="lower",
 )
 RUN_LOSS = RUN.gauge(
     "observatory_run_loss_nats", "Cross-entropy of the last measured step, as the mean over ranks that compute a loss."
@@ -75,6 +89,7 @@ RUN_TRACED_STEP_SECONDS = RUN.gauge(
     "observatory_run_traced_step_seconds",
     "Step under the profiler: the median over a trial's ranks and traced steps, then over trials; what it exceeds the"
     " median step by is the profiler's cost.",
+    better="lower",
 )
 RUN_TRACED_RATIO = RUN.gauge(
     "observatory_run_traced_ratio{part}",
@@ -85,11 +100,13 @@ RUN_OVERLAP_RATIO = RUN.gauge(
     "observatory_run_overlap_ratio",
     "Overlap of communication with computation, divided by communication time: the median over a trial's ranks and"
     " traced steps, and the median over trials.",
+    better="higher",
 )
 RUN_COLLECTIVE_OVERLAP_RATIO = RUN.gauge(
     "observatory_run_collective_overlap_ratio{collective}",
     "Overlap of one collective with computation, divided by the collective's time, in a run that uses several: the"
     " median over a trial's ranks and traced steps, and the median over trials.",
+    better="higher",
 )
 RUN_ATTENTION_PAIRS = RUN.gauge(
     "observatory_run_attention_pairs{extreme, account}",
@@ -105,6 +122,7 @@ RUN_COMMUNICATION_SECONDS = RUN.gauge(
     "observatory_run_communication_seconds{account}",
     "Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's cost model on the"
     " link that a collectives run measured on the same hardware.",
+    better="lower",
 )
 
 
@@ -114,21 +132,25 @@ RUN_WAITING_RATIO = RUN.gauge(
     "observatory_run_waiting_ratio",
     "Share of the time that ranks spend in collectives of traced steps, summed over ranks, in which they wait for the"
     " last rank to come; each rank's first collective is left out.",
+    better="lower",
 )
 RUN_COLLECTIVE_WAIT_SECONDS = RUN.gauge(
     "observatory_run_collective_wait_seconds{collective}",
     "Time of one call of a collective that a rank waits for the last rank to come: the mean over ranks and calls of a"
     " trial's traced steps without each rank's first, and the median over trials.",
+    better="lower",
 )
 RUN_COLLECTIVE_TRANSFER_SECONDS = RUN.gauge(
     "observatory_run_collective_transfer_seconds{collective}",
     "Time of one call of a collective from the last rank's arrival to a rank's own end: the mean over ranks and calls"
     " of a trial's traced steps without each rank's first, and the median over trials.",
+    better="lower",
 )
 RUN_TRACED_BUS_BANDWIDTH = RUN.gauge(
     "observatory_run_traced_collective_bus_bytes_per_second{collective}",
     "Bus bandwidth of a collective in traced steps without the wait: the bytes of all its calls times the"
     " collective's factor, divided by the time from each call's last arrival to its last end; the median over trials.",
+    better="higher",
 )
 RUN_LAST_RATIO = RUN.gauge(
     "observatory_run_last_ratio{rank}",
@@ -161,6 +183,7 @@ RUN_BUBBLE_RATIO = RUN.gauge(
     "Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the last"
     " one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected (the"
     " schedule simulated with the measured times of its stages).",
+    better="lower",
 )
 RUN_BUBBLE_PART_RATIO = RUN.gauge(
     "observatory_run_bubble_part_ratio{part}",
@@ -174,6 +197,7 @@ RUN_STAGE_SECONDS = RUN.gauge(
     "observatory_run_stage_seconds{stage, action}",
     "Time that a pipeline stage computes for one microbatch: forward, backward, or backward's halves input_backward"
     " and weight_backward; the median over microbatches, pipelines and timed steps, then over trials.",
+    better="lower",
 )
 RUN_LIVE_MICROBATCHES = RUN.gauge(
     "observatory_run_live_microbatches{stage, account}",
@@ -184,6 +208,7 @@ RUN_STAGE_ACTIVATION_BYTES = RUN.gauge(
     "observatory_run_stage_activation_bytes{stage, account}",
     "Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most of"
     " any pipeline, in one unmeasured step), or expected by the schedule and the cost model of activations.",
+    better="lower",
 )
 
 METRICS = metrics_in(globals())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from collectors.errors import in_words
@@ -22,10 +23,14 @@ _HOLD_BEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingConfig:
-    """What is wanted of the collectors. beat_s: time between two polls. per_nvlink: also the bytes of each NVLink."""
+    """What is wanted of the collectors.
+
+    beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. folders: those that must not become full.
+    """
 
     beat_s: float = 1.0
     per_nvlink: bool = False
+    folders: tuple[Path, ...] = ()
 
     def all_within_s(self, longest_s: float) -> float:
         """Return how long all collectors together are waited for: at most `longest_s`, and less than a beat."""
@@ -91,7 +96,7 @@ def open_nvml(polling: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector
 Opener = Callable[[PollingConfig], NodeCollector]
 
 OPENERS: tuple[tuple[str, Opener], ...] = (
-    ("host", lambda polling: HostCollector()),
+    ("host", lambda polling: HostCollector(folders=polling.folders)),
     ("nvml", open_nvml),
 )
 

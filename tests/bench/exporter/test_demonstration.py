@@ -41,7 +41,8 @@ from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
 from collectors.prometheus.exposition import Exporter
-from dashboards.render import DASHBOARDS, GROUPS
+from dashboards.render import DASHBOARDS, groups
+from dashboards.thresholds import shipped
 from tests.collectors.nvml.nodes import FakeClock, replayed
 
 MADE_OF_THE_HOST = {host.HOST_INFINIBAND_INFO.name, host.HOST_INFINIBAND_BYTES.name, host.HOST_INFINIBAND_ERRORS.name}
@@ -51,8 +52,8 @@ QUERIED = {
     name
     for expression in (
         *(query.expression for dashboard in DASHBOARDS for panel in dashboard.panels for query in panel.queries),
-        *(alert.expression for group in GROUPS for alert in group.alerts),
-        *(recording.expression for group in GROUPS for recording in group.recordings),
+        *(alert.expression for group in groups(shipped()) for alert in group.alerts),
+        *(recording.expression for group in groups(shipped()) for recording in group.recordings),
     )
     for name in re.findall(r"\bobservatory_[a-z0-9_]+", expression)
     if name in NAMES

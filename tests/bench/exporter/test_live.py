@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from bench.case import Case
 from bench.exporter.live_runs import RunLogs
 from bench.runs.run_dir import Run, begin, case_file, save, summarise
 from bench.runs.summary import series_of
-from collectors.metrics.agent import RANK_INFO, RUN_INFO
+from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.host import HOST_LOAD
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
@@ -108,6 +109,19 @@ def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: RunLogs) -> 
     assert _values(live, RUN_INFO) == [(1, expected)]
     assert _values(live, RANK_INFO) == [(1, {"run": run.id, "host": "node0", "rank": "1", "slot": "0"})]
     assert len(series) == 12
+
+
+def test_progress_is_the_newest_step_of_any_rank_or_a_later_trial(tmp_path: Path, live: RunLogs) -> None:
+    run = _begin(tmp_path)
+    first, second = (run.folder / f"rank{rank}.jsonl" for rank in range(2))
+    _write(first, _opened(run))
+    assert _values(live, RUN_LAST_PROGRESS) == []  # The first step may be compiled.
+    labels = {"run": run.id, "slot": "0"}
+    _write(first, replace(_step("warm_up", 0.5, 8), time_ns=7_000_000_000))
+    _write(second, _opened(run, 1), replace(_step("measured", 0.5, 8), time_ns=6_000_000_000))
+    assert _values(live, RUN_LAST_PROGRESS) == [(7, labels)]
+    _write(second, replace(_opened(run, 1, trial=1), time_ns=9_500_000_000))
+    assert _values(live, RUN_LAST_PROGRESS) == [(9.5, labels)]
 
 
 def test_warm_up_and_traced_steps_have_no_speed_but_all_else(tmp_path: Path, live: RunLogs) -> None:

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from bench.analysis.estimate import estimate
-from bench.case import ONE_RUN, Case, Purpose
+from bench.case import ONE_RUN, Case, Purpose, SuiteMember
 from bench.exporter.latest_results import NewestResults
+from bench.rank.messages import Outcome
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, RUN_LAST_FAILURE
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_summary
@@ -209,3 +210,28 @@ def test_a_result_of_a_newer_version_is_named_and_the_others_are_shown(
     assert len(notices) == 1
     assert "run newer" in notices[0]
     assert "schema version 99" in notices[0]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "timed_out", "interrupted"])
+def test_a_series_whose_newest_run_has_no_result_says_so_until_one_ends_well(
+    outcome: Outcome, url: str, newest: NewestResults
+) -> None:
+    _add(url, _summary("a", 10), _summary("b", 20, outcome=outcome, ended_ns=25 * SECOND_NS))
+    newest.ask()
+    ((ended_s, labels),) = _shown(newest, RUN_LAST_FAILURE)
+    assert (ended_s, labels["run"], labels["outcome"], labels["strategy"]) == (25, "b", outcome, "ddp")
+    assert _runs(newest) == ["a"]
+    _add(url, _summary("c", 30))
+    newest.ask()
+    assert _shown(newest, RUN_LAST_FAILURE) == []
+
+
+def test_a_failed_case_of_a_suite_or_an_ad_hoc_run_is_told_elsewhere(url: str, newest: NewestResults) -> None:
+    member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp")
+    _add(
+        url,
+        _summary("a", 10, outcome="failed", purpose=Purpose(member=member)),
+        _summary("b", 10, outcome="failed", purpose=Purpose(note="trying")),
+    )
+    newest.ask()
+    assert _shown(newest, RUN_LAST_FAILURE) == []

@@ -119,6 +119,29 @@ def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str
         assert RUN_STEP_SECONDS.name in _names(server)
 
 
+def test_an_exporter_of_results_alone_shows_no_run_that_goes_on(tmp_path: Path, url: str) -> None:
+    run = begin(small_case(), make_machine(), tmp_path / "runs")
+    _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
+    opened = open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), results="only")
+    with opened as server:
+        _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server))
+        assert STEP_SECONDS.name not in _names(server)
+    run.close()
+
+
+def test_an_exporter_without_results_does_not_ask_the_history(tmp_path: Path) -> None:
+    notices = Notices()
+    run = begin(small_case(), make_machine(), tmp_path / "runs")
+    _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
+    (tmp_path / "broken").write_text("no database" * 100)
+    store = f"sqlite:///{tmp_path / 'broken'}"
+    opened = open_server(tmp_path / "runs", store, host="127.0.0.1", port=0, on_notice=notices, results="none")
+    with opened as server:
+        assert STEP_SECONDS.name in _names(server)
+    run.close()
+    assert notices == [f"serving {server.url}"]
+
+
 def test_a_store_that_cannot_be_read_is_said_and_live_steps_are_shown(tmp_path: Path) -> None:
     notices = Notices()
     run = begin(small_case(), make_machine(), tmp_path / "runs")

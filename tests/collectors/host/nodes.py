@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from collectors.host.clock import ClockState
 from collectors.host.collector import HostCollector
 from collectors.host.procfs import KernelFiles
 from collectors.metrics.metric import Metric, Sample
 
 IB = "sys/class/infiniband/mlx5_0/ports/1"
 ROCE = "sys/class/infiniband/mlx5_bond_0/ports/1"
+
+KEPT = ClockState(offset=-1_500_000, max_error_us=2_500, status=0x2001)
+"""A clock that NTP keeps, in nanoseconds: 1.5 ms are left to correct."""
 
 FILES = {
     "proc/stat": "cpu  1050 25 300 10000 50 10 20 5 200 12\ncpu0 500 25 300 10000 50 10 20 5 200 12\nintr 7 0 7\n",
@@ -110,7 +114,7 @@ def recorded(folder: Path, changes: Mapping[str, str] | None = None, *, without:
     for path, target in LINKS.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).symlink_to(target)
-    return KernelFiles(root=folder, page_bytes=4096, ticks_per_s=100)
+    return KernelFiles(root=folder, page_bytes=4096, ticks_per_s=100, clock=lambda: KEPT)
 
 
 def write(folder: Path, path: str, text: str) -> None:

@@ -74,3 +74,14 @@ def test_names_are_spelt_in_the_catalogue_only() -> None:
         for found in spelt.finditer(path.read_text())
     ]
     assert elsewhere == []
+
+
+def test_times_and_rates_of_a_run_say_which_direction_is_better() -> None:
+    undecided = {"expected", "residual", "clock", "power"}  # Predictions, and what a machine is set to.
+    for metric in METRICS:
+        if metric.scope != "run" or undecided & set(metric.name.split("_")):
+            continue
+        if metric.unit.endswith("per_second"):
+            assert metric.better == "higher", metric.name
+        elif metric.unit == "seconds":
+            assert metric.better == "lower", metric.name

@@ -1,0 +1,141 @@
+"""Verdicts of the gate at /metrics: what it says now of each figure of every suite in the history.
+
+It shows what `observatory check` has judged, and judges nothing itself: it only reads the history.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.history import History
+from bench.runs.suite_record import SuiteRecord
+from bench.suites.gate.gated import figure_words
+from bench.suites.gate.missing import Missing, missing_in
+from bench.suites.gate.standing import Judged, hardware_of, judged_suites, standing_verdicts
+from bench.suites.gate.verdicts import BAD, AcceptedLevel, SeriesKey, Verdict, load_accepted, load_states
+from collectors.errors import in_words
+from collectors.metrics.gate import (
+    ACCEPTED_CHANGE,
+    ACCEPTED_EFFICIENCY,
+    SUITE_MISSING,
+    SUITE_NIGHT,
+    VERDICT,
+    VERDICT_CAUSE,
+    VERDICT_CHANGE,
+    VERDICT_CHANGE_HIGH,
+    VERDICT_CHANGE_LOW,
+    VERDICT_NIGHT,
+    VERDICT_SINCE,
+)
+from collectors.metrics.metric import Sample
+from collectors.prometheus.exposition import Owned
+
+NIGHTS_READ = 50
+"""Newest runs of a suite that are read to tell what its night lacks."""
+NEWEST_READ = 5
+"""Newest runs of a suite that are read each time: the last that has ended is among them."""
+_MISSING = ("vanished", "stopped")
+"""What no other metric tells: failures and suites that did not run are among those of suites."""
+
+
+class StandingVerdicts:
+    """The verdicts that stand, as samples; `ask` is called again and again by one thread.
+
+    What was read stays when the store goes away, of which `NewestResults` tells in the same thread. on_notice: is told
+    what else cannot be read.
+    """
+
+    def __init__(self, store_url: str | None, *, on_notice: Callable[[str], None]) -> None:
+        self._store_url, self._on_notice = store_url, on_notice
+        self._read: dict[str, tuple[Judged, SuiteRecord | None]] = {}
+        self._by_suite: dict[str, tuple[Sample, ...]] = {}
+
+    def samples(self) -> tuple[Owned, ...]:
+        """Return the verdicts as last read from the history."""
+        return tuple((sample, {}) for samples in self._by_suite.values() for sample in samples)
+
+    def ask(self) -> None:
+        """Read the suites that were judged since the last time."""
+        try:
+            with History(self._store_url, writable=False) as history:
+                self._ask(history, judged_suites(history))
+        except (InfrastructureFailed, Misuse):
+            pass  # The store cannot be reached.
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread, which results share.
+            self._on_notice(f"verdicts are no longer brought up to date: {in_words(error)}")
+
+    def _ask(self, history: History, judged: Mapping[str, Judged]) -> None:
+        for suite in self._read.keys() - judged.keys():
+            del self._read[suite], self._by_suite[suite]
+        for suite, so_far in judged.items():
+            now = so_far, _last_ended(history.suite_runs(NEWEST_READ, suite))  # A night may have nothing to judge.
+            if self._read.get(suite) != now:
+                try:
+                    self._by_suite[suite] = tuple(_of_suite(history, suite, so_far.suite_run))
+                except (InfrastructureFailed, Misuse) as error:
+                    self._on_notice(f"verdicts of suite {suite} are no longer brought up to date: {error}")
+                else:
+                    self._read[suite] = now
+
+
+def _last_ended(records: Sequence[SuiteRecord]) -> SuiteRecord | None:
+    return next((one for one in records if one.outcome != "running"), None)
+
+
+def _of_suite(history: History, suite: str, suite_run: str) -> Iterator[Sample]:
+    known = load_states(history, suite)
+    verdicts = standing_verdicts(history, suite, suite_run, known)
+    accepted = load_accepted(history, suite)
+    hardware = hardware_of(history, (one.run for one in verdicts))
+    # Machines of one kind that run one suite share a series; of each figure the newest run counts.
+    newest: dict[SeriesKey, Verdict] = {}
+    for one in sorted(verdicts, key=lambda one: (one.started_ns, one.run)):
+        newest[one.key] = one
+    for key, one in newest.items():
+        figure = {
+            "suite": suite,
+            "case": key.case,
+            "ranks": str(one.ranks),
+            "hardware": hardware.get(one.run, ""),
+            "series": key.series,
+            "figure": figure_words(key.metric, one.labels),
+        }
+        yield from _of_figure(one, figure)
+        if (level := accepted.get(key)) is not None:
+            yield from _of_level(one, level, figure)
+    records = history.suite_runs(NIGHTS_READ, suite)
+    if (night := _last_ended(records)) is not None:
+        yield SUITE_NIGHT.at(night.started_ns / 1e9, suite=suite)
+        yield from _of_missing(suite, missing_in(history, records, known.values(), now_ns=time.time_ns()))
+
+
+def _of_figure(one: Verdict, figure: Mapping[str, str]) -> Iterator[Sample]:
+    yield VERDICT.at(1, **figure, verdict=one.outcome)
+    yield VERDICT_NIGHT.at(one.started_ns / 1e9, **figure)
+    for metric, ratio in (
+        (VERDICT_CHANGE, one.change_ratio),
+        (VERDICT_CHANGE_LOW, one.low),
+        (VERDICT_CHANGE_HIGH, one.high),
+    ):
+        if ratio is not None:
+            yield metric.at(ratio - 1, **figure)
+    if one.since_ns is not None:
+        yield VERDICT_SINCE.at(one.since_ns / 1e9, **figure)
+    if one.outcome in BAD:
+        yield VERDICT_CAUSE.at(
+            one.started_ns / 1e9, **figure, run=one.run, good_run=one.good_run or "", cause=one.cause or ""
+        )
+
+
+def _of_level(one: Verdict, level: AcceptedLevel, figure: Mapping[str, str]) -> Iterator[Sample]:
+    yield ACCEPTED_CHANGE.at(one.value / level.level - 1, **figure)
+    if one.is_efficiency:
+        yield ACCEPTED_EFFICIENCY.at(level.level, **figure)
+
+
+def _of_missing(suite: str, missing: tuple[Missing, ...]) -> Iterator[Sample]:
+    for kind in _MISSING:
+        cases = {one.what.partition(":")[0] for one in missing if one.kind == kind}  # A figure is told as "case: name".
+        yield SUITE_MISSING.at(len(cases), suite=suite, kind=kind)
