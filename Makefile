@@ -31,13 +31,14 @@ test: servers $(VENV)/.installed-dev check
 test-all: test test-rest
 
 # Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
-test-rest: servers $(VENV)/.installed-dev
+test-rest: servers $(VENV)/.installed-dev $(VENV)/.installed-ray
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
 	$(BIN)/python -m pytest -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
+	$(MAKE) test-ray
 
-# Ray is 80 MB to install, and one of its clusters takes both cores of a small machine.
+# Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray tests/slow/test_ray.py
 

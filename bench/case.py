@@ -104,6 +104,11 @@ def _nearest(name: str, known: Iterable[str], spec: str = "") -> str:
     return f"{offer} (`{' '.join(['observatory list', *spec.split()])}` shows all)"
 
 
+def written(value: OptionValue) -> str:
+    """Return the value as it is written behind `--option NAME=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionValue]:
     """Return all options of the strategy, with the values that `key=value` texts set.
 
@@ -258,11 +263,15 @@ LONGEST_NOTE = 200
 
 
 class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
-    """The suite run that a run was measured in. suite: the suite's name. id: of the suite run. case: its name there."""
+    """The suite run that a run was measured in. suite: the suite's name. id: of the suite run. case: its name there.
+
+    is_rerun: it measured the case once more, since the gate suspected a change.
+    """
 
     suite: str
     id: str
     case: str
+    is_rerun: bool = False
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +312,8 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     measuring less than usual, or another seed, which means other weights and data. Measuring more than usual does not
     count, since the result is as good.
     """
+    if purpose.member is not None and purpose.member.is_rerun:
+        return ("the gate asked for it, to tell a change from chance",)
     if purpose.origin != "run":
         return ()
     reasons = [] if purpose.note is None else ["it has a note"]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from bench.cli.options import NamedPath
 from bench.errors import InfrastructureFailed, Misuse, say
+
+if TYPE_CHECKING:
+    from dashboards.thresholds import Thresholds
 
 
 @click.group(name="dashboards")
@@ -30,8 +34,15 @@ def command() -> None:
     show_default="the repository",
     help="Folder of a checkout: dashboards/rendered/ and docs/metrics.md are in it.",
 )
-def render(check: bool, root: Path | None) -> None:
-    """Write dashboards, rules and the page of metrics, from the catalogue.
+@click.option(
+    "--thresholds",
+    "thresholds_file",
+    type=NamedPath(is_folder=False, exists=True),
+    show_default="the shipped dashboards/thresholds.toml",
+    help="TOML file with the thresholds of the alerts that shall differ from the shipped ones.",
+)
+def render(check: bool, root: Path | None, thresholds_file: Path | None) -> None:
+    """Write dashboards, rules and the page of metrics, from the catalogue and the thresholds of the alerts.
 
     Wants Grafana's SDK: pip install 'parallel-observatory[dashboards]'.
 
@@ -43,8 +54,9 @@ def render(check: bool, root: Path | None) -> None:
     from dashboards.grafana import SdkMissing
 
     root = root or rendering.CHECKOUT
+    thresholds = None if thresholds_file is None else _read_thresholds(thresholds_file)
     try:
-        paths = rendering.stale(root, rendering.render()) if check else rendering.write(root)
+        paths = rendering.stale(root, rendering.render(thresholds)) if check else rendering.write(root, thresholds)
     except SdkMissing as error:
         raise Misuse(str(error)) from None
     except OSError as error:
@@ -57,6 +69,27 @@ def render(check: bool, root: Path | None) -> None:
         say(f"{path} is not what the catalogue gives")
     if paths:
         raise Misuse(f"rendered files are stale ({len(paths)}); `observatory dashboards render` writes them")
+
+
+def _read_thresholds(path: Path) -> Thresholds:
+    """Return the thresholds of a user's file; its strategies are known ones."""
+    from bench.case import find_spec
+    from bench.runs.files import read_small
+    from dashboards.thresholds import BadThresholds, changed_by
+
+    try:
+        thresholds = changed_by(read_small(path), str(path))
+    except OSError as error:
+        raise Misuse(f"{path}: {error.strerror}; name a file of thresholds, in TOML (docs/watching.md)") from None
+    except BadThresholds as error:
+        raise Misuse(f"{error} (docs/watching.md)") from None
+    named = [("accepted_efficiency", entry.strategy) for entry in thresholds.accepted_efficiency]
+    for key, strategy in (*named, *(("live.uneven_strategies", name) for name in thresholds.live.uneven_strategies)):
+        try:
+            find_spec(strategy)
+        except Misuse as error:
+            raise Misuse(f"{path}: {key}: {error}") from None
+    return thresholds
 
 
 @command.command(name="push")

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from bench.errors import InfrastructureFailed, Misuse, say
 
-FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
 
 COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
 """Variable set by the shell that wants a word completed; see `bench.cli.completion`."""
@@ -30,7 +30,10 @@ COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
     "run": "Measure one strategy on this machine.",
     "suite": "Suites: many cases, declared in a file.",
+    "check": "The gate: what got worse since the nights before, and what is missing.",
     "show": "The history of runs, or all of one run.",
+    "diagnose": "What limits a run, with its evidence, and what to try.",
+    "compare": "What differs between two runs, suites or commits, and whether it is noise.",
     "prune": "Delete folders of old runs, and never what a baseline needs.",
     "analyse": "What traces tell: a run's, or those of any torch.profiler.",
     "doctor": "This machine in one page, and what differs from the last good run.",
@@ -40,8 +43,8 @@ COMMANDS = {
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
 
-_IN_FOLDERS = frozenset({"suite"})
-"""Commands that have a folder of their own, with a file for each of their subcommands."""
+_IN_FOLDERS = frozenset({"compare", "run", "suite"})
+"""Commands that have a folder of their own."""
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file can have; raised wherever a path from the command line is used first."""

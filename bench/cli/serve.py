@@ -19,6 +19,7 @@ from bench.errors import Misuse, say
 from collectors.dcgm.job_mapping import JobMapping, NoMapping
 
 if TYPE_CHECKING:
+    from bench.exporter.server import Results
     from collectors.prometheus.http_server import ServerConfig
 
 _LOOPBACK = "127.0.0.1"
@@ -68,6 +69,13 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     help="Prometheus's list of targets (file_sd, JSON), that lists this node while it serves.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
+@click.option(
+    "--results",
+    type=click.Choice(("all", "only", "none")),
+    default="all",
+    show_default=True,
+    help="What to show of the history: all beside this node, only the history, or none of it.",
+)
 @click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
 @RUNS
 @STORE
@@ -80,6 +88,7 @@ def command(
     targets_file: Path | None,
     runs_folder: Path,
     store_url: str | None,
+    results: Results,
     *,
     is_per_nvlink: bool,
     is_demo: bool,
@@ -100,8 +109,10 @@ def command(
     from collectors.node.registry import PollingConfig
     from collectors.prometheus.http_server import ServerConfig
 
+    if results == "only" and mapping_folder is not None:
+        raise Misuse("--results only watches no GPU of this node; leave out --job-mapping, or say --results all")
     if is_demo:
-        _refuse_own("runs_folder", "store_url", "mapping_folder")
+        _refuse_own("runs_folder", "store_url", "mapping_folder", "results")
     elif store_url is not None:
         parse_url(store_url)
     if targets_file is not None:
@@ -112,7 +123,7 @@ def command(
         signal.signal(number, lambda *_: ended.set())
     with ExitStack() as stack:
         config = ServerConfig if web_config is None else _guarded(web_config)
-        polling = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink)
+        polling = PollingConfig(beat_s=beat_s, per_nvlink=is_per_nvlink, folders=(runs_folder.absolute(),))
         if is_demo:
             opening = open_demonstration(host=host, port=port, polling=polling, on_notice=say, config=config)
         else:
@@ -123,7 +134,9 @@ def command(
                 except NoMapping as error:
                     raise Misuse(str(error)) from None
             node = NodePlan(polling=polling, mapping=mapping)
-            opening = open_server(runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node)
+            opening = open_server(
+                runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node, results=results
+            )
         server = stack.enter_context(opening)
         admits, tls = config().admits, config().tls
         asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)

@@ -88,18 +88,32 @@ def command(
         _export(export_folder, run, runs_folder, store_url)
     elif with_timeline:
         _draw(run, runs_folder, store_url, format_name)
-    elif run is not None and Path(run).is_dir():
-        _print_run(_find(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
+    elif run is not None:
+        _print_run(find_shown(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
     else:
-        recovered, failure = _recover(runs_folder, store_url)
-        if failure is not None and recovered.runs:
-            say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
-        for notice in recovered.notices() if failure is None else recovered.problems:
-            say(notice)
-        if run is not None:
-            _print_run(_find(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
-        else:
-            _list(strategy, suite, count, store_url, format_name)
+        _take_in(runs_folder, store_url)
+        _list(strategy, suite, count, store_url, format_name)
+
+
+def find_shown(run: str, runs_folder: Path, store_url: str | None) -> Summary:
+    """Return the run, by its folder or the beginning of its name; runs whose runner died are taken in before.
+
+    Raises:
+        Misuse: there is no such run, or several, or it is still running.
+        InfrastructureFailed: the history cannot be read.
+    """
+    if not Path(run).is_dir():
+        _take_in(runs_folder, store_url)
+    return _find(run, runs_folder, store_url)
+
+
+def _take_in(runs_folder: Path, store_url: str | None) -> None:
+    """Take the folder's runs that the history lacks into it, and say so; where it can only be read, say that."""
+    recovered, failure = _recover(runs_folder, store_url)
+    if failure is not None and recovered.runs:
+        say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
+    for notice in recovered.notices() if failure is None else recovered.problems:
+        say(notice)
 
 
 def _list(strategy: str | None, suite: str | None, count: int, store_url: str | None, format_name: str) -> None:
@@ -183,9 +197,9 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Print a file of nccl-tests beside the named run, or the one most like it."""
-    from bench.reports.nccl_tests import print_beside
-    from bench.reports.nccl_tests_reader import read
-    from bench.reports.nccl_tests_writer import most_like, require_collectives
+    from bench.reports.nccl_tests.beside import print_beside
+    from bench.reports.nccl_tests.reader import read
+    from bench.reports.nccl_tests.writer import most_like, require_collectives
     from bench.runs.history import History
 
     imported = read(path)
@@ -207,7 +221,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
     """Write a run's collectives in nccl-tests' form, one file each."""
-    from bench.reports.nccl_tests_writer import encode
+    from bench.reports.nccl_tests.writer import encode
 
     if run is None:
         raise Misuse("--export needs a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")

@@ -107,6 +107,12 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
     yield _known(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
+    yield _known(machine, "container_image", "container image")
+    limit = machine.cpu_limit_cores
+    if limit is None:
+        yield Entry(name="CPU limit", reason=machine.absent.get("cpu_limit_cores"))
+    else:
+        yield Entry(name="CPU limit", value=f"{limit:g} cores")
     if "no answer" not in machine.absent.get("gpus", ""):  # Do not wait again for a driver that hangs.
         hidden = read_gpus(nvml, machine.environment, on_late=say).hidden
         if hidden is not None:

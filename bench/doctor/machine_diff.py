@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.machine.gpus import Gpu
@@ -30,11 +30,15 @@ def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
         for name in sorted(before.environment.keys() | now.environment.keys())
         for difference in _changed(name, before.environment.get(name, "not set"), now.environment.get(name, "not set"))
     )
-    return (*_fields(before, now), *_gpus(before, now), *_links(before, now), *variables)
+    return (*_fields(before, now), *_gpus(before, now), *_limits(before, now), *_links(before, now), *variables)
 
 
-_LATER = frozenset({"torch_hip_version", "cuda_driver_version"})
+_LATER = frozenset(
+    {"torch_hip_version", "cuda_driver_version", "container_image", "cpu_limit_cores", "memory_limit_bytes"}
+)
 """Fields that older records of machines lack: None without a reason is no difference."""
+_NONE = {"container_image": "none named", "cpu_limit_cores": "none", "memory_limit_bytes": "none"}
+"""Fields whose absence is a fact, in words."""
 _NAMES = {
     "hostname": "hostname",
     "system": "system",
@@ -54,6 +58,9 @@ _NAMES = {
     "usable_cores": "usable cores",
     "physical_cores": "physical cores",
     "memory_bytes": "memory",
+    "container_image": "container image",
+    "cpu_limit_cores": "CPU limit",
+    "memory_limit_bytes": "memory limit",
     "nodes_here": "nodes of this machine",
 }
 """The fields of a machine that are compared one by one, each with its name for people."""
@@ -68,13 +75,17 @@ def _fields(before: Machine, now: Machine) -> Iterator[Difference]:
 
 def _words(machine: Machine, field: str) -> str:
     value = getattr(machine, field)
+    if value is None and field in _NONE:
+        return _NONE[field]
     if value is None:
         return _unknown(machine, field)
     match field:
         case "is_dirty":
             return "with changes" if value else "without changes"
-        case "memory_bytes":
+        case "memory_bytes" | "memory_limit_bytes":
             return _gibibytes(value)
+        case "cpu_limit_cores":
+            return f"{value:g} cores"
         case _:
             return str(value)
 
@@ -118,6 +129,31 @@ def _one_gpu(machine: Machine, gpu: Gpu | None) -> str:
     field = f"gpus[{gpu.index}].memory_bytes"
     memory = _unknown(machine, field) if gpu.memory_bytes is None else _gibibytes(gpu.memory_bytes)
     return f"{gpu.name}, {memory}, index {gpu.index}, {gpu.uuid}"
+
+
+_LIMITS: tuple[tuple[str, Callable[[Gpu], str | None]], ...] = (
+    ("power limit", lambda gpu: None if gpu.power_limit_watts is None else f"{gpu.power_limit_watts:.0f} W"),
+    ("clock limit", lambda gpu: None if gpu.clock_limit_hertz is None else f"{gpu.clock_limit_hertz / 1e6:.0f} MHz"),
+)
+"""Limits of a GPU: the name for people, and the value in words."""
+
+
+def _limits(before: Machine, now: Machine) -> Iterator[Difference]:
+    """Yield the limits that changed of GPUs that stayed, one line for all that changed alike.
+
+    What an older version did not ask for, or a driver does not tell, is no difference.
+    """
+    old = {gpu.uuid: gpu for gpu in before.gpus}
+    for name, words in _LIMITS:
+        alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for gpu in now.gpus:
+            if gpu.uuid in old:
+                was, has_become = words(old[gpu.uuid]), words(gpu)
+                if was is not None and has_become is not None and was != has_become:
+                    alike[was, has_become].append(gpu.index)
+        for (was, has_become), indices in sorted(alike.items()):
+            listed = ", ".join(map(str, sorted(set(indices))))
+            yield Difference(field=f"{name} of GPU {listed}", before=was, now=has_become)
 
 
 def _links(before: Machine, now: Machine) -> Iterator[Difference]:

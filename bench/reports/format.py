@@ -204,7 +204,14 @@ def figure(estimate: Estimate) -> str:
 
 def percent(ratio: Ratio) -> str:
     """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
-    return _with_interval(ratio, 0.01, "{:.1f}".format, "%")
+    return _with_interval(ratio, 0.01, "{:z.1f}".format, "%")
+
+
+def share(value: float) -> str:
+    """Return a deviation or a change for people: `0.42 %`, `3.1 %`, `x 1.8`."""
+    if value >= 1:
+        return f"x {1 + value:.1f}"
+    return f"{100 * value:.2f} %" if value < 0.01 else f"{100 * value:.1f} %"
 
 
 def in_units(estimate: Estimate | None, size: float) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from bench.case import Case, parse_options
+from bench.case import Case, parse_options, written
 from bench.reports.format import open_console, print_words, table_of
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
@@ -72,11 +72,6 @@ def example(spec: StrategySpec) -> str:
         chosen = {}
     words = [f"--option {name}={written(value)}" for name, value in chosen.items()]
     return " ".join([f"observatory run {spec.name} --ranks {case.ranks}", *words])
-
-
-def written(value: OptionValue) -> str:
-    """Return the value as it is written behind `--option NAME=`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _tried(spec: StrategySpec) -> Iterator[Case]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bench.analysis.estimate import Estimate, Ratio
-from bench.analysis.scaling import ScalingEfficiency
+from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
 from bench.reports.format import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bench.case import (
     find_spec,
     parse_options,
 )
-from bench.engines.cluster import Capacity, Request
+from bench.engines.cluster import Capacity, Request, spread
 from bench.engines.registry import CAPACITIES, ENGINES
 from bench.errors import Misuse, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
@@ -106,7 +106,8 @@ def read_node(
     """
     request = Request(nodes=nodes, file=engine_file)
     ENGINES[engine](request)  # Takes nothing yet, and refuses a file that is wrong.
-    if engine not in CAPACITIES:
+    capacity = CAPACITIES[engine](request) if engine in CAPACITIES else None
+    if capacity is None:
         return Node(
             gpus=read_gpus(on_late=say),
             torch=torch_build(),
@@ -115,7 +116,6 @@ def read_node(
             nodes=nodes,
             ranks_per_node=ranks_per_node,
         )
-    capacity = CAPACITIES[engine](request)
     names = capacity.gpus or ()
     return Node(
         gpus=Gpus(
@@ -133,7 +133,7 @@ def read_node(
 
 
 def check_room(case: Case, node: Node, memory: Sequence[GpuMemory] = ()) -> list[str]:
-    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores.
+    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores or nodes.
 
     memory: free memory of this machine's GPUs now.
 
@@ -145,7 +145,24 @@ def check_room(case: Case, node: Node, memory: Sequence[GpuMemory] = ()) -> list
     host_bytes = machines * node.host_bytes
     crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
     check_memory(case, host_bytes=host_bytes, gpus=machines * node.gpus.gpus, memory=memory)
-    return crowds
+    return [*crowds, *_crossings(case)]
+
+
+def _crossings(case: Case) -> Iterator[str]:
+    """Yield a line where ranks of one tensor axis, which meet in each layer, are on several nodes.
+
+    Example: 8 ranks over 2 nodes are 0-3 and 4-7, so that axes of 2 and of 4 stay in a node, and one of 8 does not.
+    """
+    if case.model is None or case.nodes == 1 or (size := case.spec().mesh(case).get("tensor", 1)) == 1:
+        return
+    shares = spread(case.ranks, case.nodes)
+    # The axis is the innermost of all meshes: its groups are neighbours in number.
+    if any(share.start % size for share in shares):
+        each = " or ".join(str(count) for count in sorted({len(share) for share in shares}))
+        yield (
+            f"{case.title}: its axis tensor has {size} ranks, and a node has {each}, so that collectives of each layer"
+            " cross nodes; take fewer nodes, more ranks on each, or a smaller axis"
+        )
 
 
 def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
@@ -226,8 +243,8 @@ def _device(args: CaseArgs, node: Node) -> Device:
     if args.device == "cuda" and not node.gpus.gpus and node.has_told_gpus:
         if node.cluster is not None:
             raise Misuse(
-                f"device is cuda and {node.whose} has no GPU; take another partition, constraint or gres in"
-                " --engine-file, or --device cpu"
+                f"device is cuda and {node.whose} has no GPU for it; ask for other nodes or for GPUs in --engine-file"
+                " (docs/clusters.md), or take --device cpu"
             )
         raise refuse_no_gpu(node.gpus, node.torch)
     device = args.device or ("cuda" if node.gpus.gpus else "cpu")

@@ -57,16 +57,26 @@ class TrialSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a case's ranks run: an engine, and the machine that its ranks report."""
+
+    engine: Engine
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOrder:
     """A case to measure.
 
     fault: to inject. resumes: the folder of a run that is to go on with the trials that it lacks; None begins a run.
+    place: in place of the engine and machine that the other cases share, as for ranks of another checkout.
     """
 
     case: Case
     fault: Fault | None = None
     settings: TrialSettings
     resumes: Path | None = None
+    place: Place | None = None
 
 
 def alike(cases: Iterable[tuple[Case, Fault | None]], settings: TrialSettings) -> list[CaseOrder]:
@@ -96,19 +106,23 @@ def measure(
     folder: Path,
     watch: Watch,
     listener: Listener = Listener(),  # noqa: B008  # It has no state.
+    is_counterbalanced: bool = False,
 ) -> Measured:
     """Run all trials of all cases in turn; summaries have what was completed, whatever happens.
 
     folder: where run folders are created.
+    is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that becomes
+        slower evenly slows down no side more than another.
 
     Raises:
         InfrastructureFailed: a run folder cannot be created.
         Misuse: a run that is to go on was measured on another machine, or goes on already; see `resume`.
     """
     active: list[_ActiveRun] = []
+    shared = Place(engine=engine, machine=machine)
     try:
         for order in orders:
-            active.append(_begin(order, machine, folder))
+            active.append(_begin(order, order.place or shared, folder))
         for one in active:
             listener.begun(one.order, one.run)
     except BaseException:
@@ -121,15 +135,15 @@ def measure(
     lost_beside: set[str] = set()
     try:
         for trial in range(max(one.run.case.trials for one in active)):
-            for one in active:
+            for one in reversed(active) if is_counterbalanced and trial % 2 else active:
                 if one.trials_done <= trial < one.run.case.trials and one.cause is None:
                     present = one
-                    listener.trial_ended(one.order, one.run, _run_trial(one, trial, engine, watch))
+                    listener.trial_ended(one.order, one.run, _run_trial(one, trial, watch))
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
         failure = error
-    not_received = {one.run.id: engine.collect(one.run.id) for one in active}
+    not_received = {one.run.id: one.place.engine.collect(one.run.id) for one in active}
     if is_interrupted or failure is not None:
         for one in active:
             if one.outcome == "done" or one.cause is not None:
@@ -141,10 +155,20 @@ def measure(
                 one.cause = Cause(kind="agent", rank=None, step=None, text=str(failure))
                 if one is not present:
                     lost_beside.add(one.run.id)
-        engine.stop()  # Afterwards no rank writes to a log any more.
+        for one in active:
+            one.place.engine.stop()  # Afterwards no rank writes to a log any more.
     summaries = (run_dir.summarise(one.run.folder, one.outcome, one.cause) for one in active)
+    # Trials of a run that went on need not stand beside those of the others.
+    beside = [one.run.id for one in active if one.order.resumes is None]
     return Measured(
-        summaries=tuple(replace(one, notes=(*one.notes, *not_received[one.run])) for one in summaries),
+        summaries=tuple(
+            replace(
+                one,
+                notes=(*one.notes, *not_received[one.run]),
+                in_turn_with=tuple(other for other in beside if other != one.run) if one.run in beside else (),
+            )
+            for one in summaries
+        ),
         runs=tuple(one.run for one in active),
         is_interrupted=is_interrupted,
         lost_beside=frozenset(lost_beside),
@@ -158,27 +182,28 @@ class _ActiveRun:
 
     run: run_dir.Run
     order: CaseOrder
+    place: Place
     ceiling_flops_per_second: float | None = None
     outcome: Outcome = "interrupted"
     cause: Cause | None = None
     trials_done: int = 0
 
 
-def _begin(order: CaseOrder, machine: Machine, folder: Path) -> _ActiveRun:
+def _begin(order: CaseOrder, place: Place, folder: Path) -> _ActiveRun:
     case, settings = order.case, order.settings
     trials_done = 0
     if order.resumes is None:
-        run = run_dir.begin(case, machine, folder, order.fault, settings.store, settings.purpose)
+        run = run_dir.begin(case, place.machine, folder, order.fault, settings.store, settings.purpose)
     else:
-        run, trials_done = resume(order.resumes, machine)
+        run, trials_done = resume(order.resumes, place.machine)
     outcome: Outcome = "done" if trials_done >= case.trials else "interrupted"
-    return _ActiveRun(run, order, settings.ceiling_of(case), outcome=outcome, trials_done=trials_done)
+    return _ActiveRun(run, order, place, settings.ceiling_of(case), outcome=outcome, trials_done=trials_done)
 
 
-def _run_trial(one: _ActiveRun, trial: int, engine: Engine, watch: Watch) -> TrialEnded:
+def _run_trial(one: _ActiveRun, trial: int, watch: Watch) -> TrialEnded:
     case, settings = one.run.case, one.order.settings
     watch(case, trial, 0)
-    ended = engine.run(
+    ended = one.place.engine.run(
         TrialOrder(
             run=one.run.id,
             trial=trial,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import get_args
 
 from bench.analysis.mfu import Absent
-from bench.analysis.scaling import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
+from bench.analysis.scaling.efficiency import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
 from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine

@@ -5,12 +5,15 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
 import pytest
 
 from bench.cli import main
+from bench.runs.history import History
+from tests.bench.made.fake_nights import FakeNights
 from tests.bench.made.small_traces import write_kineto
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +73,16 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def home_with_a_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's home with a history of one night of the suite `nightly`, an hour ago."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "parallel-observatory").mkdir()
+    with History(f"sqlite:///{home / 'parallel-observatory' / 'history.sqlite'}") as history:
+        FakeNights(history, first_ns=time.time_ns() - 3600 * 10**9).add(0, {"ddp": 0.1})
+    return home
+
+
 def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
@@ -89,16 +102,22 @@ def _examples() -> list[object]:
 def _starts_ranks(example: str) -> bool:
     """Of `doctor`, which starts them, too, that one is left which prints all that it finds."""
     return example == "observatory doctor" or (
-        example.startswith(("observatory run ", "observatory suite run ")) and "--dry-run" not in example
+        example.startswith(("observatory run ", "observatory suite run ", "observatory compare --a"))
+        and "--dry-run" not in example
     )
 
 
 @pytest.mark.parametrize("example", _examples())
-def test_an_example_ends_as_it_should(example: str, home: Path, traces: Path) -> None:
+def test_an_example_ends_as_it_should(example: str, home: Path, home_with_a_night: Path, traces: Path) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":
         words += ["--steps=3", *SMALLER_PROBES[words[1]]] if words[1] in SMALLER_PROBES else SMALLER
-    environment = {**os.environ, "XDG_DATA_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
+    if words[:2] == ["compare", "--ab"]:
+        words += SMALLER
+    if words[0] == "diagnose":
+        words[1] = "run0000-ddp"  # The night's only run.
+    data = home_with_a_night if words[0] in ("check", "diagnose") else home
+    environment = {**os.environ, "XDG_DATA_HOME": str(data), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", "-m", "bench", *words]
     if words[0] == "serve":
         _start_and_end([*command, "--port=0"], environment)

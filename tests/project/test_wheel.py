@@ -48,7 +48,7 @@ def test_the_installed_wheel_runs_ddp_outside_the_repository(tmp_path: Path) -> 
         capture_output=True,
         text=True,
     )
-    assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suites" / "smoke.toml")
+    assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suites" / "shipped" / "smoke.toml")
     small = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
     ended = subprocess.run(
         [observatory, "run", "ddp", "--device=cpu", "--trials=2", "--format=json", *small],

@@ -6,6 +6,7 @@ set -eu
 packages=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
 command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || packages="$packages prometheus"
+command -v amtool >/dev/null 2>&1 && command -v prometheus-alertmanager >/dev/null 2>&1 || packages="$packages prometheus-alertmanager"
 command -v tc >/dev/null 2>&1 || packages="$packages iproute2"
 command -v systemd-analyze >/dev/null 2>&1 || packages="$packages systemd"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"

@@ -61,6 +61,11 @@ class Node:
         """Cut the node off from the others, or join it again with the same address."""
         _run("ip", "-n", self.namespace, "link", "set", self.interface, state)
 
+    def set_rate(self, rate_mbit: float) -> None:
+        """Slow what the node sends to this rate, whatever it was."""
+        bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", LATENCY)
+        _run("tc", "-n", self.namespace, "qdisc", "replace", "dev", self.interface, "root", *bucket)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetBox:
@@ -182,8 +187,7 @@ def _join(place: Node, switch: str, rate_mbit: float | None) -> None:
     _run("ip", "-n", name, "address", "add", f"{place.address}/24", "dev", INTERFACE)
     _run("ip", "-n", name, "link", "set", INTERFACE, "up")
     if rate_mbit is not None:
-        bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", LATENCY)
-        _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *bucket)
+        place.set_rate(rate_mbit)
 
 
 def _remove(names: Sequence[str]) -> None:

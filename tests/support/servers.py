@@ -72,8 +72,7 @@ def run_postgres() -> Iterator[PostgresServer]:
 def _start(binaries: Path, data: Path, folder: Path) -> int:
     """Start the server. Another process may take the free port first, so a few are tried."""
     for attempt in range(_START_ATTEMPTS):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port: int = free.getsockname()[1]
+        port = free_port()
         options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off -p {port}"
         log = folder / "log"
         try:
@@ -102,6 +101,13 @@ def _run(command: Sequence[str | Path], folder: Path) -> None:
             extra_groups=[] if account else None,
             timeout=60,
         )
+
+
+def free_port() -> int:
+    """A loopback port that is free now; another process may take it first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def program(name: str, package: str) -> str:
@@ -136,11 +142,15 @@ class PrometheusServer:
 
 @contextlib.contextmanager
 def run_prometheus(
-    *targets: str, rules: Sequence[Path] = (), jobs: Mapping[str, Mapping[str, object]] | None = None
+    *targets: str,
+    rules: Sequence[Path] = (),
+    jobs: Mapping[str, Mapping[str, object]] | None = None,
+    alertmanagers: Sequence[str] = (),
 ) -> Iterator[PrometheusServer]:
     """A Prometheus on a free loopback port, which scrapes the targets (host:port) and evaluates the rules each second.
 
     Its files are in a folder of its own, which goes with it.
+    alertmanagers: whom to send alerts to (host:port).
     jobs: by name, what else a scrape job says, such as its scheme; each scrapes all targets.
     """
     binary = program("prometheus", "prometheus")
@@ -150,39 +160,42 @@ def run_prometheus(
             # scrape_timeout must not be longer than the interval, and would inherit 10 s.
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rule.absolute()) for rule in rules],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
             "scrape_configs": [
                 {"job_name": name, "static_configs": [{"targets": list(targets)}], **job}
                 for name, job in (jobs or {"observatory": {}}).items()
             ],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML.
-        server, port = _start_prometheus(binary, folder)
-        try:
+        files = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
+        with started_server(binary, *files, output=folder / "output") as port:
             yield PrometheusServer(port=port)
-        finally:
-            server.terminate()
-            server.wait(60)
 
 
-def _start_prometheus(binary: str, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+@contextlib.contextmanager
+def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
+    """A server of the Prometheus project, with these words of its command line; yields its loopback port.
+
+    Another process may take a free port first, so a few are tried. output: the file for what it prints.
+    """
     for _ in range(_START_ATTEMPTS):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port: int = free.getsockname()[1]
-        with (folder / "output").open("ab") as output:
+        port = free_port()
+        with output.open("ab") as printed:
             server = subprocess.Popen(
-                [
-                    binary,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                ],
+                [binary, *words, f"--web.listen-address=127.0.0.1:{port}"],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=printed,
+                stderr=printed,
             )
         if _is_ready(server, port):
-            return server, port
-    pytest.fail(f"Prometheus does not start: {(folder / 'output').read_text()[-2000:]}")
+            break
+    else:
+        pytest.fail(f"{binary} does not start: {output.read_text()[-2000:]}")
+    try:
+        yield port
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 def _is_ready(server: subprocess.Popen[bytes], port: int) -> bool:

@@ -32,6 +32,9 @@ CHANGES: dict[str, Any] = {
     "usable_cores": 4,
     "physical_cores": 1,
     "memory_bytes": 1 << 35,
+    "container_image": "ours@sha256:1",
+    "cpu_limit_cores": 7.5,
+    "memory_limit_bytes": 1 << 33,
     "nodes_here": 2,
     "environment": {"OMP_NUM_THREADS": "2"},
 }
@@ -167,3 +170,24 @@ def test_variables_are_compared_one_by_one() -> None:
         Difference(field="NCCL_DEBUG", before="not set", now="INFO"),
         Difference(field="OMP_NUM_THREADS", before="1", now="not set"),
     )
+
+
+def test_a_limit_that_changed_on_many_gpus_is_one_difference() -> None:
+    before = replace(make_machine(), gpus=tuple(replace(gpu, power_limit_watts=700.0) for gpu in _gpus("a", "b", "c")))
+    now = replace(
+        before, gpus=tuple(replace(gpu, power_limit_watts=500.0) for gpu in before.gpus[:2]) + before.gpus[2:]
+    )
+    assert _only(before, now) == Difference(field="power limit of GPU 0, 1", before="700 W", now="500 W")
+
+
+def test_a_limit_that_an_older_version_did_not_ask_for_is_no_difference() -> None:
+    before, now = (
+        replace(make_machine(), gpus=tuple(replace(gpu, clock_limit_hertz=limit) for gpu in _gpus("a")))
+        for limit in (None, 1_980_000_000)
+    )
+    assert differences(before, now) == ()
+
+
+def test_a_limit_that_was_not_there_is_none_and_not_unknown() -> None:
+    limited = replace(make_machine(), cpu_limit_cores=7.5)
+    assert _only(make_machine(), limited) == Difference(field="CPU limit", before="none", now="7.5 cores")

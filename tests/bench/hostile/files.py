@@ -31,6 +31,7 @@ def make_files(folder: Path) -> None:
         "unknown.yaml": "tls: {}",
         "plain.yaml": "basic_auth_users: {me: hunter2}",
         "misspelt.toml": 'imag = "x"',
+        "levels.toml": '[[accepted_efficiency]]\nstrategy="dpp"\ndevice="cuda"\nscaling="weak"\nratio=1',
         "by-tag.toml": 'image = "x:1"\nclaim = "results"',
         "pods.toml": f'image = "x@sha256:{"0" * 64}"\nclaim = "results"',
         "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",

@@ -1,4 +1,4 @@
-"""Hostile command lines of `observatory suite run` and `suite show`: none of them begins a suite run."""
+"""Hostile command lines of `observatory suite run`, `show` and `scaling`: none of them begins a suite run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LINES = (
     Line("suite run smoke --resume ../..", 2, 'suite run "../.." is unknown; the newest in'),
     Line("suite run smoke --resume \x1b[31m", 2, "is unknown; the newest in"),
     Line("suite run smoke --resume --runs missing", 2, f"{_NONE} missing/suites is left to resume"),
-    Line(f"suite run smoke --runs nights --resume {_OLD}", 2, "schema version 99 is newer than 1"),
+    Line(f"suite run smoke --runs nights --resume {_OLD}", 2, "schema version 99 is newer than 2"),
     Line("suite run smoke --runs nights --resume 2026", 2, 'suite run "2026" may be any of'),
     Line("suite run smoke --runs nights --resume 20261102", 2, "is of suite nightly, not of smoke"),
     Line("suite run smoke --runs nights --resume 20261103", 2, "holds no suite run: its ledger is empty"),
@@ -90,6 +90,15 @@ LINES = (
     Line("suite show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("suite show --store nonsense", 4, "the store's URL cannot be read"),
     Line("suite show 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
+    # scaling
+    Line("suite scaling", 2, "no suite has run yet; `observatory suite run scaling` runs one"),
+    Line("suite scaling nothing", 2, "no suite has run yet"),
+    Line("suite scaling ''", 2, "it is empty; leave it out, or name one"),
+    Line("suite scaling smoke smoke", 2, "unexpected extra argument (smoke)"),
+    Line("suite scaling --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
+    Line("suite scaling --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
+    Line("suite scaling --store nonsense", 4, "the store's URL cannot be read"),
+    Line("suite scaling 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
     Line("show --suite ''", 2, "it is empty; leave it out, or name one"),
     Line("show --suite smoke --rebuild", 2, "--rebuild takes all runs of a folder"),
 )

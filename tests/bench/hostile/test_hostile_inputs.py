@@ -16,7 +16,10 @@ from bench.cli.main import COMMANDS, run
 from bench.errors import printable
 from tests.bench.hostile import (
     analyse_lines,
+    check_lines,
+    compare_lines,
     dashboards_lines,
+    diagnose_lines,
     node_lines,
     run_lines,
     show_lines,
@@ -30,8 +33,11 @@ LINES = [
     *show_lines.LINES,
     *run_lines.LINES,
     *analyse_lines.LINES,
+    *check_lines.LINES,
+    *compare_lines.LINES,
     *node_lines.LINES,
     *dashboards_lines.LINES,
+    *diagnose_lines.LINES,
     *suite_lines.LINES,
     *suite_run_lines.LINES,
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.analysis.estimate import estimate
-from bench.analysis.scaling import scaling_efficiency
+from bench.analysis.scaling.efficiency import scaling_efficiency
 from bench.case import Case, Purpose, find_spec, parse_options
 from bench.machine.machine import Machine
 from bench.runs.summary import Summary
@@ -80,6 +80,9 @@ def make_machine() -> Machine:
             "commit": "/opt is no git tree",
             "torch_hip_version": "torch is built without ROCm",
             "cuda_driver_version": "NVML: NVML Shared Library Not Found",
+            "container_image": "none of OBSERVATORY_IMAGE, APPTAINER_CONTAINER, SINGULARITY_CONTAINER is set",
+            "cpu_limit_cores": "no control group limits CPU time",
+            "memory_limit_bytes": "no control group limits memory",
         },
     )
 

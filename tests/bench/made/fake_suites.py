@@ -19,6 +19,7 @@ from bench.runs.summary import Summary
 from bench.suites.choice import choose
 from bench.suites.ledger import Judgement, LedgerWriter, SuiteState
 from bench.suites.plan import PlannedCase, SuitePlan
+from bench.suites.reruns import Suspects
 from bench.suites.suite_file import Suite, SuiteCase
 from bench.suites.suite_folder import begin, resume
 from bench.suites.suite_run import Display, Setup, SuiteEnd, SuiteRunner
@@ -135,6 +136,7 @@ class FakeNight:
     display: RecordedDisplay = field(default_factory=RecordedDisplay)
     trial_s: float = 0.0
     machine: Machine = field(default_factory=make_machine)
+    suspects: Suspects | None = None
 
     @property
     def runs(self) -> Path:
@@ -179,6 +181,7 @@ class FakeNight:
                 display=self.display,
                 budget_s=budget_s,
                 clock_s=lambda: len(self.orders) * self.trial_s,
+                suspects=self.suspects,
             )
             return SuiteRunner(plan, ledger, setup).run(chosen)
 

@@ -55,6 +55,7 @@ class RecordedNvml:
     NVMLError: type[Exception] = RecordedError
     NVML_P2P_CAPS_INDEX_NVLINK: int = 2
     NVML_P2P_STATUS_OK: int = 0
+    NVML_CLOCK_SM: int = 1
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's own names.
         failure = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND if self.is_without_library else self.failure
@@ -105,6 +106,13 @@ class RecordedNvml:
             raise RecordedError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         total = (handle + 1) << 30
         return RecordedMemory(total=total, free=self.free_bytes.get(handle, total))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:  # noqa: N802
+        return 700_000  # Milliwatts.
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
+        assert clock == self.NVML_CLOCK_SM
+        return 1980
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
         if not self.slices:

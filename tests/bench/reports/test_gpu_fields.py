@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from bench.doctor.page import GpuFields
-from bench.reports.doctor import field_rows, print_fields
+from bench.reports.doctor.page import field_rows, print_fields
 from collectors.nvml.library import FieldSupport
 
 FIELDS = GpuFields(

@@ -11,7 +11,7 @@ from bench.engines.cluster import Capacity
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpu, Gpus, read_gpus
-from bench.runner.case_args import CaseArgs, Node, case_of_args
+from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 FOUR = RecordedNvml(names=("A", "B", "C", "D"))
@@ -38,7 +38,7 @@ def _case(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
     )
-    return case_of_args(CaseArgs(strategy=strategy, dimensions={"batch": 72}, **said), ranks, node)
+    return case_of_args(CaseArgs(strategy=strategy, dimensions={"batch": 72, "kv_heads": 4}, **said), ranks, node)
 
 
 def test_a_case_takes_the_gpus_that_can_be_used() -> None:
@@ -60,6 +60,31 @@ def test_a_case_takes_the_gpus_that_can_be_used() -> None:
 def test_ranks_are_spread_over_the_nodes(said: dict[str, Any], ranks: int, nodes: int) -> None:
     case = _case(_gpus(), **said)
     assert (case.ranks, case.nodes) == (ranks, nodes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "nodes", "tensor_ranks", "said"),
+    [
+        ("three_d", 8, 2, 2, None),
+        ("three_d", 8, 2, 4, None),
+        ("three_d", 8, 4, 4, "three_d on 8 over 4 nodes: its axis tensor has 4 ranks, and a node has 2, so that"),
+        ("three_d", 8, 3, 2, "three_d on 8 over 3 nodes: its axis tensor has 2 ranks, and a node has 2 or 3, so that"),
+        ("tensor_parallel", 4, 1, None, None),
+        ("tensor_parallel", 4, 2, None, "tensor_parallel on 4 over 2 nodes: its axis tensor has 4 ranks, and a node"),
+        ("ddp", 4, 2, None, None),
+        ("collectives", 4, 2, None, None),
+    ],
+)
+def test_a_tensor_axis_that_crosses_nodes_is_said(
+    strategy: str, ranks: int, nodes: int, tensor_ranks: int | None, said: str | None
+) -> None:
+    """Ranks are spread in their order, so that 8 over 3 nodes are 0-2, 3-5 and 6-7."""
+    options = () if tensor_ranks is None else (f"tensor_ranks={tensor_ranks}", "pipeline_ranks=2")
+    case = _case(_gpus(), strategy, ranks=ranks, nodes=nodes, options=options, device="cpu")
+    node = Node(cores=64, host_bytes=1 << 40, gpus=_gpus(), torch=TorchBuild(), nodes=nodes)
+    found = check_room(case, node)
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)
 
 
 def test_more_ranks_than_the_gpus_of_all_nodes_is_refused() -> None:
@@ -152,7 +177,7 @@ def test_gpus_that_a_cluster_does_not_tell_of_are_taken_where_they_are_asked_for
 
 
 def test_a_cluster_without_gpus_is_named_with_the_next_move() -> None:
-    with pytest.raises(Misuse, match="a node of the partition night has no GPU; take another partition, constraint or"):
+    with pytest.raises(Misuse, match="a node of the partition night has no GPU for it; ask for other nodes or"):
         _on_cluster((), device="cuda")
     with pytest.raises(Misuse, match=r"and a node of the partition night has 8 core\(s\)"):
         _on_cluster((), threads=9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import get_args
 
 from tests.gpu.check import Verdict
@@ -29,14 +30,24 @@ def test_the_budget_is_that_of_the_command_and_of_make() -> None:
     assert f"BUDGET ?= {BUDGET_S:g}\n" in (ROOT / "Makefile").read_text()
 
 
+def tables() -> list[Path]:
+    """The tables of machines, named as README.md says: count, device and commit."""
+    return [path for path in MEASURED.glob("*.md") if re.match(r"\d+-", path.name)]
+
+
 def test_a_table_here_is_of_a_gpu_and_names_its_commit() -> None:
-    for path in MEASURED.glob("*.md"):
-        if path.name != "README.md":
-            text = path.read_text()
-            assert REHEARSAL not in text
-            assert re.search(r"^- commit: [0-9a-f]{7,}", text, re.MULTILINE)
+    for path in tables():
+        text = path.read_text()
+        assert REHEARSAL not in text
+        assert re.search(r"^- commit: [0-9a-f]{7,}", text, re.MULTILINE)
+
+
+def test_a_page_that_is_no_table_says_that_no_gpu_had_a_part_in_it() -> None:
+    others = {path.name for path in MEASURED.glob("*.md")} - {path.name for path in tables()} - {"README.md"}
+    for name in others:
+        assert f"[{name}]({name}) is of no GPU" in TEXT
+        assert "no GPU has a part in" in (MEASURED / name).read_text()
 
 
 def test_no_gpu_is_claimed_as_long_as_there_is_no_table() -> None:
-    tables = [path for path in MEASURED.glob("*.md") if path.name != "README.md"]
-    assert ("No GPU has been measured yet" in TEXT) == (not tables)
+    assert ("No GPU has been measured yet" in TEXT) == (not tables())

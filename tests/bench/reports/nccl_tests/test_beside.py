@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from bench.analysis.estimate import estimate
-from bench.reports.nccl_tests import print_beside
-from bench.reports.nccl_tests_reader import decode
+from bench.reports.nccl_tests.beside import print_beside
+from bench.reports.nccl_tests.reader import decode
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probe_metrics
 from tests.bench.made.examples import make_case, make_summary

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.analysis.estimate import estimate
-from bench.reports.nccl_tests_reader import decode
-from bench.reports.nccl_tests_writer import most_like
+from bench.reports.nccl_tests.reader import decode
+from bench.reports.nccl_tests.writer import most_like
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from tests.bench.doctor.runs import probe

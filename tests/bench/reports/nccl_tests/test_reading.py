@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import Misuse
-from bench.reports.nccl_tests_reader import Imported, Placement, Row, decode, read
+from bench.reports.nccl_tests.reader import Imported, Placement, Row, decode, read
 from tests.bench.reports.nccl_tests.files import body, document, row
 
 

@@ -12,8 +12,8 @@ import pytest
 from bench.analysis.estimate import Estimate, estimate
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
-from bench.reports.nccl_tests_reader import decode
-from bench.reports.nccl_tests_writer import encode
+from bench.reports.nccl_tests.reader import decode
+from bench.reports.nccl_tests.writer import encode
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from tests.bench.made.examples import make_case, make_machine, make_summary

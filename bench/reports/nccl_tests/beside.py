@@ -22,7 +22,7 @@ from bench.reports.format import (
     table_of,
     wide_interval_notes,
 )
-from bench.reports.nccl_tests_reader import COLLECTIVES, Imported, Row
+from bench.reports.nccl_tests.reader import COLLECTIVES, Imported, Row
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric

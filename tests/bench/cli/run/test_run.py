@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from bench import case
 from bench.cli import main
 from bench.cli.options import ENGINE_NAMES
-from bench.cli.run import GROUPS, command
+from bench.cli.run.command import GROUPS, command
 from bench.engines.registry import ENGINES
 from bench.exporter.server import PORT as SERVED_PORT
 from bench.runner.case_args import CaseArgs

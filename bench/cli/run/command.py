@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from bench.cli.completion import complete_option, complete_run, complete_strategy
+from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText, engine_options
-from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options, named_option
+from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
-from workloads.spec import Backend, Device, Precision
-
-
-class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups.
-
-    groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
-    """
-
-    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.groups = groups
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {
-            parameter.name: record
-            for parameter in self.get_params(context)
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)) is not None
-        }
-        for title, names in self.groups.items():
-            with formatter.section(title):
-                formatter.write_dl([records.pop(name) for name in names])
-        with formatter.section("Other"):
-            formatter.write_dl(list(records.values()))
-
 
 GROUPS = {
     "What runs": (
@@ -67,19 +42,6 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     return counts
 
 
-def _option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
-    """Return the option of a parameter by its name, such as --warm-up of `warm_up`, whose default the help shows."""
-    return click.option(f"--{name.replace('_', '-')}", name, help=text, show_default=True, **keywords)
-
-
-def _dimensions(function: Any) -> Any:
-    """Add an option for each dimension of a shape."""
-    for name in reversed(DIMENSIONS):
-        text = "Sequences of one step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
-        function = _option(name, text, type=int)(function)
-    return function
-
-
 @click.command(name="run", cls=GroupedCommand, groups=GROUPS)
 @click.argument("strategy", shell_complete=complete_strategy)
 @click.option(
@@ -89,28 +51,10 @@ def _dimensions(function: Any) -> Any:
     help="Number of ranks; several are measured in turn, as a curve.  [default: the GPUs, or 2 on a CPU, as the"
     " strategy allows]",
 )
-@click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}.")
-@_dimensions
-@_option("trials", "Times that fresh ranks measure it.", default=3)
-@_option("steps", "Measured steps of a trial.", default=20)
-@_option("warm_up", "Unmeasured steps before them.", default=5)
-@_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3)
+@case_options(trials=3)
 @click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
 @click.option("--trace-every", type=int, metavar="STEPS", help="Trace again after each so many measured steps.")
 @click.option("--memory-snapshot", is_flag=True, help="Record the memory of one step: by category, and its blocks.")
-@_option("precision", "Of the arithmetic.", type=click.Choice(get_args(Precision)), default="fp32")
-@click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]")
-@click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]")
-@_option("threads", "CPU threads of a rank.", default=1)
-@_option("seed", "Of weights and data.", default=0)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=complete_option,
-    help="An option of the strategy; `observatory list STRATEGY` shows all.",
-)
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
 @click.option(
     "--baseline",
@@ -120,9 +64,9 @@ def _dimensions(function: Any) -> Any:
     shell_complete=complete_run,
     help="Run that the scaling efficiency is relative to.",
 )
-@click.option("--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take.")
+@LIMIT
 @engine_options
-@_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
+@named_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
 @click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
 @click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
 @click.option(
@@ -150,10 +94,10 @@ def command(**parameters: Any) -> int:
     Example:
       observatory run ddp --ranks 2 --with-baseline weak
     """
-    from bench.cli.dry_run import plan_lines, print_plan
-    from bench.cli.execute import execute, exit_code, present
     from bench.cli.main import FINE
-    from bench.cli.planning import RunOptions, plan
+    from bench.cli.run.dry_run import plan_lines, print_plan
+    from bench.cli.run.execute import execute, exit_code, present
+    from bench.cli.run.planning import RunOptions, plan
     from bench.runner.case_args import CaseArgs
 
     context = click.get_current_context()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.reports.nccl_tests_reader import read
+from bench.reports.nccl_tests.reader import read
 
 SWEEP = ["--ranks", "2", "--trials", "1", "--steps", "2", "--warm-up", "1", "--port", "0"]
 

@@ -9,12 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.case import Case
-from bench.cli.planning import Plan, RunOptions
+from bench.case import Case, written
+from bench.cli.run.planning import Plan, RunOptions
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
 from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable
-from bench.reports.strategies import written
 from bench.reports.suites.plan import cluster_lines
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import NotCovered

@@ -33,7 +33,7 @@ from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import Mistake
 from workloads.spec import StrategySpec
 
-# The options of the command, as its parameters are named in `bench.cli.run`.
+# The options of the command, as its parameters are named in `bench.cli.run.command`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Plan:
     cases: measured in turns, each with the fault to inject. is_curve: they are one command on several numbers of ranks.
     explicit_baseline: the run that --baseline names.
     device_reason: why this device was chosen, None where the user named it. crowds: warnings of more processes than
-    cores. cluster: whose nodes it was planned by, None for this machine.
+    cores, and of tensor axes that cross nodes. cluster: whose nodes it was planned by, None for this machine.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]

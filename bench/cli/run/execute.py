@@ -10,7 +10,7 @@ import click
 from bench.analysis.mfu import Absent
 from bench.case import Case
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
-from bench.cli.planning import Plan, RunOptions
+from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
 from bench.engines.cluster import Request
 from bench.engines.registry import ENGINES

@@ -18,7 +18,7 @@ from bench.analysis.estimate import by_labels, of_metric
 from bench.analysis.probes import LIBRARY
 from bench.errors import Misuse
 from bench.machine.machine import Machine
-from bench.reports.nccl_tests_reader import ALGORITHM, COLLECTIVES, DTYPES, Imported
+from bench.reports.nccl_tests.reader import ALGORITHM, COLLECTIVES, DTYPES, Imported
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
 from workloads.cost_models.collective_sizes import IN_PLACE, UNDIVIDED

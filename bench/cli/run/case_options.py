@@ -1,0 +1,85 @@
+"""Options that say what case is measured, and how often: of `observatory run`, and of both sides of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import click
+
+from bench.cli.completion import complete_option
+from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from workloads.spec import Backend, Device, Precision
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in groups.
+
+    groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
+    """
+
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.groups = groups
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {
+            parameter.name: record
+            for parameter in self.get_params(context)
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)) is not None
+        }
+        for title, names in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        with formatter.section("Other"):
+            formatter.write_dl(list(records.values()))
+
+
+def named_option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
+    """Return the option of a parameter by its name, such as --warm-up of `warm_up`, whose default the help shows."""
+    return click.option(f"--{name.replace('_', '-')}", name, help=text, show_default=True, **keywords)
+
+
+def _dimensions(function: Any) -> Any:
+    """Add an option for each dimension of a shape."""
+    for name in reversed(DIMENSIONS):
+        text = "Sequences of one step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
+        function = named_option(name, text, type=int)(function)
+    return function
+
+
+LIMIT = click.option(
+    "--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take."
+)
+
+
+def case_options(*, trials: int) -> Callable[[Any], Any]:
+    """Return what adds the options of a case, all but its strategy and its ranks. trials: the default."""
+    options = (
+        click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}."),
+        _dimensions,
+        named_option("trials", "Times that fresh ranks measure it.", default=trials),
+        named_option("steps", "Measured steps of a trial.", default=20),
+        named_option("warm_up", "Unmeasured steps before them.", default=5),
+        named_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3),
+        named_option("precision", "Of the arithmetic.", type=click.Choice(get_args(Precision)), default="fp32"),
+        click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]"),
+        click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]"),
+        named_option("threads", "CPU threads of a rank.", default=1),
+        named_option("seed", "Of weights and data.", default=0),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="KEY=VALUE",
+            shell_complete=complete_option,
+            help="An option of the strategy; `observatory list STRATEGY` shows all.",
+        ),
+    )
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add

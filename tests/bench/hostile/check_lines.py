@@ -1,0 +1,32 @@
+"""Hostile command lines of `observatory check`."""
+
+from __future__ import annotations
+
+from tests.bench.hostile.line import Line
+
+_NONE = "no suite has run yet; `observatory suite run smoke` runs one"
+
+LINES = (
+    Line("check", 2, _NONE),
+    Line("check --suite nightly", 2, _NONE),
+    Line("check --suite ''", 2, "it is empty; leave it out, or name one"),
+    Line("check nightly", 2, "unexpected extra argument (nightly)"),
+    Line("check --format xml", 2, "'xml' is not one of"),
+    Line("check --since ''", 2, "it is empty"),
+    Line("check --since 2026-11-23 --format junit", 2, "--since shows earlier nights as table or json"),
+    Line("check --store sqlite:///garbage.sqlite", 4, "file is not a database"),
+    Line("check --store mysql://host/name", 4, "mysql is not supported"),
+    Line("check --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
+    Line("check --runs ''", 2, "it is empty; name a folder"),
+    # --accept
+    Line("check --accept", 2, "requires an argument"),
+    Line("check --accept ddp", 2, '--accept ddp needs a reason for whoever reads it later: --because "..."'),
+    Line("check --because x", 2, "--because and --metric belong to --accept CASE"),
+    Line("check --metric step", 2, "--because and --metric belong to --accept CASE"),
+    Line("check --accept ddp --because ''", 2, "it is empty"),
+    Line("check --accept ddp --because x --since 2026-11-23", 2, "--since has no meaning with --accept"),
+    Line("check --accept ddp --because x --format json", 2, "--format has no meaning with --accept"),
+    Line("check --accept ddp --because x --runs folder", 2, "--runs has no meaning with --accept"),
+    Line("check --accept ddp --because x --details", 2, "--details has no meaning with --accept"),
+    Line("check --accept ddp --because x", 2, _NONE),
+)
