@@ -124,8 +124,8 @@ def test_a_slow_link_is_told_from_what_the_probe_measured(tmp_path: Path, capsys
 
 
 def test_overlap_that_is_off_is_the_first_thing_to_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The link is as slow as its probe says."""
-    case = case_of("ddp", 2, batch=8, steps=5, warm_up=2, options={"overlap": False})
+    """The link is as slow as its probe says, and the backward is about as long as what it may hide."""
+    case = case_of("ddp", 2, batch=32, steps=5, warm_up=2, options={"overlap": False})
     with netbox(nodes=2, rate_mbit=2 * SLOW_MBIT) as box:
         _keep(_run_boxed(box, _probe(), tmp_path / "probe", 29501))
         folder = _run_boxed(box, case, tmp_path / "exposed", 29502)
