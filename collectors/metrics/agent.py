@@ -54,8 +54,11 @@ AGENT_FIELDS = NODE.counter(
 # Info series to join the others to: which run, which rank, which result.
 
 RUN_INFO = NODE.info(
-    "observatory_run_info{run, slot, strategy, ranks, series}",
-    "A run that goes on now, and the slot that its ranks' series carry; the value is always 1.",
+    "observatory_run_info{run, slot, series, name, strategy, ranks, nodes, device, shape, precision, suite, case,"
+    " commit}",
+    "A run that goes on now, and the slot that its ranks' series carry: what it measures, in words (name) and one by"
+    " one; shape is empty of a probe, suite and case of what no suite runs, commit (of this program) where it is"
+    " unknown; the value is always 1.",
 )
 RUN_LAST_PROGRESS = NODE.gauge(
     "observatory_run_last_progress_timestamp_seconds{run, slot}",
@@ -67,8 +70,11 @@ RANK_INFO = RANK.info(
     "A rank of a run that goes on now: which run it is of, and where it runs; the value is always 1.",
 )
 RESULT_INFO = NODE.info(
-    "observatory_result_info{series, run, strategy}",
-    "The newest run of a series that ended well and is not ad hoc, whose results are shown; the value is always 1.",
+    "observatory_result_info{series, run, name, strategy, ranks, device, shape, precision, options, suite, case,"
+    " commit, torch, driver, nccl, gpu}",
+    "The newest run of a series that ended well and is not ad hoc, whose results are shown: what it measured, in words"
+    " (name) and one by one, and with what. Options are those that differ from their defaults; suite and case are empty"
+    " of what no suite ran, driver, nccl and gpu of what used none, and so is what is unknown; the value is always 1.",
 )
 RUN_LAST_COMPLETION = NODE.gauge(
     "observatory_run_last_completion_timestamp_seconds{strategy, ranks, device, precision, series}",

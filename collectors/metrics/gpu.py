@@ -28,23 +28,24 @@ GPU_FABRIC = NODE.info(
     " value is always 1.",
 )
 GPU_POWER_LIMIT_WATTS = NODE.gauge(
-    "observatory_gpu_power_limit_watts{gpu, limit}",
+    "observatory_gpu_power_limit_watts{gpu, limit=current|default|minimum|maximum}",
     "Power limits of the GPU: the one in force (current), the factory's (default), and what it may be set to"
     " (minimum, maximum).",
 )
 GPU_CLOCK_LIMIT_HERTZ = NODE.gauge(
-    "observatory_gpu_clock_limit_hertz{gpu, clock}", "How fast a clock of the GPU may run at most: sm, memory or video."
+    "observatory_gpu_clock_limit_hertz{gpu, clock=sm|memory|video}",
+    "How fast a clock of the GPU may run at most: sm, memory or video.",
 )
 GPU_PCIE_GENERATION = NODE.gauge(
-    "observatory_gpu_pcie_link_generation{gpu, link}",
+    "observatory_gpu_pcie_link_generation{gpu, link=now|maximum}",
     "Generation of the GPU's PCIe link: now (idle GPUs lower it) and maximum, of what GPU and slot allow.",
 )
 GPU_PCIE_LANES = NODE.gauge(
-    "observatory_gpu_pcie_link_lanes{gpu, link}",
+    "observatory_gpu_pcie_link_lanes{gpu, link=now|maximum}",
     "Width of the GPU's PCIe link: now and maximum, of what GPU and slot allow.",
 )
 GPU_PCIE_LINK = NODE.gauge(
-    "observatory_gpu_pcie_link_bytes_per_second{gpu, link}",
+    "observatory_gpu_pcie_link_bytes_per_second{gpu, link=now|maximum}",
     "What the GPU's PCIe link carries in one direction by its generation and lanes: now (idle GPUs slow it down) and"
     " maximum.",
 )
@@ -128,7 +129,7 @@ GPU_TEMPERATURE_MARGIN_CELSIUS = NODE.gauge(
     "How many degrees the GPU is below the nearest temperature at which it slows itself down.",
 )
 GPU_CLOCK_HERTZ = NODE.gauge(
-    "observatory_gpu_clock_hertz{gpu, clock}", "A clock of the GPU as it runs now: sm, memory or video."
+    "observatory_gpu_clock_hertz{gpu, clock=sm|memory|video}", "A clock of the GPU as it runs now: sm, memory or video."
 )
 GPU_CLOCK_HELD_SECONDS = NODE.counter(
     "observatory_gpu_clock_held_seconds_total{gpu, reason}",

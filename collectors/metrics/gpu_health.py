@@ -107,7 +107,7 @@ GPU_SM_OCCUPANCY = NODE.gauge(
     "Warps that were resident, as a share of the most there can be, averaged between the last two readings.",
 )
 GPU_TENSOR_ACTIVITY = NODE.gauge(
-    "observatory_gpu_tensor_activity_ratio{gpu, kind}",
+    "observatory_gpu_tensor_activity_ratio{gpu, kind=any|...}",
     "Share of the time between the last two readings in which tensor cores worked: in any way, and by kind of"
     " product: half (hmma), integer (imma), double (dfma).",
 )
@@ -139,15 +139,17 @@ GPU_MISSED = NODE.counter(
 GPU_FIELD_SECONDS = NODE.gauge(
     "observatory_gpu_field_seconds{field}",
     "What the driver took to read one field, by its own account, on the slowest of the node's GPUs; fields that share"
-    " a driver call share its time.",
+    " a driver call share its time; shown only where it is asked for.",
 )
 GPU_CALL_SECONDS = NODE.counter(
     "observatory_gpu_call_seconds_total{function}",
-    "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events.",
+    "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events; shown"
+    " only where it is asked for.",
 )
 GPU_CALLS = NODE.counter(
     "observatory_gpu_calls_total{function}",
-    "Our calls to a function of NVML, answered or refused, all of the node's GPUs together.",
+    "Our calls to a function of NVML, answered or refused, all of the node's GPUs together; shown only where it is"
+    " asked for.",
     unit="requests",
 )
 

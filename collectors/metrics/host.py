@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collectors.metrics.metric import NODE, metrics_in
 
+NODE_INFO = NODE.info(
+    "observatory_node_info{host, os, kernel, driver, version, python}",
+    "The node: its host name, operating system (in a container, the container's) and kernel, the version of NVIDIA's"
+    " driver, empty where none is loaded, and the versions of this program and of Python; the value is always 1.",
+)
 HOST_CPU_SECONDS = NODE.counter(
     "observatory_host_cpu_seconds_total{mode}",
     "Time that the node's CPUs together have spent in a mode since its start; no time is in two modes, so that the"
@@ -13,18 +18,18 @@ HOST_LOAD = NODE.gauge(
     "observatory_host_load_tasks", "Tasks that ran or waited to run, averaged over the last minute by the kernel."
 )
 HOST_PRESSURE_SECONDS = NODE.counter(
-    "observatory_host_pressure_seconds_total{resource, stalled}",
+    "observatory_host_pressure_seconds_total{resource, stalled=some|full}",
     "Time in which tasks waited for a resource (cpu, memory, io or irq): some of those that had work to do, or all of"
     " them at once (full), which the kernel does not define for the CPU.",
 )
 HOST_MEMORY_BYTES = NODE.gauge(
-    "observatory_host_memory_bytes{kind}",
+    "observatory_host_memory_bytes{kind=total|available|used|free|cached|shared|buffers|dirty}",
     "Memory of the node: total; available to a new process without swapping; used, the rest of total; free, in no use"
     " at all; cached, pages of files and of shared memory; shared alone; buffers of block devices; dirty, not yet"
-    " written to disk. Kinds overlap and make no sum.",
+    " written to disk.",
 )
 HOST_SWAP_BYTES = NODE.gauge(
-    "observatory_host_swap_bytes{kind}",
+    "observatory_host_swap_bytes{kind=total|used}",
     "Swap space of the node: total and used; a total of zero is a node without swap.",
 )
 HOST_SWAPPED_BYTES = NODE.counter(
@@ -70,7 +75,7 @@ HOST_NETWORK_ERRORS = NODE.counter(
     "Packets that reached a network interface damaged, or that it could not send.",
 )
 HOST_NUMA_MEMORY_BYTES = NODE.gauge(
-    "observatory_host_numa_memory_bytes{numa, kind}",
+    "observatory_host_numa_memory_bytes{numa, kind=total|free|cached}",
     "Memory of one of the node's NUMA nodes: total, free, or cached, which are pages of files.",
 )
 HOST_NUMA_ALLOCATIONS = NODE.counter(
@@ -107,7 +112,7 @@ HOST_INFINIBAND_ERRORS = NODE.counter(
     " than 255 or 65535 of a kind until they are cleared.",
 )
 HOST_FILESYSTEM_BYTES = NODE.gauge(
-    "observatory_host_filesystem_bytes{folder, kind}",
+    "observatory_host_filesystem_bytes{folder, kind=total|available}",
     "The file system that a folder is on: total, and available to those who are not root; of the root folder and of"
     " that of the runs, and once where both are on one.",
 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import msgspec
 
-Kind = Literal["gauge", "counter", "info"]
+Kind = Literal["gauge", "counter", "info", "histogram"]
 Scope = Literal["rank", "node", "run"]
 Better = Literal["lower", "higher"]
+Statistic = Literal["median", "low", "high"]
+"""What is shown of a run's figure: its median over trials, and the ends of the 95 % interval where there is one."""
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""What is shown of a figure of each rank or pair of ranks where there are many, by its word in names."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -22,14 +26,27 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A label with values that make no sum: each of these is a metric of its own where it is shown.
+
+    has_others: whether it has other values, too, which add up, and so keep the label.
+    """
+
+    label: str
+    values: tuple[str, ...]
+    has_others: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """The definition of one thing that is measured.
 
     unit: base unit in words ("seconds", "bytes", "ratio"); the name ends in it, or in unit_total for a counter.
     scope: the owner of a value (a rank, a node or a run); the exporter adds the owner's labels.
-    labels: the metric's own labels, without its owner's.
+    labels: the metric's own labels, without its owner's. splits: those of them whose values make no sum.
     help: the definition, in one sentence: what is counted, over what.
     better: the direction that is an improvement; None where neither is, as of a setting or a part of a whole.
+    of_each: the label with a value for each rank or pair of a run, of which there may be thousands; None for others.
     """
 
     name: str
@@ -39,6 +56,8 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     better: Better | None = None
+    of_each: str | None = None
+    splits: tuple[Split, ...] = ()
 
     def at(self, value: float, **labels: str) -> Sample:
         """Return a sample of this metric.
@@ -55,15 +74,94 @@ class Metric:
             raise ValueError(f"{self.name}: labels {'; '.join(parts)}; its labels are: {allowed}")
         return Sample(self.name, value, labels)
 
+    def statistic(self, which: Statistic) -> Metric:
+        """Return the metric that shows one statistic of a run's figure, named before what is counted and its unit.
 
-_UNITS_OF_SEVERAL_WORDS = ("bytes_per_second", "per_second", "timestamp_seconds")
+        observatory_run_step_seconds: observatory_run_step_median_seconds;
+        observatory_run_tokens_per_second: observatory_run_median_tokens_per_second.
+        """
+        assert self.scope == "run", f"{self.name} is of a {self.scope}; only a run's figures have statistics"
+        ends = {"low": "Lower", "high": "Upper"}
+        description = (
+            self.help if which == "median" else f"{ends[which]} end of the 95 % interval of {self._named('median')}."
+        )
+        return replace(self, name=self._named(which), help=description)
+
+    def quantile(self, word: str) -> Metric:
+        """Return the metric that shows a quantile of the medians over the ranks or pairs of a large run.
+
+        observatory_run_last_ratio of each rank: observatory_run_last_rank_p90_ratio.
+        """
+        assert self.of_each is not None, f"{self.name} is of no rank or pair"
+        return replace(
+            self,
+            name=self._named(self.of_each, word),
+            help=f"{self.help} This is the {QUANTILES[word]} quantile over each {self.of_each} of a run that has many.",
+            labels=tuple(label for label in self.labels if label != self.of_each),
+            of_each=None,
+        )
+
+    def alone(self, **values: str) -> Metric:
+        """Return the metric that shows the series with these values of split labels: its name tells them.
+
+        observatory_host_swap_bytes, kind total: observatory_host_swap_total_bytes.
+
+        Raises:
+            ValueError: a label is not split, or not at this value.
+        """
+        told = [(split, values[split.label]) for split in self.splits if split.label in values]
+        if len(told) < len(values) or any(value not in split.values for split, value in told):
+            raise ValueError(f"{self.name} has no metric of its own for {values}")
+        if not told:
+            return self
+        words = ", ".join(f"{split.label} {value}" for split, value in told)
+        return replace(
+            self,
+            name=self._named(*(value for _, value in told)),
+            help=f"{self.help} This is {words}.",
+            labels=tuple(label for label in self.labels if label not in values),
+            splits=tuple(split for split in self.splits if split.label not in values),
+        )
+
+    def forms(self) -> Iterator[tuple[dict[str, str], Metric]]:
+        """Yield each metric that shows series of this one, with the values that its name tells; itself without any."""
+        forms: list[dict[str, str]] = [{}]
+        for split in self.splits:
+            alone = [{**form, split.label: value} for form in forms for value in split.values]
+            forms = [*alone, *(forms if split.has_others else ())]
+        for form in forms:
+            yield form, self.alone(**form)
+
+    def shown(self) -> tuple[Metric, ...]:
+        """Return the metrics by which /metrics shows this one: all its forms, and of a figure all their statistics."""
+        forms = [form for _, form in self.forms()]
+        if self.scope != "run":
+            return tuple(forms)
+        quantiles = map(self.quantile, QUANTILES if self.of_each is not None else ())
+        return (*(form.statistic(which) for form in forms for which in STATISTICS), *quantiles)
+
+    def _named(self, *words: str) -> str:
+        """Return the name with words before what is counted and its unit."""
+        suffix = f"_{self.unit}" + ("_total" if self.kind == "counter" else "")
+        whole = self.name.removesuffix(suffix)
+        if self.unit == "per_second":  # A rate of what the word before says.
+            whole, _, counted = whole.rpartition("_")
+            suffix = f"_{counted}{suffix}"
+        return "_".join((whole, *words)) + suffix
+
+
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+
+_UNITS_OF_SEVERAL_WORDS = ("bytes_per_second", "flops_per_second", "per_second", "timestamp_seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Whom values belong to, with a method to define a metric of each kind.
 
-    series: name and labels as PromQL writes them: "observatory_gpu_clock_hertz{gpu, clock}".
+    series: name and labels as PromQL writes them: "observatory_gpu_memory_used_bytes{gpu}". A label with values that
+    make no sum has them listed, "kind=total|used", and "part=total|..." where it has others that do.
     unit: given only where it is not the end of the name.
     """
 
@@ -76,13 +174,18 @@ class Owner:
         *,
         unit: str | None = None,
         better: Better | None = None,
+        of_each: str | None = None,
     ) -> Metric:
         """Define a value that rises and falls."""
-        return self._define("gauge", series, help, unit, better)
+        return replace(self._define("gauge", series, help, unit, better), of_each=of_each)
 
     def counter(self, series: str, help: str, *, unit: str | None = None) -> Metric:  # noqa: A002
         """Define a sum that only grows."""
         return self._define("counter", series, help, unit)
+
+    def histogram(self, series: str, help: str) -> Metric:  # noqa: A002
+        """Define how often values were in each bucket; its samples are those of `collectors.prometheus.histogram`."""
+        return self._define("histogram", series, help, None)
 
     def info(self, series: str, help: str) -> Metric:  # noqa: A002
         """Define a series that is always 1, whose labels tell something."""
@@ -91,7 +194,8 @@ class Owner:
     def _define(
         self, kind: Kind, series: str, description: str, unit: str | None, better: Better | None = None
     ) -> Metric:
-        name, _, labels = series.removesuffix("}").partition("{")
+        name, _, listed = series.removesuffix("}").partition("{")
+        labels = [label.partition("=") for label in listed.split(", ")] if listed else []
         words = name.removesuffix("_total")
         ending = next((ending for ending in _UNITS_OF_SEVERAL_WORDS if words.endswith(f"_{ending}")), None)
         return Metric(
@@ -100,9 +204,15 @@ class Owner:
             unit=unit or ending or words.rpartition("_")[2],
             scope=self.scope,
             help=description,
-            labels=tuple(labels.split(", ")) if labels else (),
+            labels=tuple(label for label, _, _ in labels),
+            splits=tuple(_split(label, values.split("|")) for label, _, values in labels if values),
             better=better,
         )
+
+
+def _split(label: str, values: list[str]) -> Split:
+    has_others = values[-1] == "..."
+    return Split(label=label, values=tuple(values[:-1] if has_others else values), has_others=has_others)
 
 
 RANK, NODE, RUN = Owner("rank"), Owner("node"), Owner("run")

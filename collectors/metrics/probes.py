@@ -101,15 +101,15 @@ RUN_COLLECTIVE_CHOICE = RUN.gauge(
     "1 for each algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
 )
 RUN_COLLECTIVE_ROUNDS = RUN.gauge(
-    "observatory_run_collective_rounds{collective, algorithm, size, account}",
+    "observatory_run_collective_rounds{collective, algorithm, size, account=counted|expected}",
     "Rounds of messages in one call of an algorithm: expected (by its cost model) or counted (the most of any rank).",
 )
 RUN_COLLECTIVE_TOTAL_BYTES = RUN.gauge(
-    "observatory_run_collective_total_bytes{collective, algorithm, size, account}",
+    "observatory_run_collective_total_bytes{collective, algorithm, size, account=counted|expected}",
     "Bytes that all ranks together send in one call of an algorithm, without headers: expected or counted.",
 )
 RUN_COLLECTIVE_PEAK_BYTES = RUN.gauge(
-    "observatory_run_collective_peak_bytes{collective, algorithm, size, account}",
+    "observatory_run_collective_peak_bytes{collective, algorithm, size, account=counted|expected}",
     "The most bytes that any rank sends, or receives, in one round of an algorithm: expected or counted.",
 )
 RUN_LINK_LATENCY_SECONDS = RUN.gauge(
@@ -167,12 +167,14 @@ RUN_PAIR_BANDWIDTH = RUN.gauge(
     "Bytes that each rank of a pair sends to the other in an exchange both ways, divided by its time on the slower of"
     " the two.",
     better="higher",
+    of_each="pair",
 )
 RUN_PAIR_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_pair_with_host_bytes_per_second{pair, size}",
     "Bytes that each rank of a pair sends to the other, divided by the time of an exchange as a loop in Python has it;"
     " absent on a CPU, where both are one.",
     better="higher",
+    of_each="pair",
 )
 
 METRICS = metrics_in(globals())

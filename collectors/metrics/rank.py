@@ -44,6 +44,12 @@ LEARNING_RATE = RANK.gauge(
     "Learning rate that a rank's optimizer used in one step, after its rule and warm-up: what AdamW multiplies its"
     " update by, which has no unit.",
 )
+GRADIENT_NORM = RANK.gauge(
+    "observatory_gradient_norm_ratio",
+    "Euclidean norm of the whole gradient of one step before clipping, over all weights and ranks that hold parts of"
+    " it, which has no unit; as the clipping computes it, so absent where the option clip is 0, on a rank that does"
+    " not clip, such as a worker of a synchronous parameter server, and in a step whose norm is not finite.",
+)
 OBSERVER_SECONDS = RANK.gauge(
     "observatory_observer_seconds",
     "Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, at the"
@@ -96,7 +102,7 @@ OUT_OF_MEMORY = RANK.counter(
     unit="errors",
 )
 LIVE_TENSOR_BYTES = RANK.gauge(
-    "observatory_memory_live_tensor_bytes{category}",
+    "observatory_memory_live_tensor_bytes{category=total|...}",
     "Bytes of live tensors at their peak in one unmeasured step on the CPU, by category and in total.",
 )
 STAGE_ACTIVATION_BYTES = RANK.gauge(
@@ -105,7 +111,7 @@ STAGE_ACTIVATION_BYTES = RANK.gauge(
     " on CUDA by the caching allocator's account, without the buffers that messages come in.",
 )
 TIMELINE_PEAK_BYTES = RANK.gauge(
-    "observatory_memory_timeline_peak_bytes{category}",
+    "observatory_memory_timeline_peak_bytes{category=total|...}",
     "Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total: those"
     " of its state, activations (made in forward and kept after it), temporary (made and dropped in one phase), other;"
     " blocks that are older than the step and of no state are not seen.",

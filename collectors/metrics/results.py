@@ -60,20 +60,27 @@ RUN_SCALING_EFFICIENCY = RUN.gauge(
     " the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
     better="higher",
 )
+RUN_EXPECTED_EFFICIENCY = RUN.gauge(
+    "observatory_run_scaling_efficiency_expected_ratio{scaling, baseline}",
+    "Scaling efficiency that the cost model expects of a run: the baseline's step of one rank at this rank's share of"
+    " the work, divided by the same and the part of the run's transfers, on the link that a collectives run measured on"
+    " the same hardware, that forward and backward cannot hide. Nothing that the run measured is in it. The interval is"
+    " of the baseline's trials; the link is taken as exact.",
+)
 RUN_PEAK_MEMORY_BYTES = RUN.gauge(
-    "observatory_run_peak_memory_bytes{account}",
+    "observatory_run_peak_memory_bytes{account=allocator|live_tensors|resident}",
     "Most memory of any rank: allocator (tensors on the GPU, largest measured step), live_tensors (tensors on the"
     " CPU, one unmeasured step) or resident (the process).",
     better="lower",
 )
 RUN_MEMORY_ACCOUNT_BYTES = RUN.gauge(
-    "observatory_run_memory_account_bytes{part, account}",
+    "observatory_run_memory_account_bytes{part=total|unexplained|..., account=measured|implementation|paper}",
     "Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a step,"
     " unexplained of it, total): measured (the most of any rank), or expected by this implementation's account or the"
-    " paper's.",
+    " paper's. Parts but unexplained add up to the total.",
 )
 RUN_MEMORY_PREDICTED_RATIO = RUN.gauge(
-    "observatory_run_memory_predicted_ratio{part}",
+    "observatory_run_memory_predicted_ratio{part=total|...}",
     "Bytes of a part of training's memory that this implementation's account expects, divided by those measured.",
 )
 RUN_OBSERVER_RATIO = RUN.gauge(
@@ -92,9 +99,10 @@ RUN_TRACED_STEP_SECONDS = RUN.gauge(
     better="lower",
 )
 RUN_TRACED_RATIO = RUN.gauge(
-    "observatory_run_traced_ratio{part}",
+    "observatory_run_traced_ratio{part=communication|overlap|...}",
     "Part of a traced step, divided by the traced step's time: compute, communication, overlap,"
-    " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials.",
+    " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials."
+    " All but communication and overlap are times of their own, which add up to the step but for the medians.",
 )
 RUN_OVERLAP_RATIO = RUN.gauge(
     "observatory_run_overlap_ratio",
@@ -109,17 +117,17 @@ RUN_COLLECTIVE_OVERLAP_RATIO = RUN.gauge(
     better="higher",
 )
 RUN_ATTENTION_PAIRS = RUN.gauge(
-    "observatory_run_attention_pairs{extreme, account}",
+    "observatory_run_attention_pairs{extreme=least|most, account=counted|expected}",
     "Pairs of query and key that a rank attends in a step's forward, of all heads and layers: of the rank that has"
     " least and of the one that has most; counted in traced steps, or expected by the layout.",
 )
 RUN_PAYLOAD_BYTES = RUN.gauge(
-    "observatory_run_payload_bytes{collective, axis, account}",
+    "observatory_run_payload_bytes{collective, axis, account=counted|expected}",
     "Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
     " collective's own factor: expected (by the strategy's cost model) or counted (in traced steps, the largest rank).",
 )
 RUN_COMMUNICATION_SECONDS = RUN.gauge(
-    "observatory_run_communication_seconds{account}",
+    "observatory_run_communication_seconds{account=traced|expected}",
     "Time of a step in which collectives run, hidden or not: traced, or expected by the strategy's cost model on the"
     " link that a collectives run measured on the same hardware.",
     better="lower",
@@ -156,11 +164,13 @@ RUN_LAST_RATIO = RUN.gauge(
     "observatory_run_last_ratio{rank}",
     "Share of its collectives in traced steps to which a rank comes after all others, by more than the clocks are"
     " known; the median over trials.",
+    of_each="rank",
 )
 RUN_HELD_UP_RATIO = RUN.gauge(
     "observatory_run_held_up_ratio{rank}",
     "Time by which collectives could begin sooner if the rank came with the last but one, divided by the time of the"
     " trial's traced steps; the median over trials.",
+    of_each="rank",
 )
 RUN_STRAGGLER_RATIO = RUN.gauge(
     "observatory_run_straggler_ratio{rank, cause}",
@@ -179,7 +189,7 @@ RUN_CLOCK_RESIDUAL_SECONDS = RUN.gauge(
 # Pipelines: the bubble and its parts, and the time and memory of each stage.
 
 RUN_BUBBLE_RATIO = RUN.gauge(
-    "observatory_run_bubble_ratio{account}",
+    "observatory_run_bubble_ratio{account=measured|expected}",
     "Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the last"
     " one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected (the"
     " schedule simulated with the measured times of its stages).",
@@ -200,12 +210,12 @@ RUN_STAGE_SECONDS = RUN.gauge(
     better="lower",
 )
 RUN_LIVE_MICROBATCHES = RUN.gauge(
-    "observatory_run_live_microbatches{stage, account}",
+    "observatory_run_live_microbatches{stage, account=measured|expected}",
     "Most microbatches that a pipeline stage holds at once, forward begun and backward not ended: measured (the most"
     " of any pipeline and timed step), or expected by the schedule.",
 )
 RUN_STAGE_ACTIVATION_BYTES = RUN.gauge(
-    "observatory_run_stage_activation_bytes{stage, account}",
+    "observatory_run_stage_activation_bytes{stage, account=measured|expected}",
     "Most bytes that forwards of a pipeline stage's live microbatches have left for backward: measured (the most of"
     " any pipeline, in one unmeasured step), or expected by the schedule and the cost model of activations.",
     better="lower",

@@ -110,3 +110,12 @@ PRESETS: dict[str, Shape] = {
         layers=80, width=8192, heads=64, kv_heads=8, mlp_width=28672, vocabulary=128256, sequence=8192, batch=8
     ),
 }
+
+
+def nearest_preset(shape: Shape) -> tuple[str, tuple[str, ...]]:
+    """Return the preset that most dimensions are of, and the names of the others."""
+    unlike = {
+        name: tuple(one for one in DIMENSIONS if getattr(preset, one) != getattr(shape, one))
+        for name, preset in PRESETS.items()
+    }
+    return min(unlike.items(), key=lambda item: len(item[1]))

@@ -7,16 +7,26 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from bench.analysis.estimate import estimate
+from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.case import ONE_RUN, Case, Purpose, SuiteMember
 from bench.exporter.latest_results import NewestResults
 from bench.rank.messages import Outcome
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
 from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, RUN_LAST_FAILURE
-from collectors.metrics.metric import Metric
-from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
+from collectors.metrics.metric import QUANTILES, STATISTICS, Metric
+from collectors.metrics.probes import RUN_PAIR_BANDWIDTH
+from collectors.metrics.results import (
+    RUN_BUBBLE_RATIO,
+    RUN_HELD_UP_RATIO,
+    RUN_MEMORY_ACCOUNT_BYTES,
+    RUN_PHASE_SECONDS,
+    RUN_SCALING_EFFICIENCY,
+    RUN_STEP_SECONDS,
+    RUN_STRAGGLER_RATIO,
+)
 from tests.bench.made.examples import make_case, make_machine, make_summary
+from workloads.cost_models.shape import PRESETS
 
 SECOND_NS = 1_000_000_000
 
@@ -87,10 +97,68 @@ def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, 
             {"scaling": "weak", "baseline": "unknown"},
         ),
     ):
-        bounds = zip(found, ("median", "low", "high"), strict=True)
-        assert _shown(newest, metric) == [(value, {**labels, **owner, "bound": bound}) for value, bound in bounds]
+        for which, value in zip(STATISTICS, found, strict=True):
+            assert _shown(newest, metric.statistic(which)) == [(value, {**labels, **owner})]
     assert _shown(newest, RUN_LAST_COMPLETION) == [(19.0, owner)]
-    assert _shown(newest, RESULT_INFO) == [(1, {"series": owner["series"], "run": "a", "strategy": "ddp"})]
+
+
+def _info(newest: NewestResults) -> dict[str, str]:
+    ((value, told),) = _shown(newest, RESULT_INFO)
+    assert value == 1
+    return told
+
+
+def test_a_result_tells_what_it_measured_and_with_what(url: str, newest: NewestResults) -> None:
+    case = make_case("ddp", model=replace(PRESETS["tiny"], width=64))
+    member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp[ranks=2]")
+    _add(url, _summary("a", 10, case, purpose=Purpose(origin="nightly", member=member), commit="f00d"))
+    newest.ask()
+    assert _info(newest) == {
+        "series": series_of(case, make_summary().hardware),
+        "run": "a",
+        "name": "ddp on 2, tiny width=64, fp32, cpu",
+        "strategy": "ddp",
+        "ranks": "2",
+        "device": "cpu",
+        "shape": "tiny width=64",
+        "precision": "fp32",
+        "options": "",
+        "suite": "night",
+        "case": "ddp[ranks=2]",
+        "commit": "f00d",
+        "torch": make_summary().torch_version,
+        "driver": "",
+        "nccl": "",
+        "gpu": "",
+    }
+
+
+def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: NewestResults) -> None:
+    summary = _summary("a", 10, make_case(device="cuda", backend="nccl"), hardware="2 x NVIDIA H100")
+    with History(url) as history:
+        history.add(summary, replace(make_machine(), driver_version="580.65", nccl_version="2.28.9"))
+    newest.ask()
+    told = _info(newest)
+    assert (told["gpu"], told["driver"], told["nccl"]) == ("2 x NVIDIA H100", "580.65", "2.28.9")
+
+
+def test_only_options_that_differ_from_their_defaults_are_told(url: str, newest: NewestResults) -> None:
+    usual = make_case("gpipe", ranks=2)
+    _add(url, _summary("a", 10, replace(usual, options={**usual.options, "microbatches": 3, "gone": True})))
+    newest.ask()
+    assert _info(newest)["options"] == "microbatches=3, gone=true"
+    assert _info(newest)["name"].endswith(", cpu, microbatches=3, gone=true")
+
+
+def test_a_machine_that_cannot_be_read_hides_no_result(url: str, newest: NewestResults, notices: Notices) -> None:
+    _add(url, _summary("a", 10))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE runs SET machine_json = '{}'"))
+    engine.dispose()
+    newest.ask()
+    assert _runs(newest) == ["a"]
+    assert [notice.partition(":")[0] for notice in notices] == ["the machine of run a is not shown"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +176,7 @@ def test_an_efficiency_says_where_its_baseline_is_from(
     summary = _summary("a", 10)
     _add(url, replace(summary, scaling=tuple(replace(found, **marks) for found in summary.scaling)))
     newest.ask()
-    shown = _shown(newest, RUN_SCALING_EFFICIENCY)
+    shown = _shown(newest, RUN_SCALING_EFFICIENCY.statistic("median"))
     assert {(labels["scaling"], labels["baseline"]) for _, labels in shown} == {("weak", baseline)}
 
 
@@ -121,13 +189,74 @@ def test_an_efficiency_against_several_ranks_beside_the_run_is_not_shown(
     _add(url, _summary("a", 10, case, scaling=(scaling,)))
     newest.ask()
     assert _runs(newest) == ["a"]
-    assert bool(_shown(newest, RUN_SCALING_EFFICIENCY)) is is_shown
+    assert bool(_shown(newest, RUN_SCALING_EFFICIENCY.statistic("median"))) is is_shown
 
 
 def test_one_trial_has_a_median_and_no_bounds(url: str, newest: NewestResults) -> None:
     _add(url, _summary("a", 10, estimates=(estimate(RUN_STEP_SECONDS, (0.5,)),), scaling=()))
     newest.ask()
-    assert [(value, labels["bound"]) for value, labels in _shown(newest, RUN_STEP_SECONDS)] == [(0.5, "median")]
+    shown = [[value for value, _ in _shown(newest, RUN_STEP_SECONDS.statistic(which))] for which in STATISTICS]
+    assert shown == [[0.5], [], []]
+
+
+def test_what_is_measured_and_what_is_expected_are_metrics_of_their_own(url: str, newest: NewestResults) -> None:
+    bubbles = (
+        estimate(RUN_BUBBLE_RATIO, (0.3,), account="measured"),
+        estimate(RUN_BUBBLE_RATIO, (0.2,), account="expected"),
+        estimate(RUN_MEMORY_ACCOUNT_BYTES, (7.0,), part="total", account="paper"),
+        estimate(RUN_MEMORY_ACCOUNT_BYTES, (5.0,), part="gradients", account="paper"),
+    )
+    _add(url, _summary("a", 10, estimates=bubbles, scaling=()))
+    newest.ask()
+    shown = {sample.metric: (sample.value, sample.labels) for sample, _ in newest.samples() if "run_" in sample.metric}
+    assert shown["observatory_run_bubble_measured_median_ratio"] == (0.3, {})
+    assert shown["observatory_run_bubble_expected_median_ratio"] == (0.2, {})
+    assert shown["observatory_run_memory_account_total_paper_median_bytes"] == (7.0, {})
+    assert shown["observatory_run_memory_account_paper_median_bytes"] == (5.0, {"part": "gradients"})
+
+
+def _of_ranks(ranks: int) -> tuple[Estimate, ...]:
+    """Rank 0 holds up 1 %, rank 1 2 % and so on, as far as 100 ranks go."""
+    held_up = (estimate_share(RUN_HELD_UP_RATIO, ((rank + 1) / 100,), rank=str(rank)) for rank in range(ranks))
+    return (*held_up, estimate_share(RUN_STRAGGLER_RATIO, (0.1,), rank="7", cause="copy"))
+
+
+def _shown_ranks(newest: NewestResults, metric: Metric) -> set[int]:
+    return {int(labels["rank"]) for _, labels in _shown(newest, metric.statistic("median"))}
+
+
+def test_of_many_ranks_the_worst_are_shown_and_quantiles_over_all(url: str, newest: NewestResults) -> None:
+    _add(url, _summary("a", 10, estimates=_of_ranks(99), scaling=()))
+    newest.ask()
+    assert _shown_ranks(newest, RUN_HELD_UP_RATIO) == set(range(91, 99))
+    found = {word: _shown(newest, RUN_HELD_UP_RATIO.quantile(word)) for word in QUANTILES}
+    # 99 shares from 0.01 to 0.99: the median is 0.5, and the quantile q lies at 0.01 + 0.98 q.
+    for word, quantile in QUANTILES.items():
+        ((value, labels),) = found[word]
+        assert value == pytest.approx(0.01 + 0.98 * quantile)
+        assert "rank" not in labels
+    assert _shown_ranks(newest, RUN_STRAGGLER_RATIO) == {7}
+
+
+def test_of_pairs_the_slowest_are_the_worst(url: str, newest: NewestResults) -> None:
+    pairs = tuple(
+        estimate(RUN_PAIR_BANDWIDTH, (1e9 * (one + 1),), pair=f"{one}-{one + 1}", size=size)
+        for one in range(20)
+        for size in ("1024", "4096")
+    )
+    _add(url, _summary("a", 10, estimates=pairs, scaling=()))
+    newest.ask()
+    shown = _shown(newest, RUN_PAIR_BANDWIDTH.statistic("median"))
+    assert {labels["pair"] for _, labels in shown} == {f"{one}-{one + 1}" for one in range(8)}
+    assert len(shown) == 16
+    assert len(_shown(newest, RUN_PAIR_BANDWIDTH.quantile("p50"))) == 2
+
+
+def test_of_few_ranks_all_are_shown_and_no_quantile(url: str, newest: NewestResults) -> None:
+    _add(url, _summary("a", 10, estimates=_of_ranks(16), scaling=()))
+    newest.ask()
+    assert _shown_ranks(newest, RUN_HELD_UP_RATIO) == set(range(16))
+    assert _shown(newest, RUN_HELD_UP_RATIO.quantile("p90")) == []
 
 
 def test_of_a_series_the_newest_run_that_ended_well_is_shown(url: str, newest: NewestResults) -> None:

@@ -6,11 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from collectors.metrics import process
+from collectors.metrics.deprecated import DEPRECATED
 from collectors.metrics.metric import Metric
-from collectors.metrics.registry import METRICS
+from collectors.metrics.registry import METRICS, SHOWN
 
 ROOT = Path(__file__).parents[3]
-BASE_UNITS = {"seconds", "bytes", "ratio", "nats", "tokens", "per_second", "retries", "errors", "watts"}
+BASE_UNITS = {
+    "seconds",
+    "bytes",
+    "ratio",
+    "nats",
+    "tokens",
+    "per_second",
+    "flops_per_second",
+    "retries",
+    "errors",
+    "watts",
+}
 BASE_UNITS |= {
     "joules",
     "celsius",
@@ -36,23 +49,27 @@ BASE_UNITS |= {
     "generation",
     "runs",
     "cases",
+    "fds",
+    "steps",
 }
 
 
 def test_names_are_unique() -> None:
-    repeated = [name for name, count in Counter(metric.name for metric in METRICS).items() if count > 1]
-    assert repeated == []
+    shown = Counter([*(metric.name for metric in SHOWN), *(metric.name for metric in DEPRECATED)])
+    assert [name for name, count in shown.items() if count > 1] == []
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", SHOWN, ids=lambda metric: metric.name)
 def test_a_name_ends_in_its_unit_and_kind(metric: Metric) -> None:
     assert metric.unit in BASE_UNITS
     ending = "_total" if metric.kind == "counter" else f"_{metric.unit}"
-    assert metric.name.startswith("observatory_")
+    # A process has the names that all clients of Prometheus give one.
+    assert metric.name.startswith(("observatory_", "process_") if metric in process.METRICS else "observatory_")
     assert metric.name.endswith(ending)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", SHOWN, ids=lambda metric: metric.name)
 def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
     assert metric.help.endswith(".")
     assert len(metric.help.split()) > 5
@@ -62,6 +79,25 @@ def test_a_metric_explains_itself_in_a_sentence(metric: Metric) -> None:
 def test_no_label_is_one_that_a_scrape_adds(metric: Metric) -> None:
     # Prometheus would store it by another name.
     assert not {"job", "instance"} & set(metric.labels)
+
+
+def test_nothing_is_shown_with_a_label_over_which_a_sum_is_nonsense() -> None:
+    # Ends of intervals, limits, and what was measured beside what is expected.
+    assert not {"bound", "quantile", "account", "extreme", "limit", "stalled"} & {
+        label for metric in SHOWN for label in metric.labels
+    }
+
+
+def test_a_total_of_the_parts_beside_it_is_a_metric_of_its_own() -> None:
+    beside = [metric for metric in METRICS for split in metric.splits if split.has_others]
+    assert {metric.name for metric in beside} >= {
+        "observatory_memory_live_tensor_bytes",
+        "observatory_memory_timeline_peak_bytes",
+        "observatory_run_memory_account_bytes",
+        "observatory_run_traced_ratio",
+    }
+    for metric in beside:
+        assert len(metric.shown()) > 1
 
 
 def test_names_are_spelt_in_the_catalogue_only() -> None:
