@@ -6,26 +6,64 @@ Knows neither bench nor any store. Source: Prometheus, text format 0.0.4; OpenMe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, Literal, TypeVar
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from collectors.metrics.metric import Metric, Sample, Scope
+from collectors.prometheus import protobuf
+from collectors.prometheus.histogram import CLASSIC_BOUNDS, Exemplar, Histogram
 
-Format = Literal["text", "openmetrics"]
+Format = Literal["text", "openmetrics", "protobuf"]
 END: dict[Format, str] = {"text": "", "openmetrics": "# EOF\n"}
-"""The end of the body."""
-_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": ""}
+"""The end of the body, in the formats that are text."""
+_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
 
 
 def choose_format(accept: str) -> tuple[Format, str]:
-    """Return the format that an Accept header asks for, and its content type."""
-    _, content_type = choose_encoder(accept)
-    if content_type.endswith("escaping=dots"):  # It escapes underscores, which no store of these names wants.
-        _, content_type = choose_encoder("")
-    return "openmetrics" if content_type.startswith("application/openmetrics-text") else "text", content_type
+    """Return the format that an Accept header prefers of those there are, and its content type.
+
+    A media range counts by its q, the first of equals first; one with a q of 0 is refused. Where none is known, plain
+    text is given.
+    """
+    for wanted in _by_preference(accept):
+        name, *parameters = (part.strip() for part in wanted.split(";"))
+        if name == "application/vnd.google.protobuf":
+            if _PROTOBUF.issubset(parameter.replace(" ", "") for parameter in parameters):
+                return "protobuf", protobuf.CONTENT_TYPE
+        elif name in ("application/openmetrics-text", "text/plain", "text/*", "*/*"):
+            _, content_type = choose_encoder(wanted)
+            is_openmetrics = content_type.startswith("application/openmetrics-text")
+            # Dots escape underscores, which no store of these names wants; an OpenMetrics before 1.0 is not written.
+            if not content_type.endswith("escaping=dots") and is_openmetrics == name.startswith("application"):
+                return "openmetrics" if is_openmetrics else "text", content_type
+    return "text", choose_encoder("")[1]
+
+
+_PROTOBUF = {"proto=io.prometheus.client.MetricFamily", "encoding=delimited"}
+
+
+def _by_preference(accept: str) -> list[str]:
+    """Return the media ranges of an Accept header without those refused, the preferred first."""
+    ranges = [(_quality(one), one) for one in accept.split(",")]
+    return [one for quality, one in sorted(ranges, key=lambda found: -found[0]) if quality > 0]
+
+
+def _quality(media_range: str) -> float:
+    """Return the q of a media range: 1 where it has none, 0 where it is no number, as it cannot be meant."""
+    for parameter in media_range.split(";")[1:]:
+        name, _, value = parameter.strip().partition("=")
+        if name == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 def head(metric: Metric, form: Format) -> str:
@@ -53,6 +91,25 @@ def line(series_text: str, value: float) -> str:
     return f"{series_text} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
 
 
+def histogram_lines(form: Format, series_text: str, of: Histogram) -> str:
+    """Return the lines of a histogram's classic buckets; in OpenMetrics with their exemplars."""
+    name, _, labels = series_text.removesuffix("}").partition("{")
+    before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
+    lines = []
+    for place, (bound, count) in enumerate(zip(_BOUNDS, of.classic_counts(), strict=True)):
+        exemplar = of.exemplars.get(place) if form == "openmetrics" else None
+        shown = "" if exemplar is None else _exemplar(exemplar)
+        lines.append(f'{name}_bucket{{{before}le="{bound}"}} {count}.0{shown}\n')
+    return "".join((*lines, line(f"{name}_count{whole}", of.value), line(f"{name}_sum{whole}", of.total)))
+
+
+_BOUNDS = tuple(floatToGoString(bound) for bound in (*CLASSIC_BOUNDS, math.inf))  # type: ignore[no-untyped-call]
+
+
+def _exemplar(one: Exemplar) -> str:
+    return f" # {series('', one.labels)} {floatToGoString(one.value)} {one.time_ns / 1e9:.3f}"  # type: ignore[no-untyped-call]
+
+
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
@@ -71,13 +128,34 @@ _Key = tuple[str | tuple[str, str], ...]
 OWNER_LABELS: dict[Scope, frozenset[str]] = {
     "rank": frozenset({"rank", "slot"}),
     "node": frozenset(),
-    "run": frozenset({"strategy", "ranks", "device", "precision", "series", "bound"}),
+    "run": frozenset({"strategy", "ranks", "device", "precision", "series"}),
 }
 """The labels that each scope's owner adds to a metric's own."""
 
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Writer(Generic[T]):
+    """How the samples of one format are written.
+
+    series: returns what stands before a value, which is kept. sample, histogram: return that with a value.
+    known: what stood before each series of the last scrape.
+    """
+
+    series: Callable[[Metric, Mapping[str, str]], T]
+    sample: Callable[[T, float], T]
+    histogram: Callable[[T, Histogram], T]
+    known: dict[_Key, T] = field(default_factory=dict)
+
+
+def _series_of(metric: Metric, labels: Mapping[str, str]) -> str:
+    return series(metric.name, labels)
+
+
 class Exporter:
-    """Renders the samples of its sources as text, metric by metric.
+    """Renders the samples of its sources in the format that is asked for, metric by metric.
 
     The first sample of a series counts. Samples that do not fit a metric of `metrics` (unknown name, other labels) are
     left out and reported, so that the body stays valid.
@@ -92,52 +170,63 @@ class Exporter:
         self._sources = sources
         self._on_notice = on_notice
         self._refused: set[str] = set()
-        self._known: dict[_Key, str] = {}
+        self._protobuf = _Writer(series=protobuf.series, sample=protobuf.sample, histogram=protobuf.histogram)
+        self._text: dict[Format, _Writer[str]] = {
+            form: _Writer(series=_series_of, sample=line, histogram=partial(histogram_lines, form)) for form in END
+        }
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the body and its content type: OpenMetrics or plain text, as the Accept header asks.
+        """Return the body and its content type, in the format that the Accept header asks for.
 
         Metrics are in the order of `metrics`, with the samples of one metric together.
         """
         form, content_type = choose_format(accept)
-        lines = self._lines()
-        body = "".join(
-            text
-            for name, metric in self._metrics.items()
-            if name in lines
-            for text in (head(metric, form), *lines[name])
-        )
+        if form == "protobuf":
+            messages = self._write(self._protobuf)
+            return b"".join(protobuf.family(metric, samples) for metric, samples in messages), content_type
+        lines = self._write(self._text[form])
+        body = "".join(text for metric, samples in lines for text in (head(metric, form), *samples))
         return f"{body}{END[form]}".encode(), content_type
 
-    def _lines(self) -> dict[str, list[str]]:
-        """Return the lines of the sources' samples, by metric.
+    def _write(self, writer: _Writer[T]) -> list[tuple[Metric, Iterable[T]]]:
+        """Return the sources' samples as a writer writes them, by metric.
 
-        The text of a series is checked and formatted once, and kept from one scrape to the next while it is given.
+        What stands before a value is checked and written once, and kept from one scrape to the next while its series
+        is given.
         """
-        lines: dict[str, list[str]] = {}
-        known: dict[_Key, str] = {}
-        seen: set[str] = set()
+        written: dict[str, dict[T, T]] = {name: {} for name in self._metrics}
+        known: dict[_Key, T] = {}
+        kept, write_sample = writer.known, writer.sample
         for source in self._sources:
             for sample, owner in source():
                 name = sample.metric
                 key: _Key = (name, *sample.labels.items(), *owner.items())
-                text = self._known.get(key)
-                if text is None:
+                begin = kept.get(key)
+                if begin is None:
                     if not self._is_valid(sample, owner):
                         continue
-                    text = series(name, {**sample.labels, **owner})
-                known[key] = text
-                if text not in seen:
-                    seen.add(text)
-                    lines.setdefault(name, []).append(line(text, sample.value))
-        self._known = known
-        return lines
+                    begin = writer.series(self._metrics[name], {**sample.labels, **owner})
+                known[key] = begin
+                of_metric = written[name]
+                if begin in of_metric:
+                    continue
+                if isinstance(sample, Histogram):
+                    of_metric[begin] = writer.histogram(begin, sample)
+                else:
+                    of_metric[begin] = write_sample(begin, sample.value)
+        writer.known = known
+        return [(metric, written[name].values()) for name, metric in self._metrics.items() if written[name]]
 
     def _is_valid(self, sample: Sample, owner: Mapping[str, str]) -> bool:
         name = sample.metric
         metric = self._metrics.get(name)
         if metric is None:
             self._refuse(name, f"metric {name} is in no catalogue of this version and is left out")
+            return False
+        is_histogram = isinstance(sample, Histogram)
+        if is_histogram != (metric.kind == "histogram"):
+            given = "histogram" if is_histogram else "value"
+            self._refuse(name, f"metric {name} is a {metric.kind} and was given as a {given}: left out")
             return False
         if sample.labels.keys() != self._labels[name]:
             self._refuse(

@@ -17,7 +17,7 @@ GPU = Metric(name="x_gpu_info", kind="info", unit="info", scope="node", help="A 
 SPEED = Metric(name="x_run_ratio", kind="gauge", unit="ratio", scope="run", help="A result.")
 METRICS = (STEP, PHASE, BYTES, GPU, SPEED)
 RANK0, RANK1 = {"rank": "0", "slot": "0"}, {"rank": "1", "slot": "0"}
-RUN = {"strategy": "ddp", "ranks": "2", "device": "cpu", "precision": "fp32", "series": "ab", "bound": "low"}
+RUN = {"strategy": "ddp", "ranks": "2", "device": "cpu", "precision": "fp32", "series": "ab"}
 GIVEN: list[Owned] = [
     (STEP.at(0.25), RANK0),
     (PHASE.at(0.125, phase='da"ta\\\n'), RANK0),
