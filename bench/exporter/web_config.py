@@ -315,7 +315,7 @@ class WebGuard:
         self._last_notice = ""
 
     def config(self) -> ServerConfig:
-        """Return the configuration for a client that connects now."""
+        """Return the configuration for a client that connects, or asks, now."""
         with self._lock:
             if any(_stamp(file) != stamp for file, stamp in self._stamps.items()):
                 self._read_again()
@@ -326,7 +326,7 @@ class WebGuard:
             server_config, stamps = _read(self._path)
             if (server_config.tls is None) != (self._server_config.tls is None):
                 raise Misuse(f"{self._path}: encryption cannot be turned on or off while it serves; restart it")
-        except Misuse as error:  # The stamps stay old, so that the next client tries again.
+        except Misuse as error:  # The stamps stay old, so that the next request tries again.
             if str(error) != self._last_notice:
                 self._last_notice = str(error)
                 self._on_notice(f"{error}; the previous configuration stays in force")
