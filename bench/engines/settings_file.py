@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import ipaddress
+import operator
 import re
 import tomllib
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -18,27 +20,33 @@ from bench.errors import Misuse
 from bench.runs.files import read_small
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
+_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "object": "a table", "array": "a list"}
+"""What msgspec calls the types of TOML."""
 
 
 def read_settings(path: Path | None, form: type[Settings], of: str) -> Settings:
     """Return the settings of a file; those of an empty one where there is none.
 
-    form: a struct that forbids unknown fields. of: whose settings they are, as "Slurm", in messages.
+    form: a struct that forbids unknown fields, and so do its tables, which are structs, too. of: whose settings they
+    are, as "Slurm", in messages.
 
     Raises:
         Misuse: the file cannot be read, lacks a field, or has one that is unknown or of another type.
     """
+    given: dict[str, Any] = {}
     try:
-        return msgspec.convert({} if path is None else tomllib.loads(read_small(path).decode()), form)
+        if path is not None:
+            given = tomllib.loads(read_small(path).decode())
+        return msgspec.convert(given, form)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; name a file of {of}'s settings, in TOML") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Misuse(f"{path} is no TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise _refusal(path, str(error), form, of) from None
+        raise _refusal(path, given, str(error), form, of) from None
 
 
-def _refusal(path: Path | None, text: str, form: type[msgspec.Struct], of: str) -> Misuse:
+def _refusal(path: Path | None, given: dict[str, Any], text: str, form: type[msgspec.Struct], of: str) -> Misuse:
     """Return msgspec's refusal in our words: what the field may be, and the nearest of these."""
     if (missing := re.search(r"missing required field `(.*)`", text)) is not None:
         if path is None:
@@ -46,13 +54,25 @@ def _refusal(path: Path | None, text: str, form: type[msgspec.Struct], of: str) 
                 f"{of}'s settings lack {missing[1]}; name a file that has it with --engine-file (docs/clusters.md)"
             )
         return Misuse(f"{path} lacks the field {missing[1]}, which {of} needs (docs/clusters.md)")
-    unknown = re.search(r"unknown field `(.*)`", text)
+    mistaken = re.fullmatch(r"Expected (.*?)(?:, got `\w+`)? - at `\$\.(\w+(?:\.\w+)*)`", text)
+    if mistaken is not None:
+        expected, field = mistaken.groups()
+        value: Any = reduce(operator.getitem, field.split("."), given)
+        return Misuse(f"{path}: {field} is {value!r}; it may be {re.sub(r'`(.*?)`', _in_words, expected)}")
+    unknown = re.search(r"unknown field `(.*?)`(?: - at `\$\.(\w+)`)?", text)
     if unknown is None:
         return Misuse(f"{path}: {text}")
-    known = form.__struct_fields__
-    near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
+    field, table = unknown.groups()
+    known = (form if table is None else get_type_hints(form)[table]).__struct_fields__
+    near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
     offer = f'; did you mean "{near[0]}"?' if near else ""
-    return Misuse(f'{path}: the field "{unknown[1]}" is unknown{offer}; it may be {", ".join(known)}')
+    where = "" if table is None else f"{table}: "
+    return Misuse(f'{path}: {where}the field "{field}" is unknown{offer}; it may be {", ".join(known)}')
+
+
+def _in_words(types: re.Match[str]) -> str:
+    """Return what a value may be; that a field may be left out, nobody asks who gives it."""
+    return " or ".join(_KINDS.get(kind, kind) for kind in types[1].split(" | ") if kind != "null")
 
 
 def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:

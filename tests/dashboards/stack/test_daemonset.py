@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.cli.serve import command
+from bench.cli.watching.serve import command
 
 FILE = Path(__file__).parents[3] / "dashboards" / "stack" / "daemonset.yaml"
 

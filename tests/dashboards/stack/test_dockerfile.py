@@ -89,7 +89,7 @@ def _images(document: Any) -> set[str]:
 
 def test_all_manifests_use_the_image_by_the_name_that_it_is_built_as() -> None:
     (tag,) = re.findall(r"--tag (\S+)", (STACK / "Dockerfile").read_text())
-    for file in ("daemonset.yaml", "nightly-cronjob.yaml"):
+    for file in ("daemonset.yaml", "results.yaml", "nightly-cronjob.yaml"):
         (document,) = yaml.safe_load_all((STACK / file).read_text())
         assert _images(document) == {tag}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.serve import command
+from bench.cli.watching.serve import command
 from tests.support.servers import absent_server
 
 UNIT = Path(__file__).parents[3] / "dashboards" / "stack" / "observatory.service"

@@ -1,0 +1,208 @@
+"""`observatory serve`: serves /metrics of this node, its runs and its results until it is stopped."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from bench.cli.options import RUNS, STORE, NamedPath, NamedText, seconds_within
+from bench.errors import Misuse, say
+from collectors.dcgm.job_mapping import JobMapping, NoMapping
+
+if TYPE_CHECKING:
+    from bench.exporter.server import Results
+    from collectors.prometheus.http_server import ServerConfig
+
+_LOOPBACK = "127.0.0.1"
+_HEAR_S = 1.0
+"""Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
+LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
+"""Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
+
+
+@click.command(name="serve")
+@click.option(
+    "--host", type=NamedText(), default=_LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 means all."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9464,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--beat",
+    "beat_s",
+    metavar="SECONDS",
+    type=float,
+    default=1.0,
+    show_default=True,
+    callback=seconds_within(LEAST_BEAT_S, MOST_BEAT_S, "beat"),
+    help="Time between two polls of this node's collectors; 0.1 or more.",
+)
+@click.option(
+    "--job-mapping",
+    "mapping_folder",
+    type=NamedPath(is_folder=True),
+    help="Folder of dcgm-exporter's --hpc-job-mapping-dir, to tell it which run is on which GPU.",
+)
+@click.option(
+    "--web-config",
+    "web_config",
+    type=NamedPath(is_folder=False),
+    help="File in the format of Prometheus's own exporters: TLS and passwords, without lists of ciphers.",
+)
+@click.option(
+    "--targets",
+    "targets_file",
+    type=NamedPath(is_folder=False),
+    help="Prometheus's list of targets (file_sd, JSON), that lists this node while it serves.",
+)
+@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
+@click.option(
+    "--read-costs", "has_read_costs", is_flag=True, help="Show what reading each field of the GPUs takes, too."
+)
+@click.option(
+    "--results",
+    type=click.Choice(("all", "only", "none")),
+    default="all",
+    show_default=True,
+    help="What to show of the history: all beside this node, only the history, or none of it.",
+)
+@click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
+@RUNS
+@STORE
+def command(
+    host: str,
+    port: int,
+    beat_s: float,
+    mapping_folder: Path | None,
+    web_config: Path | None,
+    targets_file: Path | None,
+    runs_folder: Path,
+    store_url: str | None,
+    results: Results,
+    *,
+    is_per_nvlink: bool,
+    has_read_costs: bool,
+    is_demo: bool,
+) -> None:
+    """Serve /metrics of this node, its runs and results to Prometheus.
+
+    Watches this node's GPUs and host all the time, shows the runs in progress in the folder of runs, and the newest
+    results of the history. A scrape asks no driver: it gets what was read at the last beat. Ctrl-C ends it.
+
+    \b
+    Example:
+      observatory serve --port 9464
+    """
+    from bench.exporter.demo import open_demonstration
+    from bench.exporter.server import NodePlan, once, open_server
+    from bench.exporter.service_discovery import Targets, listed, published_address
+    from bench.runs.database import parse_url
+    from collectors.node.registry import PollingConfig
+    from collectors.prometheus.http_server import ServerConfig
+
+    if results == "only" and mapping_folder is not None:
+        raise Misuse("--results only watches no GPU of this node; leave out --job-mapping, or say --results all")
+    if results == "only" and is_per_nvlink:
+        raise Misuse("--results only watches no NVLink of this node; leave out --nvlink-per-link, or say --results all")
+    is_beat_said = click.get_current_context().get_parameter_source("beat_s") is ParameterSource.COMMANDLINE
+    if results == "only" and is_beat_said:
+        raise Misuse("--results only polls nothing of this node; leave out --beat, or say --results all")
+    if results == "only" and has_read_costs:
+        raise Misuse("--results only reads no GPU of this node; leave out --read-costs, or say --results all")
+    if is_demo:
+        _refuse_own("runs_folder", "store_url", "mapping_folder", "results")
+    elif store_url is not None:
+        parse_url(store_url)
+    if targets_file is not None:
+        _refuse_unreachable(host)
+        Targets(targets_file, on_notice=say).check()
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with ExitStack() as stack:
+        config = ServerConfig if web_config is None else _guarded(web_config)
+        polling = PollingConfig(
+            beat_s=beat_s,
+            per_nvlink=is_per_nvlink,
+            read_costs=has_read_costs,
+            folders=(runs_folder.absolute(),),
+        )
+        if is_demo:
+            opening = open_demonstration(host=host, port=port, polling=polling, on_notice=say, config=config)
+        else:
+            mapping = None
+            if mapping_folder is not None:
+                try:
+                    mapping = stack.enter_context(closing(JobMapping(mapping_folder)))
+                except NoMapping as error:
+                    raise Misuse(str(error)) from None
+            node = NodePlan(polling=polling, mapping=mapping)
+            opening = open_server(
+                runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node, results=results
+            )
+        server = stack.enter_context(opening)
+        admits, tls = config().admits, config().tls
+        asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
+        if not asks_who and not _is_loopback(host):
+            say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
+        if targets_file is not None:
+            labels = {"__scheme__": server.url.partition(":")[0]}
+            address = published_address(host, server.port)
+            stack.enter_context(listed(targets_file, address, labels, on_notice=once(say)))
+        while not ended.wait(_HEAR_S):
+            pass
+
+
+def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
+    from bench.exporter.web_config import WebGuard
+    from collectors.prometheus.http_server import ServerConfig
+
+    try:
+        config = WebGuard(web_config, on_notice=say).config
+    except Misuse as error:
+        raise Misuse(f"--web-config: {error}") from None
+    if config() == ServerConfig():
+        say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
+    if config().admits is not None and config().tls is None:
+        say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
+    return config
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches the host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse_unreachable(host: str) -> None:
+    """Refuse --targets with the default --host: each reader of the list would reach itself at a loopback address."""
+    source = click.get_current_context().get_parameter_source("host")
+    if host == _LOOPBACK and source is not ParameterSource.COMMANDLINE:
+        raise Misuse(
+            f"--targets tells others to ask {host}, where only this node reaches this node; add --host 0.0.0.0, or"
+            f" say --host {host} if Prometheus runs here"
+        )
+
+
+def _refuse_own(*names: str) -> None:
+    """Refuse options that name the user's own data, of which the demonstration shows nothing."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if parameter.name in names and is_said:
+            raise Misuse(f"--demo shows nothing of yours; leave out {parameter.opts[0]}, or --demo")

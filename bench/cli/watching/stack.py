@@ -1,0 +1,418 @@
+"""`observatory stack`: starts Prometheus, Alertmanager and Grafana on this machine, shows them, and takes them away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.errors import Misuse, say
+from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+
+if TYPE_CHECKING:
+    from bench.exporter.stack.coverage import Target
+    from bench.exporter.stack.lifecycle import StackState
+    from bench.exporter.stack.size import Size
+
+SCHEMA_VERSION = 1
+_DISCOVERY_S, _SCRAPE_TIMEOUT_S = 10, 10
+"""How long Prometheus may take to read its lists of targets, and to scrape one of them."""
+_FOLDER = click.option(
+    "--folder",
+    type=NamedPath(is_folder=True),
+    default=lambda: data_folder() / "stack",
+    show_default="stack in the user's data folder",
+    help="Folder of the stack: its data, logs and settings.",
+)
+
+
+class _Group(click.Group):
+    """A group that offers the nearest subcommand."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from bench.cli.main import offer_nearest
+
+        offer_nearest(context, args, self.commands)
+        return super().resolve_command(context, args)
+
+
+@click.group(name="stack", cls=_Group)
+def command() -> None:
+    """Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.
+
+    \b
+    Example:
+      observatory stack up --demo
+    """
+
+
+@command.command(name="up")
+@click.option("--agent", "has_agent", is_flag=True, help="Also watch this node, its runs and results.")
+@click.option("--demo", "has_demo", is_flag=True, help="Also show recorded GPUs and a made-up run.")
+@click.option(
+    "--targets",
+    "lists",
+    metavar="FILE",
+    type=NamedPath(is_folder=False),
+    multiple=True,
+    help="List of other nodes, which `observatory serve --targets FILE` keeps. Repeatable.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=NamedPath(is_folder=False),
+    show_default="the values of dashboards/stack/stack.toml",
+    help="TOML file with the ports, intervals and retention that shall differ.",
+)
+@_FOLDER
+@RUNS
+@STORE
+def up(
+    has_agent: bool,
+    has_demo: bool,
+    lists: tuple[Path, ...],
+    config_file: Path | None,
+    folder: Path,
+    runs_folder: Path,
+    store_url: str | None,
+) -> None:
+    """Start Prometheus, Alertmanager and Grafana on this machine, and say what runs where.
+
+    From the programs that are installed; containers where Prometheus or Alertmanager is not. They go on when the
+    terminal is closed, listen on the loopback address alone, and `observatory stack down` takes all of it away.
+
+    \b
+    Example:
+      observatory stack up --demo
+    """
+    from bench.cli.main import interrupt_in_order
+    from bench.engines.settings_file import read_settings
+    from bench.exporter.service_discovery import Targets
+    from bench.exporter.stack import lifecycle
+    from bench.exporter.stack.coverage import targets_once_asked
+    from bench.exporter.stack.files import LOOPBACK
+    from bench.exporter.stack.settings import StackSettings, check
+    from bench.runs.database import parse_url
+
+    settings = read_settings(config_file, StackSettings, "the stack")
+    check(settings, str(config_file or "stack.toml"))
+    if store_url is not None:
+        parse_url(store_url)
+    for path in lists:
+        Targets(path, on_notice=say).check()
+        if not path.exists():
+            say(
+                f"{path} is not there yet; no node of it is watched until `observatory serve --targets {path}` makes it"
+            )
+    # Not on the agent's command line: other users can read that.
+    environment = {RUNS_VARIABLE: str(runs_folder.absolute()), **({STORE_VARIABLE: store_url} if store_url else {})}
+    plan = lifecycle.StackPlan(
+        folder=folder.absolute(),
+        settings=settings,
+        has_agent=has_agent,
+        has_demo=has_demo,
+        lists=lists,
+        agent_environment=environment,
+    )
+    interrupt_in_order()
+    programs = lifecycle.installed()
+    state = lifecycle.up(plan, programs, tell=say)
+    _print_servers(state, "table")
+    if "grafana" not in state.urls:
+        click.echo(
+            "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
+            " send them to another with `observatory dashboards push --url URL`"
+        )
+    click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/watching.md")
+    click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
+    if not (has_agent or has_demo or lists):
+        say("nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FILE other nodes")
+        return
+    asked_s = _DISCOVERY_S + settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
+    say(f"waiting until each target was asked, {asked_s} s at most")
+    own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
+    try:
+        targets = targets_once_asked(state.prometheus_url, own, limit_s=asked_s)
+    except KeyboardInterrupt:
+        say("the stack is up and goes on; `observatory stack status` shows its targets, and `down` ends it")
+        raise
+    _print_targets(targets, "table")
+    for target in targets:
+        if target.missing is not None:
+            say(target.missing)
+
+
+@command.command(name="down")
+@click.option("--keep-data", "keeps_data", is_flag=True, help="Keep what the servers stored, for the next `up`.")
+@_FOLDER
+def down(keeps_data: bool, folder: Path) -> None:
+    """End what `stack up` started and delete all that it made, Prometheus's data with it.
+
+    \b
+    Example:
+      observatory stack down --keep-data
+    """
+    from bench.exporter.stack import lifecycle, processes
+    from bench.reports.format import readable
+
+    folder = folder.absolute()
+    state = lifecycle.read_state(folder)
+    if state is None:
+        if not (left := processes.strays(folder, ())):
+            raise Misuse(lifecycle.nothing_is_up(folder))
+        say(f"ending {', '.join(f'{one.name} (process {one.pid})' for one in left)}, of a stack without its state.json")
+        lifecycle.end_strays(folder)
+        say(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
+        return
+    size = readable(lifecycle.data_bytes(folder), "bytes")
+    parts = [f"{one.name} (process {one.pid})" for one in lifecycle.running(folder, state)]
+    parts += ["the containers"] * state.is_compose
+    if parts:
+        say(f"ending {', '.join(parts)}")
+    kept = f"keeping {size} of data in {folder} for the next `up`; delete that folder where nobody needs it"
+    say(kept if keeps_data else f"deleting {folder} with {size} of data")
+    lifecycle.down(folder, keeps_data=keeps_data)
+
+
+@command.command(name="status")
+@click.option(
+    "--prometheus",
+    "prometheus_url",
+    metavar="URL",
+    type=NamedText(),
+    show_default="the stack's own",
+    help="Ask this Prometheus for our series, whoever started it.",
+)
+@_FOLDER
+@FORMAT
+def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | None:
+    """Show what of the stack runs, and which targets show our series; exits with 4 where something is missing.
+
+    \b
+    Example:
+      observatory stack status --prometheus http://127.0.0.1:9090
+    """
+    from bench.cli.main import INFRASTRUCTURE
+    from bench.exporter.stack import lifecycle
+    from bench.exporter.stack.coverage import of_ours, targets_of
+
+    state = None
+    problems: list[str] = []
+    if prometheus_url is None:
+        state = lifecycle.read_state(folder.absolute())
+        if state is None:
+            raise Misuse(lifecycle.nothing_is_up(folder.absolute()))
+        problems = [
+            f"{one.name} (process {one.pid}) has ended; its last lines are in {one.log}"
+            for one in lifecycle.ended(state)
+        ]
+        prometheus_url = state.prometheus_url
+    is_asked = not any(one.startswith("prometheus ") for one in problems)
+    targets = of_ours(targets_of(prometheus_url)) if is_asked else []
+    if is_asked and not targets:
+        problems.append(
+            f"{prometheus_url} has no target; `observatory stack up` takes --agent, --demo and --targets FILE"
+        )
+    problems += [target.missing for target in targets if target.missing is not None]
+    if format_name == "json":
+        from bench.reports.format import print_json
+
+        servers = [] if state is None else _server_rows(state)
+        print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "servers": servers,
+                "targets": [_target_row(target) for target in targets],
+                "problems": problems,
+            }
+        )
+    else:
+        if state is not None and format_name == "table":
+            _print_servers(state, format_name)
+        _print_targets(targets, format_name)
+    for problem in problems:
+        say(problem)
+    return INFRASTRUCTURE if problems else None
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
+    """UNIT=NUMBER, as a pair."""
+
+    name = "number"
+    _FORM = re.compile(r"([a-z]+)=([0-9]{1,7})")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        found = self._FORM.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r} is no UNIT=NUMBER; it may be such as disk=8 or result=500", param, ctx)
+        return found[1], int(found[2])
+
+
+@command.command(name="size")
+@click.option("--nodes", type=click.IntRange(1, 1_000_000), required=True, help="Nodes that are watched.")
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(0, 1024),
+    default=8,
+    show_default=True,
+    help="GPUs, ranks and ports of a node.",
+)
+@click.option(
+    "--with",
+    "changed",
+    metavar="UNIT=NUMBER",
+    type=_Number(),
+    multiple=True,
+    help="Another number of a unit, such as rank=0 (of a node) or result=500 (of the fleet). Repeatable.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=NamedPath(is_folder=False),
+    show_default="the values of dashboards/stack/stack.toml",
+    help="TOML file with the interval and the retention that shall differ.",
+)
+@FORMAT
+def size(
+    nodes: int, gpus_per_node: int, changed: tuple[tuple[str, int], ...], config_file: Path | None, format_name: str
+) -> None:
+    """Predict what a fleet takes of a Prometheus: series, samples per second, memory and disk.
+
+    Series of each unit are counted in what the demonstration shows, on this machine's host; memory and disk follow from
+    what was measured (docs/scale.md).
+
+    \b
+    Example:
+      observatory stack size --nodes 2000 --gpus-per-node 8
+    """
+    from bench.engines.settings_file import read_settings
+    from bench.exporter.stack import size as sizing
+    from bench.exporter.stack.settings import StackSettings, check
+
+    settings = read_settings(config_file, StackSettings, "the stack")
+    check(settings, str(config_file or "stack.toml"))
+    fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
+    found = sizing.size(fleet, settings, sizing.series_by_unit())
+    _print_size(found, settings.prometheus.scrape_seconds, settings.prometheus.retention_days, format_name)
+    for part in found.parts:
+        if part.each is None and part.number:
+            say(f"this machine has no {part.unit}, so that the series of one are unknown and left out")
+
+
+_SIZE_COLUMNS = ("unit", "number", "series_each", "series")
+
+
+def _print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
+    from bench.exporter.stack.size import UNITS
+    from bench.reports.format import (
+        digits,
+        open_console,
+        print_csv,
+        print_figures,
+        print_json,
+        print_words,
+        readable,
+        table_of,
+    )
+
+    rows = [
+        {"unit": part.unit, "number": part.number, "series_each": part.each, "series": part.series}
+        for part in found.parts
+    ]
+    rows.append({"unit": "prometheus", "number": 1, "series_each": found.own_series, "series": found.own_series})
+    if format_name == "csv":
+        print_csv(rows, _SIZE_COLUMNS)
+    elif format_name == "json":
+        print_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "scrape_seconds": scrape_seconds,
+                "retention_days": retention_days,
+                "units": rows,
+                "series": found.series,
+                "samples_per_second": found.samples_per_second,
+                "memory_bytes": found.memory_bytes,
+                "disk_bytes": found.disk_bytes,
+            }
+        )
+    else:
+        console = open_console()
+        what = {**UNITS, "prometheus": "Prometheus's own, of each target"}
+        cells = [
+            (
+                str(row["unit"]),
+                f"{row['number']:,}",
+                "-" if row["series_each"] is None else f"{row['series_each']:g}",
+                f"{row['series']:,.0f}",
+                what[str(row["unit"])],
+            )
+            for row in rows
+        ]
+        heading = ("unit", "number", "series each", "series", "what it is")
+        print_figures(console, table_of(heading, cells, words=(0, 4)))
+        print_words(
+            console,
+            "",
+            f"series:             {found.series:,.0f}",
+            f"samples per second: {digits(found.samples_per_second)}, each series every {scrape_seconds} s",
+            f"memory:             {readable(found.memory_bytes, 'bytes')}, without queries; give it twice that",
+            f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full",
+        )
+
+
+def _server_rows(state: StackState) -> list[dict[str, Any]]:
+    """Return name, address, process and state of each server; of containers Docker tells the state."""
+    from bench.exporter.stack.lifecycle import ended
+
+    pids = {process.name: process.pid for process in state.processes}
+    gone = {process.name for process in ended(state)}
+    return [
+        {
+            "server": name,
+            "url": url,
+            "process": pids.get(name),
+            "state": "ended" if name in gone else "runs" if name in pids else "not known",
+        }
+        for name, url in state.urls.items()
+    ]
+
+
+def _print_servers(state: StackState, format_name: str) -> None:
+    from bench.reports.format import open_console, print_figures, table_of
+
+    rows = [
+        (row["server"], row["url"], "container" if row["process"] is None else str(row["process"]), row["state"])
+        for row in _server_rows(state)
+    ]
+    print_figures(open_console(), table_of(("server", "address", "process", "state"), rows, words=(0, 1, 3)))
+
+
+_TARGET_COLUMNS = ("target", "job", "health", "series", "missing")
+
+
+def _target_row(target: Target) -> dict[str, Any]:
+    return dict(
+        zip(
+            _TARGET_COLUMNS,
+            (target.address, target.job, target.health, target.series, target.missing),
+            strict=True,
+        )
+    )
+
+
+def _print_targets(targets: Sequence[Target], format_name: str) -> None:
+    from bench.reports.format import open_console, print_csv, print_figures, table_of
+
+    if format_name == "csv":
+        print_csv([_target_row(target) for target in targets], _TARGET_COLUMNS)
+    elif targets:
+        rows = [(target.address, target.job, target.health, f"{target.series:,}") for target in targets]
+        print_figures(open_console(), table_of(_TARGET_COLUMNS[:-1], rows, words=(0, 1, 2)))

@@ -1,0 +1,127 @@
+"""Asks a Prometheus which of its targets show our series, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import build_opener
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.exporter.stack.files import JOB
+from dashboards.promql import series_by_target
+
+_ANSWER_S = 30.0
+_LOOK_S = 0.5
+_LOOKS = "http://127.0.0.1:9090"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a Prometheus knows of a target.
+
+    health: "up", "down", or "unknown" before it is asked for the first time. error: of the last scrape, "" where it was
+    answered. series: how many of ours it shows.
+    """
+
+    job: str
+    address: str
+    health: str
+    error: str
+    series: int
+
+    @property
+    def missing(self) -> str | None:
+        """Why it shows nothing of ours, and what to do; None where it shows some."""
+        if self.series:
+            return None
+        name = f"target {self.address} (job {self.job})"
+        if self.health == "up":
+            return f"{name} answers, and shows no series of ours; is it an `observatory serve`?"
+        why = self.error or "it was not asked yet"
+        return f"{name} is missing: {why}; is `observatory serve` running there?"
+
+
+def targets_of(url: str) -> list[Target]:
+    """Return the targets of the Prometheus at this address, by job and address.
+
+    Raises:
+        Misuse: it is no http or https address.
+        InfrastructureFailed: nothing answers there, or no Prometheus.
+    """
+    active = _ask(url, "/api/v1/targets", {"state": "active"})["activeTargets"]
+    counted = {
+        (one["metric"].get("job", ""), one["metric"].get("instance", "")): int(one["value"][1])
+        for one in _ask(url, "/api/v1/query", {"query": series_by_target()})["result"]
+    }
+    found = [
+        Target(
+            job=(job := one["labels"].get("job", "")),
+            address=(address := one["labels"].get("instance", "")),
+            health=one["health"],
+            error=" ".join(one["lastError"].split()),
+            series=counted.get((job, address), 0),
+        )
+        for one in active
+    ]
+    return sorted(found, key=lambda target: (target.job, target.address))
+
+
+def of_ours(targets: Sequence[Target]) -> list[Target]:
+    """Return the targets that should show our series: of the jobs in which one does, or that are called as ours.
+
+    Of a Prometheus that has none at all, these are all its targets.
+    """
+    jobs = {target.job for target in targets if target.series or target.job == JOB}
+    return [target for target in targets if not jobs or target.job in jobs]
+
+
+def targets_once_asked(url: str, expected: Collection[str], *, limit_s: float) -> list[Target]:
+    """Return the targets when each was asked once, and answered with series of ours or not at all, or after this time.
+
+    expected: addresses that must be among them; those that are not come back as targets that nobody asks.
+
+    Raises: as `targets_of`.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        found = targets_of(url)
+        unknown = set(expected) - {target.address for target in found}
+        is_whole = bool(found) and not unknown
+        if time.monotonic() >= until_s or (is_whole and all(one.series or one.health == "down" for one in found)):
+            absent = "Prometheus does not know it"
+            return [
+                *found,
+                *(Target(job=JOB, address=one, health="unknown", error=absent, series=0) for one in sorted(unknown)),
+            ]
+        time.sleep(_LOOK_S)
+
+
+def _ask(url: str, path: str, fields: dict[str, str]) -> Any:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        is_address = False
+    if not is_address or parts.username is not None or parts.query or parts.fragment:
+        raise Misuse(f"the Prometheus's address cannot be used; it looks like {_LOOKS}")
+    whole = f"{url.rstrip('/')}{path}?{urlencode(fields)}"
+    try:
+        with build_opener().open(whole, timeout=_ANSWER_S) as answer:
+            document = json.load(answer)
+        return document["data"]
+    except HTTPError as error:
+        error.close()
+        raise InfrastructureFailed(f"{url} answers {path} with status {error.code}; is it a Prometheus?") from None
+    except (HTTPException, ValueError, KeyError, TypeError):
+        raise InfrastructureFailed(f"{url} gives no Prometheus's answer to {path}; is it one?") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or str(reason)
+        raise InfrastructureFailed(f"{url}: no answer ({why.lower()}); is a Prometheus running there?") from None

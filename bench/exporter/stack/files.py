@@ -1,0 +1,121 @@
+"""Files that the stack's servers read: those of dashboards/stack with the settings' ports, intervals and paths.
+
+The shipped files stay the only place for all else, such as inhibition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.exporter.stack.settings import StackSettings
+from dashboards.publishing.publish import RENDERED
+
+SHIPPED = RENDERED.with_name("stack")
+LOOPBACK = "127.0.0.1"
+JOB = "observatory"
+"""Name of the scrape job."""
+RULES = "observatory-rules.yaml"
+TARGETS = "targets"
+"""Folder of the lists of targets, which Prometheus reads anew when one changes."""
+PROVISIONING = Path("grafana", "provisioning")
+_DATA_SOURCE = Path("datasources", "observatory.yaml")
+_DASHBOARD_PROVIDER = Path("dashboards", "observatory.yaml")
+
+
+def files(
+    settings: StackSettings, targets: Mapping[str, str], lists: Sequence[Path], *, dashboards: Path = RENDERED
+) -> dict[Path, str]:
+    """Return the text of each file, by its path in the stack's folder.
+
+    targets: addresses of the stack's own agents, by name. lists: others' lists of targets (file_sd). dashboards: folder
+    of the rendered dashboards, as Grafana finds it.
+    """
+    return {
+        Path("prometheus.yml"): _prometheus(settings, lists),
+        Path(RULES): (RENDERED / "rules.yaml").read_text(),
+        Path("alertmanager.yml"): _alertmanager(),
+        Path(TARGETS, "stack.json"): json.dumps(
+            [{"targets": [address], "labels": {"__meta_observatory": name}} for name, address in targets.items()]
+        ),
+        **_grafana(settings, dashboards),
+    }
+
+
+def _prometheus(settings: StackSettings, lists: Sequence[Path]) -> str:
+    document = _shipped("prometheus.yml")
+    document["global"] |= {
+        "scrape_interval": f"{settings.prometheus.scrape_seconds}s",
+        # It must not be longer than the interval, and would inherit 10 s.
+        "scrape_timeout": f"{min(settings.prometheus.scrape_seconds, 10)}s",
+        "evaluation_interval": f"{settings.prometheus.evaluation_seconds}s",
+    }
+    document["alerting"] = {
+        "alertmanagers": [{"static_configs": [{"targets": [f"{LOOPBACK}:{settings.alertmanager.port}"]}]}]
+    }
+    (job,) = document["scrape_configs"]
+    del job["static_configs"]
+    job["file_sd_configs"] = [{"files": [f"{TARGETS}/*.json", *(str(path.absolute()) for path in lists)]}]
+    return _as_yaml(document)
+
+
+def _alertmanager() -> str:
+    """Return the shipped routes and inhibition, with receivers that send nothing: whom to tell nobody has said."""
+    document = _shipped("alertmanager.yml")
+    document["receivers"] = [{"name": receiver["name"]} for receiver in document["receivers"]]
+    return _as_yaml(document)
+
+
+def _grafana(settings: StackSettings, folder: Path) -> dict[Path, str]:
+    """Return Grafana's provisioning, by path. folder: of the rendered dashboards, as Grafana finds it."""
+    source = _shipped(str(PROVISIONING / _DATA_SOURCE))
+    provider = _shipped(str(PROVISIONING / _DASHBOARD_PROVIDER))
+    source["datasources"][0]["url"] = f"http://{LOOPBACK}:{settings.prometheus.port}"
+    source["datasources"][0]["jsonData"]["timeInterval"] = f"{settings.prometheus.scrape_seconds}s"
+    provider["providers"][0]["options"]["path"] = str(folder)
+    return {
+        PROVISIONING / _DATA_SOURCE: _as_yaml(source),
+        PROVISIONING / _DASHBOARD_PROVIDER: _as_yaml(provider),
+    }
+
+
+def grafana_ini(settings: StackSettings, folder: Path) -> str:
+    """Return Grafana's own settings: everybody on this machine may look, and nothing is sent elsewhere.
+
+    folder: of the stack.
+    """
+    tables: dict[str, dict[str, object]] = {
+        "paths": {
+            "data": folder / "data" / "grafana",
+            "logs": folder / "logs",
+            "plugins": folder / "data" / "grafana" / "plugins",
+            "provisioning": folder / PROVISIONING,
+        },
+        "server": {"http_addr": LOOPBACK, "http_port": settings.grafana.port},
+        "auth.anonymous": {"enabled": "true", "org_role": "Viewer"},
+        "analytics": {"reporting_enabled": "false", "check_for_updates": "false", "check_for_plugin_updates": "false"},
+        "news": {"news_feed_enabled": "false"},
+    }
+    return "".join(
+        f"[{table}]\n{''.join(f'{key} = {value}{chr(10)}' for key, value in keys.items())}"
+        for table, keys in tables.items()
+    )
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((SHIPPED / name).read_text())
+    return document
+
+
+def _as_yaml(document: object) -> str:
+    text: str = yaml.safe_dump(document, sort_keys=False, width=120)
+    return text
+
+
+def top_level(paths: Iterable[Path]) -> list[str]:
+    """Return the names at the top of the stack's folder that these paths are in."""
+    return sorted({path.parts[0] for path in paths})

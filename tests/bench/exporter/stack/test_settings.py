@@ -1,0 +1,122 @@
+"""The stack's settings, and the files that its servers read."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from bench.engines.settings_file import read_settings
+from bench.errors import Misuse
+from bench.exporter.stack.files import SHIPPED, files, grafana_ini
+from bench.exporter.stack.settings import PrometheusSettings, StackSettings, check, looks_back_days
+from dashboards.grafana.looks import DATA_SOURCE_UID
+from dashboards.publishing.plan import FOLDER_UID
+from dashboards.publishing.publish import RENDERED
+from tests.dashboards.promtool import promtool
+
+USUAL = StackSettings()
+
+
+def test_the_shipped_file_says_all_settings_at_their_defaults() -> None:
+    assert tomllib.loads((SHIPPED / "stack.toml").read_text()) == msgspec.to_builtins(USUAL)
+    assert read_settings(SHIPPED / "stack.toml", StackSettings, "the stack") == USUAL
+
+
+def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[prometheus]\nscrape_seconds = 5\n")
+    found = read_settings(tmp_path / "mine.toml", StackSettings, "the stack")
+    assert found == StackSettings(prometheus=PrometheusSettings(scrape_seconds=5))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[prometheus]\nport = "x"', "prometheus.port is 'x'; it may be a whole number"),
+        ("[grafana]\nport = 99999", "grafana.port is 99999; it may be a whole number <= 65535"),
+        ("prometheus = 3", "prometheus is 3; it may be a table"),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_with_what_it_may_be(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(Misuse) as refused:
+        read_settings(tmp_path / "mine.toml", StackSettings, "the stack")
+    assert str(refused.value) == f"{tmp_path / 'mine.toml'}: {told}"
+
+
+def test_samples_are_kept_for_as_long_as_the_rules_look_back() -> None:
+    check(StackSettings(prometheus=PrometheusSettings(retention_days=looks_back_days())), "x")
+    with pytest.raises(Misuse, match="give 15 or more"):
+        check(StackSettings(prometheus=PrometheusSettings(retention_days=looks_back_days() - 1)), "x")
+
+
+def test_no_rule_looks_further_back_than_the_least_retention() -> None:
+    windows = re.findall(r"\[(\d+)([smhd])", (RENDERED / "rules.yaml").read_text())
+    hours = {"s": 1 / 3600, "m": 1 / 60, "h": 1, "d": 24}
+    longest_h = max(int(number) * hours[unit] for number, unit in windows)
+    assert (looks_back_days() - 1) * 24 >= longest_h  # A day more, by which the longest one is offset.
+
+
+def _written(folder: Path, settings: StackSettings, lists: tuple[Path, ...] = ()) -> None:
+    for path, text in files(settings, {"demo": "127.0.0.1:9465"}, lists).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+@pytest.mark.stack
+def test_prometheus_takes_its_settings_and_the_rules(tmp_path: Path) -> None:
+    _written(tmp_path, StackSettings(prometheus=PrometheusSettings(scrape_seconds=1)), (tmp_path / "fleet.json",))
+    checked = promtool("check", "config", tmp_path / "prometheus.yml")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_scrape_may_take_no_longer_than_the_interval() -> None:
+    for scrape_seconds, timeout in ((2, "2s"), (60, "10s")):
+        settings = StackSettings(prometheus=PrometheusSettings(scrape_seconds=scrape_seconds))
+        document = yaml.safe_load(files(settings, {}, ())[Path("prometheus.yml")])
+        assert document["global"]["scrape_timeout"] == timeout
+
+
+def test_alertmanager_keeps_the_shipped_routes_and_sends_nothing() -> None:
+    shipped = yaml.safe_load((SHIPPED / "alertmanager.yml").read_text())
+    document = yaml.safe_load(files(USUAL, {}, ())[Path("alertmanager.yml")])
+    assert document["route"] == shipped["route"]
+    assert document["inhibit_rules"] == shipped["inhibit_rules"]
+    assert document["receivers"] == [{"name": "warnings"}, {"name": "criticals"}]
+
+
+def test_grafana_is_given_the_data_source_that_the_dashboards_ask_for() -> None:
+    texts = files(USUAL, {}, ())
+    (source,) = yaml.safe_load(texts[Path("grafana/provisioning/datasources/observatory.yaml")])["datasources"]
+    assert source["uid"] == DATA_SOURCE_UID
+    assert source["url"] == "http://127.0.0.1:9090"
+    for path in RENDERED.glob("*.json"):
+        (asked,) = [one for one in json.loads(path.read_text())["templating"]["list"] if one["type"] == "datasource"]
+        assert asked["query"] == source["type"]
+        assert asked["current"] == {"selected": True, "text": source["name"], "value": source["uid"]}
+
+
+def test_grafana_takes_rates_over_what_prometheus_scrapes() -> None:
+    settings = StackSettings(prometheus=PrometheusSettings(scrape_seconds=60))
+    texts = files(settings, {}, ())
+    (source,) = yaml.safe_load(texts[Path("grafana/provisioning/datasources/observatory.yaml")])["datasources"]
+    assert source["jsonData"] == {"httpMethod": "POST", "timeInterval": "60s"}
+
+
+def test_grafana_is_given_the_rendered_dashboards() -> None:
+    texts = files(USUAL, {}, ())
+    (provider,) = yaml.safe_load(texts[Path("grafana/provisioning/dashboards/observatory.yaml")])["providers"]
+    assert provider["folderUid"] == FOLDER_UID
+    assert list(Path(provider["options"]["path"]).glob("*.json"))
+
+
+def test_grafana_listens_where_the_settings_say_and_tells_nobody(tmp_path: Path) -> None:
+    text = grafana_ini(USUAL, tmp_path)
+    assert "http_addr = 127.0.0.1\nhttp_port = 3000\n" in text
+    assert f"provisioning = {tmp_path}/grafana/provisioning\n" in text
+    assert "reporting_enabled = false" in text
