@@ -18,7 +18,7 @@ import msgspec
 
 from collectors.files import schema_version_of
 from collectors.metrics.metric import Sample
-from collectors.metrics.rank import ALLOCATED_BYTES
+from collectors.metrics.rank import ALLOCATED_BYTES, STEP_SECONDS
 from workloads.cost_models.schedules import ActionKind, MessageEnd
 
 SCHEMA_VERSION = 3
@@ -235,6 +235,28 @@ def read(path: Path) -> Contents:
     return Contents(records=records, left_out=follower.left_out)
 
 
+class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A warm-up or measured step of a rank. step_s: None of one that was not timed, as of a convergence check."""
+
+    mark: Mark
+    trial: int
+    step: int
+    time_ns: int
+    step_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """What was appended to a log: its newest records, and each step.
+
+    is_anew: the log became shorter and was read from its beginning, so that all steps told before count no more.
+    """
+
+    records: list[Record]
+    steps: list[LoggedStep]
+    is_anew: bool
+
+
 class Follower:
     """Reads what was appended to a log since the last look. A file that is not there yet is empty."""
 
@@ -245,6 +267,7 @@ class Follower:
         self._position = 0
         self._line = 0
         self._rest = b""
+        self._restarts = 0
 
     @property
     def unfinished(self) -> int:
@@ -267,7 +290,23 @@ class Follower:
         Raises:
             NewerSchema: a newer version wrote the log.
         """
+        return self._newest(self._lines())
+
+    def newest_and_steps(self) -> Newest:
+        """Return what `newest` does, and each warm-up or measured step of all lines, in order.
+
+        Of a step that is not among the newest records only the beginning of its line is read, and its time.
+
+        Raises:
+            NewerSchema: a newer version wrote the log.
+        """
+        restarts = self._restarts
         lines = self._lines()
+        records = self._newest(lines)
+        steps = [step for _, line in lines if (step := _step_of(line)) is not None]
+        return Newest(records=records, steps=steps, is_anew=restarts != self._restarts)
+
+    def _newest(self, lines: list[tuple[int, bytes]]) -> list[Record]:
         seen: set[tuple[bytes, ...]] = set()
         wanted: list[tuple[int, bytes]] = []
         # From the newest line backwards: the first line of each kind is wanted, and changes only until a `polled`.
@@ -288,6 +327,7 @@ class Follower:
             if file.seek(0, os.SEEK_END) < self._position:
                 self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
                 self._position, self._line, self._rest = 0, 0, b""
+                self._restarts += 1
             file.seek(self._position)
             data = file.read()
         self._position += len(data)
@@ -348,3 +388,20 @@ def _kind(line: bytes) -> tuple[bytes, ...] | None:
         return None
     kind = found.groups(b"")
     return (*kind, _ACCOUNT) if _ACCOUNT in line else kind
+
+
+_STEP = re.compile(rb'\{"type":"reading","trial":(\d+),"time_ns":(\d+),"mark":"(warm_up|measured)","step":(\d+),')
+_STEP_MARKS: dict[bytes, Mark] = {b"warm_up": "warm_up", b"measured": "measured"}
+_STEP_SECONDS = re.compile(rb'\["' + STEP_SECONDS.name.encode() + rb'",(-?[0-9][-+.0-9eE]*)[,\]]')
+"""In a text of a label its quotes would have backslashes, so this is found nowhere else."""
+
+
+def _step_of(line: bytes) -> LoggedStep | None:
+    """Return the step that a line is of; None for another line, and for one that was cut off."""
+    found = _STEP.match(line)
+    if found is None or not line.endswith(b"]}"):
+        return None
+    trial, time_ns, mark, step = found.groups()
+    timed = _STEP_SECONDS.search(line, found.end())
+    step_s = None if timed is None else float(timed[1])
+    return LoggedStep(mark=_STEP_MARKS[mark], trial=int(trial), step=int(step), time_ns=int(time_ns), step_s=step_s)

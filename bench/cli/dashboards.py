@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,23 @@ from bench.cli.options import NamedPath
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
+    from dashboards.model import Group
     from dashboards.thresholds import Thresholds
+
+
+_LABEL_KEY = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+
+
+def _labels(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
+    """Return Kubernetes's labels by key; refuse what is none."""
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or _LABEL_KEY.fullmatch(key) is None or _LABEL_VALUE.fullmatch(value) is None:
+            raise click.BadParameter(f"{word!r} is no label of Kubernetes; it may be such as release=prometheus")
+        found[key] = value
+    return found
 
 
 @click.group(name="dashboards")
@@ -41,7 +59,23 @@ def command() -> None:
     show_default="the shipped dashboards/thresholds.toml",
     help="TOML file with the thresholds of the alerts that shall differ from the shipped ones.",
 )
-def render(check: bool, root: Path | None, thresholds_file: Path | None) -> None:
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["files", "kubernetes"]),
+    default="files",
+    show_default=True,
+    help="Files of a checkout, or manifests for kubectl and the Prometheus operator, to standard output.",
+)
+@click.option(
+    "--label",
+    "labels",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_labels,
+    help="Of kubernetes: a label of monitors and rules, by which an operator chooses them. Repeatable.",
+)
+def render(check: bool, root: Path | None, thresholds_file: Path | None, form: str, labels: dict[str, str]) -> None:
     """Write dashboards, rules and the page of metrics, from the catalogue and the thresholds of the alerts.
 
     Wants Grafana's SDK: pip install 'parallel-observatory[dashboards]'.
@@ -51,10 +85,20 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None) -> None
       observatory dashboards render --check
     """
     from dashboards import render as rendering
-    from dashboards.grafana import SdkMissing
+    from dashboards.grafana.document import SdkMissing
 
+    if form == "kubernetes" and (check or root is not None):
+        raise Misuse("--as kubernetes prints manifests and writes no file; leave out --check and --into")
+    if form == "files" and labels:
+        raise Misuse("--label is of manifests; add --as kubernetes")
     root = root or rendering.CHECKOUT
     thresholds = None if thresholds_file is None else _read_thresholds(thresholds_file)
+    if form == "kubernetes":
+        try:
+            click.echo(rendering.kubernetes_text(thresholds, labels), nl=False)
+        except SdkMissing as error:
+            raise Misuse(str(error)) from None
+        return
     try:
         paths = rendering.stale(root, rendering.render(thresholds)) if check else rendering.write(root, thresholds)
     except SdkMissing as error:
@@ -98,11 +142,48 @@ def _read_thresholds(path: Path) -> Thresholds:
     "--prometheus",
     "prometheus_url",
     metavar="URL",
-    default="http://localhost:9090",
-    show_default=True,
+    show_default="what the data source has; of a new one http://localhost:9090",
     help="The Prometheus, as Grafana reaches it.",
 )
-def push(url: str, prometheus_url: str) -> None:
+@click.option(
+    "--scrape-interval",
+    metavar="TIME",
+    show_default="what the data source has",
+    help="How often that Prometheus scrapes, such as 15s: panels take their rates over a multiple of it.",
+)
+@click.option(
+    "--data-source",
+    metavar="UID",
+    show_default="one of its own",
+    help="Take this Prometheus of the Grafana as it is; an Editor's token is then enough.",
+)
+@click.option(
+    "--folder",
+    metavar="NAME",
+    show_default="Parallel Observatory",
+    help="UID or title of the folder; it is made where there is none.",
+)
+@click.option("--alerts", "with_alerts", is_flag=True, help="Push the alerts, too, for Grafana to evaluate.")
+@click.option(
+    "--thresholds",
+    "thresholds_file",
+    type=NamedPath(is_folder=False, exists=True),
+    show_default="the shipped dashboards/thresholds.toml",
+    help="With --alerts: TOML file with the thresholds that shall differ from the shipped ones.",
+)
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Write nothing; show what would change.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite what somebody changed since the last push.")
+def push(
+    url: str,
+    prometheus_url: str | None,
+    scrape_interval: str | None,
+    data_source: str | None,
+    folder: str | None,
+    with_alerts: bool,
+    thresholds_file: Path | None,
+    is_dry_run: bool,
+    is_forced: bool,
+) -> None:
     """Push folder, data source and dashboards to a Grafana; the token is read from GRAFANA_TOKEN.
 
     It gives up where a request has no complete answer within 60 s.
@@ -111,20 +192,69 @@ def push(url: str, prometheus_url: str) -> None:
     Example:
       observatory dashboards push --url http://localhost:3000
     """
-    from dashboards.publish import PublishFailed, check_prometheus, parse_address, publish, read_rendered
+    from dashboards.publishing.answers import PublishFailed, PushRefused
+    from dashboards.publishing.plan import Wanted
+    from dashboards.publishing.publish import check_prometheus, parse_address, publish, read_rendered
 
     token = os.environ.get("GRAFANA_TOKEN", "").strip()
     if not token:
         raise Misuse("GRAFANA_TOKEN is not set; put a Grafana service account's token into this environment variable")
     if not (token.isascii() and token.isprintable()):
         raise Misuse("GRAFANA_TOKEN holds a character that no token has; was it copied whole, and nothing beside it?")
+    _check_push_options(scrape_interval, data_source, folder)
+    if data_source is not None and (prometheus_url is not None or scrape_interval is not None):
+        raise Misuse("--data-source is taken as it is; leave out --prometheus and --scrape-interval, or set them there")
+    if thresholds_file is not None and not with_alerts:
+        raise Misuse("--thresholds are of alerts; add --alerts, or leave it out")
     try:
         address = parse_address(url)
-        check_prometheus(prometheus_url)
+        if prometheus_url is not None:
+            check_prometheus(prometheus_url)
     except ValueError as error:
         raise Misuse(str(error)) from None
+    wanted = Wanted(
+        dashboards=read_rendered(),
+        prometheus_url=prometheus_url,
+        scrape_interval=scrape_interval,
+        folder=folder,
+        data_source=data_source,
+        alerts=_alerts(thresholds_file) if with_alerts else None,
+        is_forced=is_forced,
+    )
     try:
-        for published in publish(address, token, prometheus_url, read_rendered()):
-            click.echo(f"{published.what}: {published.change}")
+        for step in publish(address, token, wanted, is_dry_run=is_dry_run):
+            is_change = is_dry_run and step.request is not None
+            click.echo(f"{step.what}: {'would be ' if is_change else ''}{step.change}")
+            for line in step.difference if is_dry_run else ():
+                click.echo(f"  {line}")
+    except PushRefused as refused:
+        for reason in refused.reasons:
+            say(reason)
+        raise Misuse(f"nothing was pushed; each line above says why, and what to do ({len(refused.reasons)})") from None
     except PublishFailed as error:
         raise InfrastructureFailed(str(error)) from None
+
+
+def _check_push_options(scrape_interval: str | None, data_source: str | None, folder: str | None) -> None:
+    if scrape_interval is not None and not re.fullmatch(r"[1-9][0-9]{0,4}(ms|s|m|h)", scrape_interval):
+        raise Misuse(f'--scrape-interval is "{scrape_interval}"; it looks like 15s or 1m')
+    if data_source is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", data_source):
+        raise Misuse(
+            f'--data-source is "{data_source}"; a UID has up to 40 letters, digits, - and _ (it ends the address of the'
+            " data source's settings in Grafana)"
+        )
+    if folder is not None and not (folder.strip() and folder.isprintable()):
+        raise Misuse(f"--folder is {json.dumps(folder)}; name a folder's UID or title")
+
+
+def _alerts(thresholds_file: Path | None) -> tuple[tuple[Group, ...], Thresholds]:
+    """Return the groups of alerts, and tell which of them Grafana cannot evaluate."""
+    from dashboards import render as rendering
+    from dashboards.publishing.managed_alerts import left_out
+    from dashboards.thresholds import shipped
+
+    thresholds = shipped() if thresholds_file is None else _read_thresholds(thresholds_file)
+    groups = rendering.groups(thresholds)
+    names = left_out(groups, thresholds.links)
+    say(f"left to Prometheus, which records the series that they need: {', '.join(names)}")
+    return groups, thresholds

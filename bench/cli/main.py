@@ -39,12 +39,19 @@ COMMANDS = {
     "doctor": "This machine in one page, and what differs from the last good run.",
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
+    "stack": "Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.",
     "completion": "The script with which a shell completes strategies, options and runs.",
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
 
-_IN_FOLDERS = frozenset({"compare", "run", "suite"})
-"""Commands that have a folder of their own."""
+_IN_FOLDERS = {
+    "compare": "compare.command",
+    "run": "run.command",
+    "serve": "watching.serve",
+    "stack": "watching.stack",
+    "suite": "suite.command",
+}
+"""Modules of the commands that stand in a folder, beneath `bench.cli`."""
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file can have; raised wherever a path from the command line is used first."""
@@ -76,8 +83,8 @@ class _LateGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = f"bench.cli.{name}.command" if name in _IN_FOLDERS else f"bench.cli.{name}"
-        command: click.Command = importlib.import_module(module).command
+        module = _IN_FOLDERS.get(name, name)
+        command: click.Command = importlib.import_module(f"bench.cli.{module}").command
         return command
 
     def resolve_command(

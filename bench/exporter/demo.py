@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
+from bench.exporter.demo_results import FAILED_STRATEGY, results_of
+from bench.exporter.latest_results import statistics_of
 from bench.exporter.server import answering, once, refusal
-from collectors.metrics import agent, gate, host, results, suites
+from collectors.metrics import agent, gate, host, run_counts, suites
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
@@ -21,6 +22,7 @@ from collectors.node.watch import NodeWatch
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned, Source
+from collectors.prometheus.histogram import Exemplar, Histogram, Observations, histogram_of
 from collectors.prometheus.http_server import CannotListen, Server, ServerConfig
 
 # Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
@@ -47,14 +49,16 @@ RANKS = 6
 LAP_S = 600.0
 HOT_S, COOL_S = 240.0, 360.0
 STEP_S, HOT_STEP_S = 0.5, 0.62
+LONG_RATIO, LONG_EACH = 1.3, 64
+"""How much longer one step in so many takes; the newest step of the other metrics is never one of these."""
 STEP_TOKENS = 32_768
 _PHASES = {"data": 0.01, "forward": 0.29, "backward": 0.61, "optimizer": 0.06}
 """Share of each phase in a step; the rest is waiting."""
 _DATA_WAIT = 0.06
 """Share of a step that the host waits for a batch; the GPU has work queued for most of it."""
-_MFU_RATIO = 0.41
-_EXPOSED, _HIDDEN, _COMPUTED = 0.07, 0.21, 0.88
-"""Shares of a traced step: communication that is exposed, communication that is hidden, computation."""
+_MFU_RATIO, _MEASURED_MFU_RATIO = 0.41, 0.52
+_EXPOSED, _HIDDEN, _COMPUTED, _COPIED = 0.07, 0.21, 0.88, 0.01
+"""Shares of a traced step: communication that is exposed, communication that is hidden, computation, exposed copies."""
 _GIB = 1 << 30
 _STATE = {"parameters": 13 * _GIB, "gradients": 13 * _GIB, "optimizer": 26 * _GIB}
 _ALLOCATED, _PEAK, _RESERVED = 54 * _GIB, 97 * _GIB, 104 * _GIB
@@ -70,7 +74,8 @@ def made_ranks(at_s: float, begun_s: float = 0.0) -> Iterator[Owned]:
 
     begun_s: Unix time of that begin.
     """
-    yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, strategy=STRATEGY, ranks=str(RANKS), series=SERIES), {}
+    of_case = {**_case_labels(STRATEGY, RANKS), "nodes": "1", "suite": "", "case": "", "commit": ""}
+    yield agent.RUN_INFO.at(1, run=RUN, slot=SLOT, series=SERIES, **of_case), {}
     yield agent.RUN_LAST_PROGRESS.at(begun_s + at_s, run=RUN, slot=SLOT), {}
     for rank in range(RANKS):
         owner = {"rank": str(rank), "slot": SLOT}
@@ -79,6 +84,15 @@ def made_ranks(at_s: float, begun_s: float = 0.0) -> Iterator[Owned]:
         yield RANK_GPU_MEMORY.at(_RESERVED + _CONTEXT, gpu=str(rank), slice=""), owner
         for sample in (*_step(at_s, rank), *_traced(at_s), *_memory()):
             yield sample, owner
+        for mark, number in (("warm_up", 0), ("measured", math.floor(steps_by(at_s)))):
+            yield run_counts.STEPS.at(number, mark=mark), owner
+    yield _durations(at_s, begun_s), {}
+
+
+def _case_labels(strategy: str, ranks: int, *, shape: str = "8b", device: str = "cuda") -> dict[str, str]:
+    name = ", ".join(part for part in (f"{strategy} on {ranks}", shape, "bf16", device) if part)
+    what = {"device": device, "shape": shape, "precision": "bf16"}
+    return {"name": name, "strategy": strategy, "ranks": str(ranks), **what}
 
 
 def steps_by(at_s: float) -> float:
@@ -86,17 +100,44 @@ def steps_by(at_s: float) -> float:
 
     After 300 s, 60 s of them hot: 60 / 0.62 + 240 / 0.5 = 576.8 steps.
     """
-    laps, into_s = divmod(at_s, LAP_S)
-    hot_s = laps * (COOL_S - HOT_S) + min(max(into_s - HOT_S, 0.0), COOL_S - HOT_S)
+    hot_s = _hot_s(at_s)
     return hot_s / HOT_STEP_S + (at_s - hot_s) / STEP_S
+
+
+def _hot_s(at_s: float) -> float:
+    """Return for how long the GPU has been hot since the run began."""
+    laps, into_s = divmod(at_s, LAP_S)
+    return laps * (COOL_S - HOT_S) + min(max(into_s - HOT_S, 0.0), COOL_S - HOT_S)
 
 
 def _step_s(at_s: float) -> float:
     return HOT_STEP_S if HOT_S <= at_s % LAP_S < COOL_S else STEP_S
 
 
+def _of_rank(rank: int) -> float:
+    """Return how long a step of a rank takes, as a share of the middle one's."""
+    return 1 + (rank - RANKS / 2) / 1e3
+
+
+def _durations(at_s: float, begun_s: float) -> Histogram:
+    """Return how long the steps of all ranks took since the run began; exemplars are the newest."""
+    observations, hot_s = Observations(), _hot_s(at_s)
+    newest, newest_s = math.floor(steps_by(at_s)) - 1, _step_s(at_s)
+    exemplars = {}
+    for rank in range(RANKS):
+        for step_s, spent_s in ((HOT_STEP_S, hot_s), (STEP_S, at_s - hot_s)):
+            number = math.floor(spent_s / step_s)
+            bucket = observations.observe(_of_rank(rank) * step_s, number - number // LONG_EACH)
+            observations.observe(_of_rank(rank) * LONG_RATIO * step_s, number // LONG_EACH)
+            if step_s == newest_s and newest >= 0:
+                labels = {"run": RUN, "trial": "0", "rank": str(rank), "step": str(newest)}
+                time_ns = round((begun_s + at_s) * 1e9)
+                exemplars[bucket] = Exemplar(labels=labels, value=_of_rank(rank) * step_s, time_ns=time_ns)
+    return histogram_of(run_counts.STEP_DURATION, [observations], exemplars=exemplars, slot=SLOT)
+
+
 def _step(at_s: float, rank: int) -> Iterator[Sample]:
-    step_s = _step_s(at_s) * (1 + (rank - RANKS / 2) / 1e3)
+    step_s = _step_s(at_s) * _of_rank(rank)
     yield rank_metrics.STEP_SECONDS.at(step_s)
     for phase, share in _PHASES.items():
         yield rank_metrics.PHASE_SECONDS.at(share * step_s, phase=phase)
@@ -104,8 +145,10 @@ def _step(at_s: float, rank: int) -> Iterator[Sample]:
     yield rank_metrics.TOKENS.at(STEP_TOKENS * math.floor(steps_by(at_s)))
     yield rank_metrics.TOKENS_PER_SECOND.at(STEP_TOKENS / step_s)
     yield rank_metrics.MFU.at(_MFU_RATIO * STEP_S / step_s)
+    yield rank_metrics.MEASURED_MFU.at(_MEASURED_MFU_RATIO * STEP_S / step_s)
     yield rank_metrics.LOSS.at(1.8 + 9.0 * math.exp(-steps_by(at_s % LAP_S) / 300) + rank / 1e3)
     yield rank_metrics.LEARNING_RATE.at(3e-4)
+    yield rank_metrics.GRADIENT_NORM.at(0.4 + 6.0 * math.exp(-steps_by(at_s % LAP_S) / 100))
     yield rank_metrics.OBSERVER_SECONDS.at(2e-4)
 
 
@@ -116,7 +159,11 @@ def _traced(at_s: float) -> Iterator[Sample]:
     yield rank_metrics.COMMUNICATION_SECONDS.at((_EXPOSED + _HIDDEN) * step_s)
     yield rank_metrics.OVERLAP_SECONDS.at(_HIDDEN * step_s)
     yield rank_metrics.EXPOSED_COMMUNICATION_SECONDS.at(_EXPOSED * step_s)
-    yield rank_metrics.IDLE_SECONDS.at((1 - _COMPUTED - _EXPOSED) * step_s)
+    yield rank_metrics.EXPOSED_COPY_SECONDS.at(_COPIED * step_s)
+    yield rank_metrics.IDLE_SECONDS.at((1 - _COMPUTED - _EXPOSED - _COPIED) * step_s)
+    yield rank_metrics.COLLECTIVE_SECONDS.at((_EXPOSED + _HIDDEN) * step_s, collective="all_reduce")
+    yield rank_metrics.COLLECTIVE_OVERLAP_RATIO.at(_HIDDEN / (_EXPOSED + _HIDDEN), collective="all_reduce")
+    yield rank_metrics.PAYLOAD_BYTES.at(_STATE["gradients"], collective="all_reduce", axis="data")
     yield rank_metrics.OVERLAP_RATIO.at(_HIDDEN / (_EXPOSED + _HIDDEN))
     yield rank_metrics.EXPOSED_COMMUNICATION_RATIO.at(_EXPOSED)
 
@@ -170,105 +217,46 @@ def _port(device: str, at_s: float) -> Iterator[Sample]:
     yield host.HOST_INFINIBAND_ERRORS.at(37 * times_down, **port, kind="symbol_error")
 
 
-# Made-up results: a run that scales worse than is accepted, and one of a pipeline that waits.
+# Made-up results, with intervals.
 
 INTERVAL_RATIO = 0.02
 """How far the interval of each result reaches to either side, as a share of its median."""
 COMPLETED_AGO_S = 3600.0
-_PIPELINE, _PIPELINE_SERIES = "one_f_one_b", "demonstration-one_f_one_b"
-_STAGE_S = {"forward": 0.011, "backward": 0.023}
-FAILED_STRATEGY = "fsdp"
-HELD_BACK = 3
-"""The rank on the GPU that grows hot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    strategy: str
-    series: str
-    ranks: int
-    medians: tuple[Sample, ...]
+_ENDS = {
+    STRATEGY: {"done": 57, "failed": 1, "timed_out": 1, "interrupted": 2},
+    "one_f_one_b": {"done": 30, "failed": 0, "timed_out": 0, "interrupted": 0},
+    FAILED_STRATEGY: {"done": 29, "failed": 1, "timed_out": 0, "interrupted": 0},
+}
+"""How often runs of each strategy ended in which way."""
+_VERSIONS = {"commit": "", "torch": "made-up", "driver": "made-up", "nccl": "made-up", "gpu": "8 x made-up GPU"}
 
 
 def made_results(completed_s: float) -> Iterator[Owned]:
-    """Yield the newest results that a history would hold, with intervals. completed_s: Unix time of all of them."""
+    """Yield the newest results that a history would hold, with intervals.
+
+    completed_s: Unix time of all of them but one, whose newest run failed then.
+    """
     shape = {"ranks": str(RANKS), "device": "cuda", "precision": "bf16"}
+    for strategy, ends in _ENDS.items():
+        for outcome, number in ends.items():
+            yield run_counts.RUNS.at(number, strategy=strategy, outcome=outcome), {}
     failed = {"strategy": FAILED_STRATEGY, **shape, "series": f"demonstration-{FAILED_STRATEGY}"}
     yield agent.RUN_LAST_FAILURE.at(completed_s, **failed, run=RUN, outcome="failed"), {}
-    for result in _RESULTS:
-        shape = {"ranks": str(result.ranks), "device": "cuda", "precision": "bf16"}
+    for result in results_of(ranks=RANKS, step_s=STEP_S, step_tokens=STEP_TOKENS):
+        shape = {"ranks": str(result.ranks), "device": result.device, "precision": "bf16"}
         owner = {"strategy": result.strategy, **shape, "series": result.series}
-        yield agent.RESULT_INFO.at(1, series=result.series, run=RUN, strategy=result.strategy), {}
-        yield agent.RUN_LAST_COMPLETION.at(completed_s, **owner), {}
+        of_case = {
+            **_case_labels(result.strategy, result.ranks, shape=result.shape, device=result.device),
+            "options": "",
+            "suite": SUITE,
+            "case": result.strategy,
+        }
+        yield agent.RESULT_INFO.at(1, series=result.series, run=RUN, **of_case, **_VERSIONS), {}
+        yield agent.RUN_LAST_COMPLETION.at(completed_s - (DAY_S if result.is_old else 0), **owner), {}
         for sample in result.medians:
-            for bound, factor in (("median", 1.0), ("low", 1 - INTERVAL_RATIO), ("high", 1 + INTERVAL_RATIO)):
-                yield Sample(sample.metric, factor * sample.value, sample.labels), {**owner, "bound": bound}
-
-
-_SCALING = _Result(
-    strategy=STRATEGY,
-    series=SERIES,
-    ranks=RANKS,
-    medians=(
-        results.RUN_SCALING_EFFICIENCY.at(0.74, scaling="weak", baseline="beside"),
-        results.RUN_STEP_SECONDS.at(STEP_S),
-        results.RUN_MEAN_STEP_SECONDS.at(1.01 * STEP_S),
-        results.RUN_TOKENS_PER_SECOND.at(RANKS * STEP_TOKENS / STEP_S),
-        results.RUN_TOKENS_PER_SECOND_PER_DEVICE.at(STEP_TOKENS / STEP_S),
-        results.RUN_MFU.at(0.41),
-        results.RUN_LOSS.at(1.8),
-        results.RUN_PEAK_MEMORY_BYTES.at(97 * _GIB, account="allocator"),
-        results.RUN_OVERLAP_RATIO.at(0.75),
-        results.RUN_TRACED_RATIO.at(0.88, part="compute"),
-        results.RUN_TRACED_RATIO.at(0.28, part="communication"),
-        results.RUN_TRACED_RATIO.at(0.07, part="exposed_communication"),
-        results.RUN_WAITING_RATIO.at(0.31),
-        results.RUN_COLLECTIVE_WAIT_SECONDS.at(0.0018, collective="all_reduce"),
-        results.RUN_COLLECTIVE_TRANSFER_SECONDS.at(0.0041, collective="all_reduce"),
-        results.RUN_TRACED_BUS_BANDWIDTH.at(362e9, collective="all_reduce"),
-        results.RUN_STRAGGLER_RATIO.at(0.06, rank=str(HELD_BACK), cause="compute"),
-        results.RUN_CLOCK_RESIDUAL_SECONDS.at(4e-6),
-        *(
-            metric.at(at_worst if rank == HELD_BACK else elsewhere, rank=str(rank))
-            for metric, at_worst, elsewhere in (
-                (results.RUN_LAST_RATIO, 0.83, 0.02),
-                (results.RUN_HELD_UP_RATIO, 0.06, 0.001),
-            )
-            for rank in range(RANKS)
-        ),
-    ),
-)
-_WAITING = _Result(
-    strategy=_PIPELINE,
-    series=_PIPELINE_SERIES,
-    ranks=4,
-    medians=(
-        results.RUN_STEP_SECONDS.at(0.41),
-        results.RUN_TOKENS_PER_SECOND_PER_DEVICE.at(19_980.0),
-        results.RUN_MFU.at(0.33),
-        results.RUN_BUBBLE_RATIO.at(0.34, account="measured"),
-        results.RUN_BUBBLE_RATIO.at(0.27, account="expected"),
-        results.RUN_BUBBLE_PART_RATIO.at(0.27, part="schedule"),
-        results.RUN_BUBBLE_PART_RATIO.at(0.04, part="imbalance"),
-        results.RUN_BUBBLE_PART_RATIO.at(0.02, part="transfer"),
-        results.RUN_BUBBLE_PART_RATIO.at(0.01, part="unexplained"),
-        *(
-            results.RUN_STAGE_SECONDS.at(elapsed_s * (1.2 if stage == 3 else 1.0), stage=str(stage), action=action)
-            for stage in range(4)
-            for action, elapsed_s in _STAGE_S.items()
-        ),
-        *(
-            results.RUN_LIVE_MICROBATCHES.at(4 - stage, stage=str(stage), account=account)
-            for stage in range(4)
-            for account in ("measured", "expected")
-        ),
-        *(
-            results.RUN_STAGE_ACTIVATION_BYTES.at((4 - stage) * 3 * _GIB, stage=str(stage), account="measured")
-            for stage in range(4)
-        ),
-    ),
-)
-_RESULTS = (_SCALING, _WAITING)
+            low, high = (factor * sample.value for factor in (1 - INTERVAL_RATIO, 1 + INTERVAL_RATIO))
+            for shown in statistics_of(sample.metric, sample.labels, (sample.value, low, high)):
+                yield shown, owner
 
 
 # Made-up suites: a nightly of which a case failed, and one that goes on.
@@ -318,6 +306,8 @@ def _verdicts(night_s: float) -> Iterator[Sample]:
     yield gate.VERDICT_CHANGE_LOW.at(0.053, **worse)
     yield gate.VERDICT_CHANGE_HIGH.at(0.068, **worse)
     yield gate.VERDICT_SINCE.at(night_s - 4 * DAY_S, **worse)
+    yield gate.ACCEPTED_CHANGE.at(0.061, **worse)
+    yield gate.ACCEPTED_EFFICIENCY.at(0.8, **{**worse, "figure": "efficiency weak"})
     cause = "made-up driver 1 -> 2 on the first bad night"
     yield gate.VERDICT_CAUSE.at(night_s, **worse, run=RUN, good_run="", cause=cause)
     yield gate.SUITE_NIGHT.at(night_s, suite=SUITE)

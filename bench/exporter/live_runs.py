@@ -1,4 +1,4 @@
-"""Live samples of the runs in progress: the newest of each log, with the labels of its owner.
+"""Live samples of the runs in progress: the newest of each log, with the labels of its owner, and counts of its steps.
 
 `RunLogs` reads the logs of a folder; `LiveRuns` does so in a thread of its own, since a disk may hang.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from bench.errors import Misuse
 from bench.exporter.gpu_placement import Place
+from bench.exporter.info_labels import case_labels, membership
+from bench.exporter.step_counts import StepCounts
 from bench.runs.active_runs import FollowedFolders
 from bench.runs.run_dir import case_file, machine_of
 from bench.runs.summary import series_of
@@ -27,7 +29,8 @@ from collectors.node.node_log import NodeState
 from collectors.node.poller import HOLD_S, Part, State
 from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
-from collectors.sample_log import Follower, Mark, NewerSchema, Opened, Reading, Record
+from collectors.sample_log import Follower, Mark, NewerSchema, Newest, Opened, Reading, Record
+from workloads.registry import SPECS
 
 # The log of one rank or node: following it, and which samples of a rank hold now.
 
@@ -54,6 +57,9 @@ _ALLOCATOR = frozenset(
 _STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
 
 
+_NOTHING = Newest(records=[], steps=[], is_anew=False)
+
+
 class _LogFollower:
     """Follows a log until it cannot be read."""
 
@@ -62,27 +68,30 @@ class _LogFollower:
         self._follower: Follower | None = Follower(path)
         self._on_notice = on_notice
 
-    def newest(self) -> list[Record]:
-        """Return the records finished since the last look that are not old by now; none of a log that was given up."""
+    def newest(self) -> Newest:
+        """Return what was finished since the last look and is not old by now, and all steps of a rank.
+
+        Nothing of a log that was given up.
+        """
         if self._follower is None:
-            return []
+            return _NOTHING
         try:
-            records = self._follower.newest()
+            found = self._follower.newest_and_steps()
         except NewerSchema as error:
             return self._give_up(f"a log is not shown: {error}")
         except OSError as error:
             if not self._path.parent.is_dir():
-                return []  # The folder is gone; `RunLogs` tells it of the run.
+                return _NOTHING  # The folder is gone; `RunLogs` tells it of the run.
             return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
         for line in self._follower.left_out:
             self._on_notice(f"{self._path.parent}/{line}")
         self._follower.left_out.clear()
-        return records
+        return found
 
-    def _give_up(self, reason: str) -> list[Record]:
+    def _give_up(self, reason: str) -> Newest:
         self._follower = None
         self._on_notice(reason)
-        return []
+        return _NOTHING
 
 
 @dataclass(slots=True)
@@ -129,6 +138,9 @@ class _LiveRank:
             yield from samples
 
 
+_PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
+
+
 class _ActiveRun:
     """One run in progress, and the logs in its folder.
 
@@ -140,30 +152,43 @@ class _ActiveRun:
 
     def __init__(self, folder: Path, on_notice: Callable[[str], None], *, has_nodes: bool) -> None:
         self.folder = folder
-        self.nodes: dict[str, tuple[int, NodeState]] = {}
         self._file = case_file(folder)
-        self._series = series_of(self._file.case, machine_of(folder).hardware(self._file.case.device))
+        self.slot = self._file.slot
+        self.nodes: dict[str, tuple[int, NodeState]] = {}
+        case, machine = self._file.case, machine_of(folder)
+        self._series = series_of(case, machine.hardware(case.device))
+        self._labels = {
+            **case_labels(case),
+            "nodes": str(case.nodes),
+            **membership(self._file.purpose),
+            "commit": machine.commit or "",
+        }
         self._ranks = {str(rank): _LiveRank() for rank in range(self._file.case.ranks)}
         self._logs: dict[str, _LogFollower] = {}
+        self._steps: StepCounts | None = None
+        if self._file.case.strategy not in _PROBES:
+            self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
         self._on_notice = on_notice
         self._has_nodes = has_nodes
 
     def read(self, number: int) -> None:
         """Take what was appended to the logs since the last read; `number` counts reads."""
         for rank, newest in self._ranks.items():
-            for record in self._log(self.folder / f"rank{rank}.jsonl").newest():
+            found = self._log(self.folder / f"rank{rank}.jsonl").newest()
+            for record in found.records:
                 newest.take(record)
+            if self._steps is not None and (found.records or found.is_anew):
+                self._steps.take(rank, found.steps, is_anew=found.is_anew)
         for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
             read, state = self.nodes.get(path.name, (0, NodeState()))
-            for record in self._log(path).newest():
+            for record in self._log(path).newest().records:
                 read = number if state.take(record) else read
             self.nodes[path.name] = (read, state)
 
     def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
         """Yield the run's own series, and its ranks'."""
         file, slot = self._file, str(self._file.slot)
-        ranks = str(file.case.ranks)
-        yield RUN_INFO.at(1, run=file.run, slot=slot, strategy=file.case.strategy, ranks=ranks, series=self._series), {}
+        yield RUN_INFO.at(1, run=file.run, slot=slot, series=self._series, **self._labels), {}
         if moved_ns := [newest.progress_ns for newest in self._ranks.values() if newest.progress_ns is not None]:
             yield RUN_LAST_PROGRESS.at(max(moved_ns) / 1e9, run=file.run, slot=slot), {}
         for rank, newest in self._ranks.items():
@@ -178,6 +203,10 @@ class _ActiveRun:
             for sample in newest.samples():
                 yield sample, owner
 
+    def counts(self) -> list[Owned]:
+        """Return how many steps its ranks have done, and the histogram of their times."""
+        return [] if self._steps is None else list(self._steps.samples())
+
     def _log(self, path: Path) -> _LogFollower:
         if path.name not in self._logs:
             self._logs[path.name] = _LogFollower(path, self._on_notice)
@@ -186,6 +215,10 @@ class _ActiveRun:
 
 PlacesOf = Callable[[Opened], Sequence[Place]]
 """Returns the GPUs of this node, or slices of them, that a rank computes on; none where unknown."""
+
+
+ENDED_S = 60.0
+"""How long the counts of a run are shown after its end: its last steps are scraped, too, at any usual interval."""
 
 
 class RunLogs:
@@ -210,10 +243,14 @@ class RunLogs:
         self._has_nodes = has_nodes
         self._places_of = places_of
         self._followed: dict[str, _ActiveRun] = {}
+        self._ended: dict[int, tuple[int, list[Owned]]] = {}  # By slot, when the run in it ended, and its counts.
+        self._clock_ns = clock_ns
         self._reads = 0
 
     def read(self) -> list[Owned]:
-        """Return the newest samples of every rank and, with has_nodes, every node; none of a run that has ended.
+        """Return the newest samples of every rank and, with has_nodes, every node; of a run that has ended its counts.
+
+        The logs of an ended run are read to their end, and its counts shown as ENDED_S says.
 
         Each call reads from the disk, and hangs with it.
         """
@@ -226,7 +263,17 @@ class RunLogs:
         for run in self._followed.values():
             run.read(self._reads)
         ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
-        return [*ranks, *self._node_samples()]
+        counts = (owned for run in self._followed.values() for owned in run.counts())
+        return [*ranks, *counts, *self._ended_counts(), *self._node_samples()]
+
+    def _ended_counts(self) -> Iterator[Owned]:
+        """Yield the counts of runs that ended lately and whose slot no other run has taken."""
+        now_ns, taken = self._clock_ns(), {run.slot for run in self._followed.values()}
+        for slot, (ended_ns, counts) in tuple(self._ended.items()):
+            if slot in taken or now_ns - ended_ns > ENDED_S * 1e9:
+                del self._ended[slot]
+            else:
+                yield from counts
 
     def _follow(self, running: Mapping[str, Path]) -> None:
         """Let go of the runs that have ended, and take up those that have begun. running: folders by name."""
@@ -234,6 +281,9 @@ class RunLogs:
             run = self._followed.pop(name)
             if not run.folder.is_dir():
                 self._on_notice(f"{run.folder} was deleted while its run went on: its series are no longer shown")
+                continue
+            run.read(self._reads)  # What was written since the last look, which is all of a short run's steps.
+            self._ended[run.slot] = (self._clock_ns(), run.counts())
         for name, folder in running.items():
             if name in self._followed:
                 continue

@@ -8,26 +8,34 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
 from bench.exporter.latest_results import NewestResults
 from bench.exporter.live_runs import LiveRuns, RunLogs
+from bench.exporter.own_process import own_process
+from bench.exporter.run_outcomes import RunOutcomes
 from bench.exporter.suite_status import SuiteStatus
 from bench.exporter.verdicts import StandingVerdicts
 from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
-from collectors.metrics.registry import METRICS
+from collectors.metrics.deprecated import DEPRECATED, by_old_name
+from collectors.metrics.registry import SHOWN, as_shown
 from collectors.node.poller import HOLD_S
 from collectors.node.registry import NodeCollector, PollingConfig, open_collectors
 from collectors.node.watch import NodeWatch
-from collectors.prometheus.exposition import Exporter, Source
+from collectors.prometheus.exposition import Exporter, Owned, Source
+from collectors.prometheus.http_answers import landing_page
 from collectors.prometheus.http_server import CannotListen, PortTaken, Server, ServerConfig
 
 HOST = "127.0.0.1"
 PORT = 9464
+DOCS_URL = "https://git.example/parallel-observatory/blob/main/docs/watching.md"
+"""Beside the runbooks of dashboards/thresholds.toml."""
 PAUSE_S = 5.0
 """Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
@@ -115,13 +123,32 @@ def answering(
     Raises:
         CannotListen: the address cannot be served.
     """
-    exporter = Exporter(METRICS, sources, on_notice=on_notice)
-    server = Server(exporter, host, port, config=config, on_notice=on_notice)
+    exporter = page_of((own_process(), *sources), on_notice=on_notice)
+    landing = landing_page(program_version(), DOCS_URL)
+    server = Server(exporter, host, port, landing=landing, config=config, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")
         yield server
     finally:
         server.close()
+
+
+def page_of(sources: Sequence[Source], *, on_notice: Callable[[str], None]) -> Exporter:
+    """Return /metrics of these sources, by the names that are shown and those that the last release showed."""
+    return Exporter((*SHOWN, *DEPRECATED), [named(sources)], on_notice=on_notice)
+
+
+def named(sources: Sequence[Source]) -> Source:
+    """Return what the sources give by the names that are shown, and by those that the last release showed."""
+
+    def shown() -> Iterator[Owned]:
+        for sample, owner in chain.from_iterable(source() for source in sources):
+            by_name = as_shown(sample)
+            yield by_name, owner
+            if (old := by_old_name(by_name)) is not None:
+                yield old, owner
+
+    return shown
 
 
 def refusal(error: CannotListen) -> InfrastructureFailed:
@@ -208,9 +235,10 @@ def _open(
 
 def _of_history(
     store_url: str | None, on_notice: Callable[[str], None]
-) -> tuple[NewestResults, SuiteStatus, StandingVerdicts]:
+) -> tuple[NewestResults, RunOutcomes, SuiteStatus, StandingVerdicts]:
     return (
         NewestResults(store_url, on_notice=on_notice),
+        RunOutcomes(store_url, on_notice=on_notice),
         SuiteStatus(store_url, on_notice=on_notice),
         StandingVerdicts(store_url, on_notice=on_notice),
     )

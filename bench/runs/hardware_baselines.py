@@ -6,7 +6,7 @@ collectives, which gives a strategy's expected communication and explains a pipe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.analysis.estimate import Estimate, estimate, ratio
@@ -14,6 +14,7 @@ from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.mfu import Absent
 from bench.analysis.pipeline import bubble_parts
 from bench.analysis.probes import CALIBRATION, link_by
+from bench.analysis.scaling.prediction import expected_efficiency
 from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
@@ -190,6 +191,40 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
     expected_s = expected_communication_s(summary, transfers, link)
     if expected_s > 0:
         yield estimate(RUN_COMMUNICATION_SECONDS, [expected_s], account="expected")
+
+
+def expected_efficiencies(
+    summary: Summary, baselines: Mapping[str, Summary], history: History
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """Return the efficiencies that the cost model expects beside the measured ones, and notes on those that are absent.
+
+    baselines: by their runs, those that may not be in the history yet.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    found: list[Estimate] = []
+    notes: list[str] = []
+    for measured in summary.scaling:
+        baseline = baselines.get(measured.baseline_run) or history.find(measured.baseline_run)
+        link = find_link(summary, history)
+        expected = (
+            link
+            if isinstance(link, Absent)
+            else expected_efficiency(
+                summary.case,
+                baseline.case,
+                baseline.estimates,
+                link,
+                scaling=measured.scaling,
+                baseline=measured.baseline,
+            )
+        )
+        if isinstance(expected, Absent):
+            notes.append(f"expected {measured.scaling} scaling efficiency is absent: {expected.reason}")
+        else:
+            found.append(expected)
+    return tuple(found), tuple(notes)
 
 
 def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:

@@ -31,6 +31,7 @@ ROOT = Path("/")
 def parts(folders: Sequence[Path]) -> tuple[Part, ...]:
     """Return every part of the host in order, with nothing read yet. folders: whose file systems are watched."""
     return (
+        Part(name="identity", read=system.read_identity, pause_s=SELDOM_S),
         Part(name="CPU time", read=CpuTime().read),
         Part(name="load", read=system.read_load),
         Part(name="pressure", read=system.read_pressure),

@@ -1,8 +1,10 @@
-"""Figures of the host as a whole by its kernel: CPU time, load, memory and swap, NUMA nodes, paging, pressure."""
+"""The host as a whole by its kernel: identity, CPU time, load, memory and swap, NUMA nodes, paging, pressure."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
+from importlib import metadata
 
 from collectors.host.procfs import Absent, Found, KernelFiles
 from collectors.metrics import host
@@ -30,6 +32,35 @@ class CpuTime:
         for mode, counted in zip(_MODES, ticks, strict=False):
             highest = self._highest[mode] = max(int(counted), self._highest.get(mode, 0))
             yield host.HOST_CPU_SECONDS.at(highest / files.ticks_per_s, mode=mode)
+
+
+def read_identity(files: KernelFiles) -> Iterator[Sample]:
+    """Return the info of the node: names and versions of its host, system and kernel, and of what watches it."""
+    release = dict(line.split("=", 1) for line in _text_if_any(files, "etc/os-release").splitlines() if "=" in line)
+    yield host.NODE_INFO.at(
+        1,
+        host=files.text("proc/sys/kernel/hostname").strip(),
+        os=release.get("PRETTY_NAME", "").strip('"'),
+        kernel=files.text("proc/sys/kernel/osrelease").strip(),
+        driver=_text_if_any(files, "sys/module/nvidia/version").strip(),
+        version=own_version() or "",
+        python=platform.python_version(),
+    )
+
+
+def own_version() -> str | None:
+    """Return the version of this program; None where it is not installed, and runs from its source tree alone."""
+    try:
+        return metadata.version("parallel-observatory")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _text_if_any(files: KernelFiles, path: str) -> str:
+    try:
+        return files.text(path)
+    except FileNotFoundError:
+        return ""
 
 
 def read_load(files: KernelFiles) -> Iterator[Sample]:

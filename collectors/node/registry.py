@@ -25,11 +25,13 @@ _HOLD_BEATS = 3
 class PollingConfig:
     """What is wanted of the collectors.
 
-    beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. folders: those that must not become full.
+    beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. read_costs: also what each of
+    NVML's functions and fields takes to read. folders: those that must not become full.
     """
 
     beat_s: float = 1.0
     per_nvlink: bool = False
+    read_costs: bool = False
     folders: tuple[Path, ...] = ()
 
     def all_within_s(self, longest_s: float) -> float:
@@ -88,6 +90,7 @@ def open_nvml(polling: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector
     return NvmlCollector(
         nvml,
         per_link=polling.per_nvlink,
+        tells_costs=polling.read_costs,
         deadline_s=polling.part_within_s(DEADLINE_S),
         hold_s=polling.held_s(HOLD_S),
     )

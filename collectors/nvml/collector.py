@@ -89,8 +89,8 @@ class NvmlCollector:
     that is loaded later, or reloaded, is found. (Not covered: a driver of another version, whose library this process
     would have to load again.)
 
-    per_link: also read the bytes of each NVLink. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see
-    HOLD_S; should be several beats. clock_ns: a monotonic clock.
+    per_link: also read the bytes of each NVLink. tells_costs: also tell what functions and fields take. deadline_s: see
+    DEADLINE_S; must be below the beat. hold_s: see HOLD_S; should be several beats. clock_ns: a monotonic clock.
     """
 
     name = "nvml"
@@ -100,6 +100,7 @@ class NvmlCollector:
         nvml: Nvml | None = None,
         *,
         per_link: bool = False,
+        tells_costs: bool = False,
         deadline_s: float = DEADLINE_S,
         hold_s: float = HOLD_S,
         open_s: float = OPEN_S,
@@ -107,7 +108,7 @@ class NvmlCollector:
     ) -> None:
         self._nvml = installed_nvml() if nvml is None else nvml
         self._names_processes = nvml is not None or names_all_processes()
-        self._per_link = per_link
+        self._per_link, self._tells_costs = per_link, tells_costs
         self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
         self._timed = Timed(self._nvml, clock_ns=clock_ns)
@@ -154,7 +155,7 @@ class NvmlCollector:
         return [
             *(sample for watched in opened.watched for sample in watched.samples()),
             *(sample for events in opened.events for sample in events.samples()),
-            *self._costs(opened),
+            *(self._costs(opened) if self._tells_costs else ()),
         ]
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:

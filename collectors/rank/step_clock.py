@@ -23,18 +23,20 @@ DATA = "data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Times of one step, and its loss.
+    """Times of one step, its loss, and its gradient's norm.
 
     phases_s: seconds by phase; a phase that is entered several times is summed. Phases that do not overlap add up to at
     most the step, since one clock measures both.
     data_wait_s: how long the host was in the phase `DATA`; None if the clock is the host's, where it is in phases_s.
     loss: the step's loss in nats; None if the rank computes none.
+    gradient_norm: of the step's whole gradient before clipping; None if the rank computes none.
     """
 
     step_s: float
     phases_s: dict[str, float]
     data_wait_s: float | None
     loss: float | None
+    gradient_norm: float | None = None
 
 
 class StepClock(Protocol):
@@ -46,8 +48,11 @@ class StepClock(Protocol):
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time the body of the `with` as a phase of the running step."""
 
-    def end_step(self, loss: Tensor | None = None) -> None:
-        """End the running step and begin the next. loss: a scalar on the device, read once it is computed."""
+    def end_step(self, loss: Tensor | None = None, gradient_norm: Tensor | None = None) -> None:
+        """End the running step and begin the next.
+
+        loss, gradient_norm: scalars on the device, read once they are computed.
+        """
 
     def finished(self) -> list[StepTimes]:
         """Return the steps whose times are known by now, in order; each step is returned once."""
@@ -82,7 +87,7 @@ class HostClock:
         yield
         self._phases_ns[name] = self._phases_ns.get(name, 0) + self._now_ns() - begun_ns
 
-    def end_step(self, loss: Tensor | None = None) -> None:
+    def end_step(self, loss: Tensor | None = None, gradient_norm: Tensor | None = None) -> None:
         assert self._begun_ns is not None, "start() comes before the first step"
         ended_ns = self._now_ns()
         self._finished.append(
@@ -91,6 +96,7 @@ class HostClock:
                 phases_s={name: phase_ns / 1e9 for name, phase_ns in self._phases_ns.items()},
                 data_wait_s=None,
                 loss=None if loss is None else loss.item(),
+                gradient_norm=None if gradient_norm is None else gradient_norm.item(),
             )
         )
         self._begun_ns, self._phases_ns = ended_ns, {}
@@ -123,7 +129,7 @@ class Event(Protocol):
 class _Queued:
     """A step that the host has ended and that the device may still compute.
 
-    data_wait_ns: of the host. loss: being copied to the host.
+    data_wait_ns: of the host. loss, gradient_norm: being copied to the host.
     """
 
     begun: Event
@@ -131,6 +137,7 @@ class _Queued:
     phases: tuple[tuple[str, Event, Event], ...]
     data_wait_ns: int
     loss: Tensor | None
+    gradient_norm: Tensor | None
 
 
 class DeviceClock:
@@ -160,10 +167,9 @@ class DeviceClock:
         if name == DATA:
             self._data_wait_ns += self._now_ns() - begun_ns
 
-    def end_step(self, loss: Tensor | None = None) -> None:
+    def end_step(self, loss: Tensor | None = None, gradient_norm: Tensor | None = None) -> None:
         assert self._begun is not None, "start() comes before the first step"
-        # A non-blocking copy from a GPU goes to pinned memory and is complete once the step's end event is passed.
-        loss_on_host = None if loss is None else loss.detach().to("cpu", non_blocking=True)
+        loss_on_host, norm_on_host = _copy_to_host(loss), _copy_to_host(gradient_norm)
         ended = self._mark()
         self._queued.append(
             _Queued(
@@ -172,6 +178,7 @@ class DeviceClock:
                 phases=tuple(self._phases),
                 data_wait_ns=self._data_wait_ns,
                 loss=loss_on_host,
+                gradient_norm=norm_on_host,
             )
         )
         self._begin_at(ended)
@@ -196,6 +203,11 @@ class DeviceClock:
         return event
 
 
+def _copy_to_host(scalar: Tensor | None) -> Tensor | None:
+    # A non-blocking copy from a GPU goes to pinned memory and is complete once the step's end event is passed.
+    return None if scalar is None else scalar.detach().to("cpu", non_blocking=True)
+
+
 def _resolve(step: _Queued) -> StepTimes:
     phases_s: dict[str, float] = {}
     for name, begun, ended in step.phases:
@@ -205,4 +217,5 @@ def _resolve(step: _Queued) -> StepTimes:
         phases_s=phases_s,
         data_wait_s=step.data_wait_ns / 1e9,
         loss=None if step.loss is None else step.loss.item(),
+        gradient_norm=None if step.gradient_norm is None else step.gradient_norm.item(),
     )

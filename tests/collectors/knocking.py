@@ -6,9 +6,10 @@ import contextlib
 import http.client
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from collectors.prometheus.http_server import MetricsPage, Server, ServerConfig
+from collectors.prometheus.http_answers import MetricsPage
+from collectors.prometheus.http_server import KEPT_S, MOST_CLIENTS, MOST_KEPT, Server, ServerConfig
 
 
 class Notices(list[str]):
@@ -32,15 +33,27 @@ class FakePage:
 
 
 @contextlib.contextmanager
-def serving(page: MetricsPage | None = None, config: ServerConfig | None = None) -> Iterator[tuple[Server, Notices]]:
+def serving(
+    page: MetricsPage | None = None,
+    config: ServerConfig | Callable[[], ServerConfig] | None = None,
+    *,
+    kept_s: float = KEPT_S,
+    most_clients: int = MOST_CLIENTS,
+    most_kept: int = MOST_KEPT,
+) -> Iterator[tuple[Server, Notices]]:
     """A server on a free port, and what it says."""
     notices = Notices()
+    given = ServerConfig() if config is None else config
     server = Server(
         FakePage() if page is None else page,
         "127.0.0.1",
         0,
-        config=lambda: ServerConfig() if config is None else config,
+        landing="<p>landed</p>",
+        config=(lambda: given) if isinstance(given, ServerConfig) else given,
         on_notice=notices,
+        kept_s=kept_s,
+        most_clients=most_clients,
+        most_kept=most_kept,
     )
     try:
         yield server, notices

@@ -21,10 +21,12 @@ import pytest
 
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
-from collectors.metrics import host, results
+from collectors.metrics import host, probes, results
 from collectors.metrics.agent import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
-from collectors.metrics.metric import Metric
+from collectors.metrics.metric import STATISTICS, Metric
 from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.metrics.registry import form_of
+from collectors.metrics.run_counts import RUNS, STEP_DURATION, STEPS
 from collectors.node.node_log import NodeState
 from collectors.sample_log import Reading, read
 from tests.support.servers import PrometheusServer, program, run_prometheus
@@ -33,7 +35,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 
 SHAPE = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 SLOW_LOADER = ("--option", "loader_delay_ms=100")
-BOUNDS = ("median", "low", "high")
+FIGURES = {metric.name: metric for metric in (*probes.METRICS, *results.METRICS)}
 AGENT_LAG_S = 10.0
 """What is stored may be older by a beat; far more on a machine that others keep busy."""
 
@@ -71,6 +73,8 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
         _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 0)), beside=long)
         with _run(home, "--batch", "4", "--steps", "40", "--trials", "1") as short:
             _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 1)), beside=short)
+            # Between two trials a rank has no step to show.
+            _wait_until(lambda: len(prometheus.query(STEP_SECONDS.name)) == 4, beside=short)
             texts["while"] = _text(address)
             live = {slot: _live_names(prometheus, slot) for slot in ("0", "1")}
             _end(short)
@@ -78,6 +82,7 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
         _end(long)
     _wait_until(lambda: len(prometheus.query(RESULT_INFO.name)) == 2)
     _wait_until(lambda: not prometheus.query(STEP_SECONDS.name))
+    _wait_until(lambda: sum(float(one["value"][1]) for one in prometheus.query(RUNS.name)) == 2)
     texts["after"] = _text(address)
     summaries = _history(home)
     return Watched(prometheus=prometheus, long=summaries[200], short=summaries[40], texts=texts, live=live)
@@ -196,8 +201,30 @@ def test_side_by_side_each_run_has_its_slot_and_all_series(watched: Watched) -> 
     assert runs == {"0": watched.long.run, "1": watched.short.run}
 
 
-def test_after_the_end_no_series_of_a_rank_is_left(watched: Watched) -> None:
-    assert watched.prometheus.query('{slot=~".+"}') == []
+def test_after_the_end_no_series_of_a_rank_is_left_but_the_counts_of_its_steps(watched: Watched) -> None:
+    left = {series["metric"]["__name__"] for series in watched.prometheus.query('{slot=~".+"}')}
+    of_histogram = {f"{STEP_DURATION.name}_{part}" for part in ("bucket", "count", "sum")}
+    assert left <= {STEPS.name, *of_histogram}
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_each_measured_step_of_a_run_was_counted_by_its_end(watched: Watched, slot: int) -> None:
+    case = (watched.short if slot else watched.long).case
+    of_slot = f'slot="{slot}"'
+    done = watched.prometheus.query(f'max_over_time({STEPS.name}{{{of_slot},mark="measured"}}[10m])')
+    assert [float(one["value"][1]) for one in done] == [case.steps * case.trials] * case.ranks
+    (timed,) = watched.prometheus.query(f"max_over_time({STEP_DURATION.name}_count{{{of_slot}}}[10m])")
+    assert float(timed["value"][1]) == case.steps * case.trials * case.ranks
+
+
+def test_runs_are_counted_by_outcome_after_their_end(watched: Watched) -> None:
+    found = watched.prometheus.query(RUNS.name)
+    assert {one["metric"]["outcome"]: float(one["value"][1]) for one in found} == {
+        "done": 2,
+        "failed": 0,
+        "timed_out": 0,
+        "interrupted": 0,
+    }
 
 
 @pytest.mark.parametrize("which", ["long", "short"])
@@ -205,9 +232,12 @@ def test_after_the_end_the_results_are_those_of_the_history(watched: Watched, wh
     summary: Summary = getattr(watched, which)
     series = series_of(summary.case, summary.hardware)
     for estimate in summary.estimates:
-        expected = {bound: value for bound in BOUNDS if (value := getattr(estimate, bound)) is not None}
-        found = watched.prometheus.query(_selected(estimate.metric, {**estimate.labels, "series": series}))
-        assert {one["metric"]["bound"]: float(one["value"][1]) for one in found} == expected
+        for which in STATISTICS:
+            form, labels = form_of(FIGURES[estimate.metric], estimate.labels)
+            name = form.statistic(which).name
+            found = watched.prometheus.query(_selected(name, {**labels, "series": series}))
+            expected = getattr(estimate, which)
+            assert [float(one["value"][1]) for one in found] == ([] if expected is None else [expected])
     (completed,) = watched.prometheus.query(_selected(RUN_LAST_COMPLETION.name, {"series": series}))
     assert float(completed["value"][1]) == summary.ended_ns / 1e9
     (info,) = watched.prometheus.query(_selected(RESULT_INFO.name, {"series": series}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -9,15 +10,18 @@ from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.exporter.demo import (
     BROKEN,
     COMPLETED_AGO_S,
     COOL_S,
+    DAY_S,
     DOWN_S,
     HOT_S,
     HOT_STEP_S,
     LAP_S,
+    LONG_RATIO,
     RANKS,
     STEP_S,
     UP_S,
@@ -28,6 +32,8 @@ from bench.exporter.demo import (
     open_recorded_collectors,
     steps_by,
 )
+from bench.exporter.demo_results import FAILED_STRATEGY
+from bench.exporter.own_process import own_process
 from collectors.metrics import host
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.agent import RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
@@ -35,23 +41,26 @@ from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.gpu_health import GPU_NVLINK_LINK_BYTES, GPU_XID_TIME
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS, TOKENS
-from collectors.metrics.registry import METRICS
+from collectors.metrics.registry import SHOWN, as_shown
+from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
 from collectors.prometheus.exposition import Exporter
+from collectors.prometheus.histogram import Histogram, native_bucket
 from dashboards.render import DASHBOARDS, groups
 from dashboards.thresholds import shipped
 from tests.collectors.nvml.nodes import FakeClock, replayed
 
 MADE_OF_THE_HOST = {host.HOST_INFINIBAND_INFO.name, host.HOST_INFINIBAND_BYTES.name, host.HOST_INFINIBAND_ERRORS.name}
-NAMES = {metric.name for metric in METRICS} - {metric.name for metric in host.METRICS} | MADE_OF_THE_HOST
+OF_THE_HOST = {shown.name for metric in host.METRICS for shown in metric.shown()}
+NAMES = {metric.name for metric in SHOWN} - OF_THE_HOST | MADE_OF_THE_HOST
 """The rest of the host is this machine's, whatever it has."""
 QUERIED = {
     name
     for expression in (
-        *(query.expression for dashboard in DASHBOARDS for panel in dashboard.panels for query in panel.queries),
+        *(query.expression for dashboard in DASHBOARDS for query in dashboard.queries),
         *(alert.expression for group in groups(shipped()) for alert in group.alerts),
         *(recording.expression for group in groups(shipped()) for recording in group.recordings),
     )
@@ -68,13 +77,16 @@ def _values(metric: Metric, at_s: float) -> list[float]:
 def shown() -> set[str]:
     """The metrics of a whole lap, the agent's among them."""
     clock, names = FakeClock(), set[str]()
-    with closing(NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns)) as nvml:
+    with closing(
+        NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns, per_link=True, tells_costs=True)
+    ) as nvml:
         for at_s in range(0, 600, 60):
             clock.now_s = float(at_s)
-            names |= {sample.metric for sample in nvml.read()}
+            names |= {as_shown(sample).metric for sample in nvml.read()}
         while GPU_XID_TIME.name not in names:  # A thread of its own counts it.
-            names |= {sample.metric for sample in nvml.read()}
+            names |= {as_shown(sample).metric for sample in nvml.read()}
     names |= {sample.metric for sample, _ in (*made_ranks(0), *made_ports(0), *made_results(0), *made_suites(0, 0))}
+    names |= {sample.metric for sample, _ in own_process()()}
     with NodeWatch(open_recorded_collectors, beat_s=60, on_notice=lambda text: None) as watch:
         while not watch.node_samples():
             time.sleep(0.01)
@@ -114,9 +126,10 @@ def test_the_allocators_account_of_a_made_rank_agrees_with_itself() -> None:
 def test_made_ranks_and_results_are_valid_and_no_series_is_given_twice() -> None:
     refused: list[str] = []
     given = [*made_ranks(0), *made_ports(0), *made_results(0), *made_suites(0, 0)]
-    body, _ = Exporter(METRICS, [lambda: given], on_notice=refused.append).render("")
+    body, _ = Exporter(SHOWN, [lambda: given], on_notice=refused.append).render("")
     assert refused == []
-    assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(given)
+    shown = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    assert sum("le" not in sample.labels for sample in shown) == len(given) + 1  # The histogram has a count and a sum.
 
 
 def test_run_and_results_are_called_a_demonstration() -> None:
@@ -125,7 +138,7 @@ def test_run_and_results_are_called_a_demonstration() -> None:
         for sample, _ in (*made_ranks(0), *made_results(0))
         if sample.metric in {RUN_INFO.name, RESULT_INFO.name}
     ]
-    assert called == ["demonstration"] * 3
+    assert set(called) == {"demonstration"}
 
 
 def test_the_run_takes_as_long_as_the_recording() -> None:
@@ -133,8 +146,9 @@ def test_the_run_takes_as_long_as_the_recording() -> None:
 
 
 def test_counters_of_the_made_run_never_fall() -> None:
-    tokens = [_values(TOKENS, at_s) for at_s in range(0, 1900, 7)]
-    assert all(later >= earlier for earlier, later in pairwise(tokens))
+    for metric in (TOKENS, STEPS, STEP_DURATION):
+        values = [_values(metric, at_s) for at_s in range(0, 1900, 7)]
+        assert all(later >= earlier for earlier, later in pairwise(values))
 
 
 @pytest.mark.parametrize("begun_s", [0.0, 100.0, HOT_S - 10, HOT_S, 300.0, COOL_S - 10, COOL_S, LAP_S + HOT_S - 10])
@@ -145,6 +159,26 @@ def test_steps_come_as_fast_as_their_time_says(begun_s: float) -> None:
             yield 0.1 / (HOT_STEP_S if HOT_S <= at_s % LAP_S < COOL_S else STEP_S)
 
     assert steps_by(begun_s + 20) - steps_by(begun_s) == pytest.approx(sum(by_hand()))
+
+
+def test_the_histogram_holds_each_step_of_each_rank_with_the_times_that_the_lap_has() -> None:
+    histograms = [one for one, _ in made_ranks(300) if isinstance(one, Histogram)]
+    (histogram,) = histograms
+    assert histogram.value == pytest.approx(RANKS * steps_by(300), abs=2 * RANKS)
+    assert histogram.total == pytest.approx(RANKS * 300, rel=0.01)
+    assert {native_bucket(STEP_S), native_bucket(HOT_STEP_S)} <= histogram.buckets.keys()
+    slowest = max(histogram.buckets)
+    assert slowest == native_bucket(LONG_RATIO * HOT_STEP_S)
+    assert 0 < histogram.buckets[slowest] < 0.02 * histogram.value
+
+
+def test_the_exemplar_of_the_histogram_is_the_newest_step_of_a_rank() -> None:
+    (histogram,) = (one for one, _ in made_ranks(300, 1e9) if isinstance(one, Histogram))
+    exemplars = list(histogram.exemplars.values())
+    assert exemplars
+    for one in exemplars:
+        assert (one.labels["run"], one.labels["step"]) == ("demonstration", str(math.floor(steps_by(300)) - 1))
+        assert one.time_ns == 1_000_000_300 * 10**9
 
 
 def test_all_ranks_are_as_slow_as_the_hot_gpu() -> None:
@@ -162,8 +196,14 @@ def test_each_rank_is_on_a_gpu_of_its_own() -> None:
 
 
 def test_results_are_fresh_for_the_alerts() -> None:
-    completed = [sample.value for sample, _ in made_results(1e9) if sample.metric == RUN_LAST_COMPLETION.name]
-    assert completed == [1e9] * 2
+    completed = {
+        owner["strategy"]: sample.value
+        for sample, _ in made_results(1e9)
+        if sample.metric == RUN_LAST_COMPLETION.name
+        for owner in [sample.labels]
+    }
+    assert completed.pop(FAILED_STRATEGY) == 1e9 - DAY_S
+    assert set(completed.values()) == {1e9}
     assert COMPLETED_AGO_S == 3600
 
 

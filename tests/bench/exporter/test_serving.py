@@ -1,6 +1,7 @@
 """One server shows live runs and results together, and begins and ends in order."""
 
 import os
+import re
 import socket
 import time
 import urllib.request
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Shown
 
+from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.demo import NOTICE, open_demonstration
 from bench.exporter.server import NodePlan, once, open_server, serving
@@ -30,6 +32,7 @@ from collectors.node.registry import PollingConfig
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.http_server import Server
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
+from dashboards.thresholds import shipped
 from tests.bench.made.examples import make_machine, make_summary, small_case
 from tests.collectors.fake_collectors import FakeCollector, ended
 
@@ -108,6 +111,15 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
         assert STEP_SECONDS.name not in _names(server)
         assert RUN_STEP_SECONDS.name in _names(server)
     assert notices == [f"serving {server.url}"]
+
+
+def test_the_landing_page_names_the_version_and_the_documentation_beside_the_runbooks(tmp_path: Path) -> None:
+    opened = open_server(tmp_path, None, host="127.0.0.1", port=0, on_notice=Notices(), results="none")
+    with opened as server, urllib.request.urlopen(server.url.removesuffix("metrics"), timeout=30) as answer:
+        page = answer.read().decode()
+    assert f"Version {program_version()}." in page
+    (docs,) = re.findall(r'href="(https://[^"]*)"', page)
+    assert docs == shipped().links.runbooks.removesuffix("runbooks") + "watching.md"
 
 
 def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str) -> None:

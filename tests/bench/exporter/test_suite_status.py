@@ -11,7 +11,7 @@ from bench.exporter.suite_status import ALL_READ_S, LEFT_OUT_S, NEWEST_READ, Sui
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from collectors.metrics.metric import Metric
-from collectors.metrics.registry import METRICS
+from collectors.metrics.registry import SHOWN
 from collectors.metrics.suites import (
     SUITE_CASE_INFO,
     SUITE_CASES,
@@ -241,7 +241,7 @@ def test_what_is_shown_is_valid_and_no_series_is_given_twice(url: str, status: S
     _save(url, _record("a", period_s=60.0), _active("b", started_s=30), _record("s", "smoke"))
     status.ask()
     refused: list[str] = []
-    body, _ = Exporter(METRICS, [status.samples], on_notice=refused.append).render("")
+    body, _ = Exporter(SHOWN, [status.samples], on_notice=refused.append).render("")
     assert refused == []
     assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(status.samples())
 

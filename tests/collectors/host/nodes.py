@@ -18,6 +18,10 @@ KEPT = ClockState(offset=-1_500_000, max_error_us=2_500, status=0x2001)
 """A clock that NTP keeps, in nanoseconds: 1.5 ms are left to correct."""
 
 FILES = {
+    "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n\nID=ubuntu\n',
+    "proc/sys/kernel/hostname": "node7\n",
+    "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
+    "sys/module/nvidia/version": "580.65.06\n",
     "proc/stat": "cpu  1050 25 300 10000 50 10 20 5 200 12\ncpu0 500 25 300 10000 50 10 20 5 200 12\nintr 7 0 7\n",
     "proc/loadavg": "3.50 2.00 1.00 4/126 7169\n",
     "proc/pressure/cpu": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,20 @@ def test_every_metric_of_the_host_is_given_where_the_kernel_has_it(tmp_path: Pat
     given = {sample.metric for sample in collector.read()}
     assert given == {metric.name for metric in host.METRICS}
     assert collector.absent == ()
+
+
+def test_the_node_is_told_by_its_host_its_system_and_the_driver(tmp_path: Path) -> None:
+    (told,) = (one.labels for one in HostCollector(recorded(tmp_path)).read() if one.metric == host.NODE_INFO.name)
+    assert (told["host"], told["os"]) == ("node7", "Ubuntu 24.04.1 LTS")
+    assert (told["kernel"], told["driver"]) == ("6.8.0-45-generic", "580.65.06")
+    assert told["python"] == platform.python_version()
+    assert told["version"]
+
+
+def test_a_node_without_a_driver_and_a_name_of_its_system_has_empty_ones(tmp_path: Path) -> None:
+    files = recorded(tmp_path, without=("sys/module", "etc"))
+    (told,) = (one.labels for one in HostCollector(files).read() if one.metric == host.NODE_INFO.name)
+    assert (told["host"], told["os"], told["driver"]) == ("node7", "", "")
 
 
 def test_a_series_is_given_once(tmp_path: Path) -> None:

@@ -178,9 +178,16 @@ def test_processes_are_counted_and_told_by_their_pids_which_are_no_labels() -> N
     assert not any("71" in sample.labels.values() for sample in samples)
 
 
+def test_what_reading_costs_is_told_where_it_is_asked_for_alone() -> None:
+    clock, costs = FakeClock(), {gpu_health_metrics.GPU_FIELD_SECONDS.name, gpu_health_metrics.GPU_CALLS.name}
+    for tells_costs in (False, True):
+        with opened(replayed(eight_gpus(), clock), clock, tells_costs=tells_costs) as collector:
+            assert costs & {one.metric for one in collector.read()} == (costs if tells_costs else set())
+
+
 def test_what_reading_costs_is_told_by_field_and_by_function() -> None:
     clock = FakeClock()
-    with opened(replayed(eight_gpus(), clock), clock) as collector:
+    with opened(replayed(eight_gpus(), clock), clock, tells_costs=True) as collector:
         samples = collector.read()
     assert gpu_health_metrics.GPU_FIELD_SECONDS.at(0.0024, field="energy counter") in samples
     functions = {one.labels["function"] for one in samples if one.metric == gpu_health_metrics.GPU_CALL_SECONDS.name}

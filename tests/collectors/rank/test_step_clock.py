@@ -238,6 +238,25 @@ def test_device_steps_follow_each_other_without_a_gap() -> None:
     assert [times.step_s for times in clock.drain()] == pytest.approx([19.0, 26.0])
 
 
+def test_the_norm_of_a_gradient_is_read_with_the_loss_and_without_another_wait() -> None:
+    clock, device, _ = make_device_clock()
+    clock.start()
+    for norm in (4.0, 8.0):
+        device.work(1)
+        clock.end_step(torch.tensor(2.0), torch.tensor(norm))
+    assert device.waits == 0
+    assert [times.gradient_norm for times in clock.drain()] == [4.0, 8.0]
+    assert device.waits == 1
+
+
+def test_the_host_reads_the_norm_at_the_end_of_its_step() -> None:
+    clock = HostClock(FakeTime())
+    clock.start()
+    clock.end_step(torch.tensor(2.0), torch.tensor(4.0))
+    clock.end_step(torch.tensor(2.0))
+    assert [times.gradient_norm for times in clock.finished()] == [4.0, None]
+
+
 def test_a_step_without_loss_has_none() -> None:
     clock, device, _ = make_device_clock()
     clock.start()

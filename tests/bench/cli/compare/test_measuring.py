@@ -19,6 +19,8 @@ from bench.runs.history import History
 from bench.runs.summary import Summary
 from tests.bench.made.fake_suites import TINY_SHAPE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 SMALL = [
     *("--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32", "--sequence=8"),
@@ -118,7 +120,6 @@ def test_the_runs_can_be_compared_again(home: Path, told: tuple[int, str, str]) 
     assert _step(json.loads(out)) == _step(json.loads(told[1]))
 
 
-@pytest.mark.slow
 def test_two_checkouts_are_compared_each_by_its_own_code(tmp_path: Path) -> None:
     """B's ranks sleep in each step: its own code is what they run."""
     for name in "ab":
@@ -139,7 +140,6 @@ def test_two_checkouts_are_compared_each_by_its_own_code(tmp_path: Path) -> None
     assert f"A: its ranks run from checkout {tmp_path / 'a'}" in err
 
 
-@pytest.mark.slow
 def test_what_is_complete_is_compared_where_a_person_ends_it(tmp_path: Path) -> None:
     process = _start(tmp_path, "--ab=single", "--trials=50", "--a=batch=2", "--b=batch=4", *SMALL)
     assert process.stderr is not None
@@ -156,7 +156,6 @@ def test_what_is_complete_is_compared_where_a_person_ends_it(tmp_path: Path) -> 
     assert min(a.trials_done, b.trials_done) >= 2
 
 
-@pytest.mark.slow
 def test_a_suite_is_measured_twice_and_its_noise_is_told(tmp_path: Path) -> None:
     suite = tmp_path / "tiny.toml"
     suite.write_text(SUITE)

@@ -133,6 +133,17 @@ def test_known_runs(store_url: str) -> None:
         assert history.known() == {"a", "b"}
 
 
+def test_runs_are_counted_by_strategy_and_outcome_without_being_read(store_url: str) -> None:
+    with History(store_url) as history:
+        assert (history.outcomes(), history.extent()) == ({}, (0, None))
+        for number, (strategy, outcome) in enumerate((("ddp", "done"), ("fsdp", "done"), ("ddp", "done"))):
+            summary = make_summary(f"r{number}", started_ns=10 + number, case=make_case(strategy), outcome=outcome)
+            history.add(summary, make_machine())
+        history.add(make_summary("r9", started_ns=5, case=make_case("ddp"), outcome="failed"), make_machine())
+        assert history.outcomes() == {("ddp", "done"): 2, ("fsdp", "done"): 1, ("ddp", "failed"): 1}
+        assert history.extent() == (4, 12)
+
+
 def test_baselines_are_the_good_runs_of_this_key_on_this_hardware_newest_first(store_url: str) -> None:
     key, hardware = make_case().key(), make_summary().hardware
     with History(store_url) as history:

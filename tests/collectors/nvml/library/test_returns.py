@@ -75,7 +75,9 @@ def test_calls_are_counted_on_when_a_gpu_is_found_again() -> None:
         return values(samples, function="nvmlDeviceGetPowerUsage")[gpu_health_metrics.GPU_CALLS.name]
 
     clock, ill = FakeClock(), FakeIll(1)
-    with opened(FakeFault(replayed(a_node(a_gpu(), a_gpu()), clock), spoil=ill).spoilt, clock) as collector:
+    with opened(
+        FakeFault(replayed(a_node(a_gpu(), a_gpu()), clock), spoil=ill).spoilt, clock, tells_costs=True
+    ) as collector:
         for _ in range(50):
             before = calls(collector.read())
         ill.code = pynvml.NVML_ERROR_GPU_IS_LOST

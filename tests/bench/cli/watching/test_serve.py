@@ -18,7 +18,7 @@ import bcrypt
 import pytest
 from click.testing import CliRunner
 
-from bench.cli.serve import command
+from bench.cli.watching.serve import command
 from bench.errors import Misuse
 from collectors.metrics.agent import AGENT_BEAT_SECONDS
 

@@ -1,5 +1,6 @@
 """Live series are what the logs of running runs say last, and are gone with their run."""
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from collectors.metrics.rank import (
     TOKENS,
     TOKENS_PER_SECOND,
 )
+from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from collectors.sample_log import (
     SCHEMA_VERSION,
     Ended,
@@ -105,10 +107,18 @@ def test_a_run_and_its_ranks_are_told_by_info(tmp_path: Path, live: RunLogs) -> 
     assert [labels for _, labels in _values(live, RANK_INFO)] == []
     _write(run.folder / "rank1.jsonl", _opened(run, 1))
     series = series_of(run.case, run.machine.hardware("cpu"))
-    expected = {"run": run.id, "slot": "0", "strategy": "ddp", "ranks": "2", "series": series}
-    assert _values(live, RUN_INFO) == [(1, expected)]
+    ((value, told),) = _values(live, RUN_INFO)
+    assert value == 1
+    assert told.items() >= {"run": run.id, "slot": "0", "strategy": "ddp", "ranks": "2", "series": series}.items()
+    assert (told["nodes"], told["device"], told["suite"], told["case"]) == ("1", "cpu", "", "")
+    assert told["commit"] == "", "it is unknown"
     assert _values(live, RANK_INFO) == [(1, {"run": run.id, "host": "node0", "rank": "1", "slot": "0"})]
     assert len(series) == 12
+
+
+def test_a_run_tells_the_commit_that_it_runs(tmp_path: Path, live: RunLogs) -> None:
+    begin(small_case(), dataclasses.replace(make_machine(), commit="0a1b2c"), tmp_path)
+    assert [labels["commit"] for _, labels in _values(live, RUN_INFO)] == ["0a1b2c"]
 
 
 def test_progress_is_the_newest_step_of_any_rank_or_a_later_trial(tmp_path: Path, live: RunLogs) -> None:
@@ -184,14 +194,15 @@ def test_a_fresh_trial_forgets_steps_and_keeps_what_is_measured_once_a_trial(tmp
     assert [value for value, _ in _values(live, LIVE_TENSOR_BYTES)] == [4096]
 
 
-def test_an_ended_run_shows_nothing_any_more(tmp_path: Path, live: RunLogs, notices: Notices) -> None:
+def test_an_ended_run_shows_nothing_but_its_counts_any_more(tmp_path: Path, live: RunLogs, notices: Notices) -> None:
     run = _begin(tmp_path)
     _write(run.folder / "rank0.jsonl", _opened(run), _step("measured", 0.5, 8))
     assert live.read() != []
     run.close()
-    assert live.read() == []
+    counts = {STEP_DURATION.name, STEPS.name}
+    assert {sample.metric for sample, _ in live.read()} == counts
     save(summarise(run.folder, "done", None))
-    assert live.read() == []
+    assert {sample.metric for sample, _ in live.read()} == counts
     assert notices == []
 
 

@@ -1,0 +1,71 @@
+"""The steps of one run that its logs hold: how many each rank has done, and the histogram of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from collectors.metrics.run_counts import STEP_DURATION, STEPS
+from collectors.prometheus.exposition import Owned
+from collectors.prometheus.histogram import Exemplar, Observations, histogram_of
+from collectors.sample_log import LoggedStep, Mark
+
+LONGEST_EXEMPLAR = 128
+"""How many characters the labels of an exemplar have at most, names and values together: OpenMetrics 1.0."""
+
+_MARKS: tuple[Mark, ...] = ("warm_up", "measured")
+
+
+@dataclass(slots=True)
+class _RankSteps:
+    """What a rank has done. newest: by classic bucket, the step that came last."""
+
+    counts: dict[Mark, int] = field(default_factory=lambda: dict.fromkeys(_MARKS, 0))
+    times: Observations = field(default_factory=Observations)
+    newest: dict[int, LoggedStep] = field(default_factory=dict)
+
+
+class StepCounts:
+    """Counts the steps of a run's ranks. on_notice: is told of a step whose time, or name, is none to be shown."""
+
+    def __init__(self, *, run: str, slot: int, on_notice: Callable[[str], None]) -> None:
+        self._run, self._slot = run, str(slot)
+        self._ranks: dict[str, _RankSteps] = {}
+        self._on_notice = on_notice
+
+    def take(self, rank: str, steps: Sequence[LoggedStep], *, is_anew: bool) -> None:
+        """Count steps of a rank, which is shown from the first call on. is_anew: forget what was counted before."""
+        if is_anew or rank not in self._ranks:
+            self._ranks[rank] = _RankSteps()
+        so_far = self._ranks[rank]
+        for step in steps:
+            so_far.counts[step.mark] += 1
+            if step.mark == "measured" and step.step_s is not None:
+                try:
+                    so_far.newest[so_far.times.observe(step.step_s)] = step
+                except ValueError as error:
+                    self._on_notice(f"run {self._run}: step {step.step} of rank {rank} is in no histogram: {error}")
+
+    def samples(self) -> Iterator[Owned]:
+        """Yield the histogram of the run, and the counts of its ranks; nothing before a rank is there."""
+        if self._ranks:
+            times = (one.times for one in self._ranks.values())
+            yield histogram_of(STEP_DURATION, times, exemplars=self._exemplars(), slot=self._slot), {}
+        for rank, one in self._ranks.items():
+            for mark, number in one.counts.items():
+                yield STEPS.at(number, mark=mark), {"rank": rank, "slot": self._slot}
+
+    def _exemplars(self) -> dict[int, Exemplar]:
+        """Return the newest step of any rank in each bucket; none where the run's name is too long."""
+        exemplars: dict[int, Exemplar] = {}
+        for rank, one in self._ranks.items():
+            for bucket, step in one.newest.items():
+                if bucket in exemplars and step.time_ns <= exemplars[bucket].time_ns:
+                    continue
+                assert step.step_s is not None, "only a step that was timed is in a bucket"
+                labels = {"run": self._run, "trial": str(step.trial), "rank": rank, "step": str(step.step)}
+                if sum(len(name) + len(value) for name, value in labels.items()) > LONGEST_EXEMPLAR:
+                    self._on_notice(f"run {self._run}: its name is too long for exemplars; its histogram has none")
+                    return {}
+                exemplars[bucket] = Exemplar(labels=labels, value=step.step_s, time_ns=step.time_ns)
+        return exemplars
