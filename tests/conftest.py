@@ -23,6 +23,15 @@ settings.register_profile("any machine", deadline=None)  # A busy machine makes 
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a real Grafana be named, which cannot be installed from a package index."""
+    parser.addoption(
+        "--grafana-url",
+        metavar="URL",
+        help="a Grafana to try things out, with an Admin's token in GRAFANA_TOKEN: tests overwrite dashboards there",
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One folder for what everything here keeps as temporary files: what is left by those that were killed goes too."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 TOKEN = "glsa_not-to-be-seen-anywhere"
 
@@ -24,6 +25,12 @@ class FakeGrafana:
     location: where it sends on to, if it does.
     drip_s: how long it waits after each byte of a body, so that no client's limit of silence is ever reached.
     version_changes: how often another person saves a dashboard between our reading it and our saving it.
+    version: of Grafana. is_paged: whether the list of a dashboard's versions is in a page, as since Grafana 11.
+    is_editors: whether the token is an Editor's, who may neither look at data sources nor touch them and alerts.
+    may_write: whether the token may change anything at all.
+    additions: keys that it adds to each dashboard that it saves, or sets in it.
+    lacks: what it does not know of: "health", "search", "versions".
+    is_provisioned: whether it refuses to save any dashboard, as of a file, though it shows none.
     """
 
     port: int = 0
@@ -37,6 +44,16 @@ class FakeGrafana:
     location: str | None = None
     drip_s: float = 0.0
     version_changes: int = 0
+    version: str = "11.6.0"
+    is_paged: bool = True
+    is_editors: bool = False
+    may_write: bool = True
+    additions: Body = field(default_factory=dict)
+    lacks: frozenset[str] = frozenset()
+    is_provisioned: bool = False
+    metas: dict[str, Body] = field(default_factory=dict)
+    versions: dict[str, list[Body]] = field(default_factory=dict)
+    rules: dict[str, Body] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -48,6 +65,15 @@ class FakeGrafana:
         """The requests that may have changed something."""
         return [request for request in self.requests if not request.startswith("GET")]
 
+    def save_by_hand(self, uid: str, message: str = "", **changes: Any) -> None:
+        """Save a dashboard as a person does in the browser."""
+        self._save(uid, self.dashboards[uid] | changes, message, "ann")
+
+    def save_older(self, uid: str, **changes: Any) -> None:
+        """Save a dashboard as a push of an older release did, which left no mark in it."""
+        unmarked = {key: value for key, value in self.dashboards[uid].items() if key != "observatoryPush"}
+        self._save(uid, unmarked | changes, "observatory dashboards push", "sa-1-observatory")
+
     def answer(self, verb: str, path: str, body: Body, authorization: str | None) -> Answer:
         """What the real one says to this request."""
         self.requests.append(f"{verb} {path}")
@@ -55,13 +81,41 @@ class FakeGrafana:
             return 401, {"message": "Invalid API key", "messageId": "api-key.invalid", "statusCode": 401}
         if not path.startswith(f"{self.prefix}/api/"):
             return 404, {"message": "Not found"}
-        match verb, path.removeprefix(f"{self.prefix}/api/").split("/"):
+        path, _, query = path.removeprefix(f"{self.prefix}/api/").partition("?")
+        parts = path.split("/")
+        if not self.lacks.isdisjoint(parts):
+            return 404, {"message": "Not found"}
+        if not self.may_write and verb != "GET":
+            return 403, {"message": "Permission denied"}
+        if self.is_editors and parts[0] in ("datasources", "v1"):
+            return 403, {
+                "message": "You'll need additional permissions to perform this action.",
+                "title": "Access denied",
+            }
+        match verb, parts:
+            case "GET", ["health"]:
+                return 200, {"database": "ok", "version": self.version, "commit": "0"}
+            case "GET", ["frontend", "settings"]:
+                named = {source["name"]: source for source in self.data_sources.values()}
+                return 200, {"datasources": named, "buildInfo": {"version": self.version}}
+            case "GET", ["search"]:
+                (title,) = parse_qs(query)["query"]
+                alike = [folder for folder in self.folders.values() if title.lower() in folder["title"].lower()]
+                return 200, [{"uid": one["uid"], "title": one["title"], "type": "dash-folder"} for one in alike]
+            case "GET", ["dashboards", "uid", uid, "versions"] if uid in self.dashboards:
+                newest_first = self.versions[uid][::-1][: int(parse_qs(query)["limit"][0])]
+                return 200, {"continueToken": "", "versions": newest_first} if self.is_paged else newest_first
+            case verb, ["v1", "provisioning", "alert-rules", *uids]:
+                return self._rule(verb, uids, body)
             case "GET", ["folders", uid]:
                 return self._found(self.folders.get(uid), "folder not found")
             case "POST", ["folders"]:
                 return self._new_folder(body)
             case "GET", ["datasources", "uid", uid]:
                 return self._found(self.data_sources.get(uid), "Data source not found")
+            case "GET", ["datasources", "name", name]:
+                named = {source["name"]: source for source in self.data_sources.values()}
+                return self._found(named.get(unquote(name)), "Data source not found")
             case "POST", ["datasources"]:
                 return self._new_data_source(body)
             case "PUT", ["datasources", "uid", uid]:
@@ -94,7 +148,7 @@ class FakeGrafana:
     def _read_dashboard(self, uid: str) -> Answer:
         if uid not in self.dashboards:
             return 404, {"message": "Dashboard not found"}
-        meta = {"folderUid": self.dashboard_folders[uid], "slug": uid}
+        meta = {"folderUid": self.dashboard_folders[uid], "slug": uid, "canSave": True, **self.metas.get(uid, {})}
         dashboard = dict(self.dashboards[uid])
         self.dashboards[uid]["version"] += self.version_changes
         return 200, {"meta": meta, "dashboard": dashboard}
@@ -105,13 +159,31 @@ class FakeGrafana:
         if folder not in self.folders:
             return 400, {"message": "folder not found"}
         present = self.dashboards.get(uid)
-        if present is not None and not body["overwrite"] and present["version"] != dashboard["version"]:
+        if present is not None and not body.get("overwrite") and present["version"] != dashboard["version"]:
             return 412, {"message": "The dashboard has been changed by someone else", "status": "version-mismatch"}
-        version = 1 if present is None else present["version"] + 1
+        if self.is_provisioned or self.metas.get(uid, {}).get("provisioned"):
+            return 400, {"message": "Cannot save provisioned dashboard"}
+        self.dashboard_folders[uid] = folder
+        version = self._save(uid, {**dashboard, **self.additions}, body["message"], "sa-1-observatory")
+        return 200, {"id": self.dashboards[uid]["id"], "uid": uid, "status": "success", "version": version}
+
+    def _save(self, uid: str, dashboard: Body, message: str, who: str) -> int:
+        present = self.dashboards.get(uid)
+        version: int = 1 if present is None else present["version"] + 1
         number = len(self.dashboards) + 1 if present is None else present["id"]
         self.dashboards[uid] = {**dashboard, "id": number, "version": version}
-        self.dashboard_folders[uid] = folder
-        return 200, {"id": number, "uid": uid, "status": "success", "version": version}
+        saved = {"version": version, "message": message, "createdBy": who, "created": "2026-11-23T12:00:00Z"}
+        self.versions.setdefault(uid, []).append(saved)
+        return version
+
+    def _rule(self, verb: str, uids: list[str], body: Body) -> Answer:
+        uid = uids[0] if uids else body["uid"]
+        if verb == "GET" or (verb == "PUT" and uid not in self.rules):
+            return (200, self.rules[uid]) if uid in self.rules else (404, None)
+        if verb == "POST" and uid in self.rules:
+            return 409, {"message": "a rule of that UID exists"}
+        self.rules[uid] = {"id": 1, "orgID": 1, "provenance": "api", "isPaused": False, **body}
+        return (201 if verb == "POST" else 200), self.rules[uid]
 
 
 @contextmanager
@@ -124,7 +196,7 @@ def serve(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length) or b"{}") or {}
             status, answer = grafana.answer(self.command, self.path, body, self.headers.get("Authorization"))
-            text = json.dumps(answer).encode()
+            text = b"" if answer is None else json.dumps(answer).encode()
             if grafana.broken is not None:
                 status, text = grafana.broken
             self.send_response(status)

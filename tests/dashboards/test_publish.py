@@ -3,22 +3,31 @@
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from bench.cli import main
-from dashboards.publish import (
-    DATA_SOURCE_UID,
-    FOLDER_UID,
-    Address,
-    PublishFailed,
-    parse_address,
-    publish,
-    read_rendered,
-)
+from dashboards.grafana.looks import DATA_SOURCE_UID
+from dashboards.publishing.answers import PublishFailed
+from dashboards.publishing.plan import FOLDER_UID, Wanted
+from dashboards.publishing.publish import Address, parse_address, publish, read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
-ALL = {dashboard["uid"]: dashboard for dashboard in read_rendered()}
+
+def _chosen(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """The dashboard as it is sent: with our data source chosen."""
+    first, *others = dashboard["templating"]["list"]
+    current = {"selected": True, "text": "Parallel Observatory", "value": DATA_SOURCE_UID}
+    return {**dashboard, "templating": {"list": [{**first, "current": current}, *others]}}
+
+
+def _unmarked(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """The dashboard without the mark of a push."""
+    return {key: value for key, value in dashboard.items() if key != "observatoryPush"}
+
+
+ALL = {dashboard["uid"]: _chosen(dashboard) for dashboard in read_rendered()}
 UID = next(iter(ALL))
 RENDERED = ALL[UID]
 
@@ -56,7 +65,7 @@ def test_a_push_makes_folder_data_source_and_dashboard(
     assert list(grafana.folders) == [FOLDER_UID]
     source = grafana.data_sources[DATA_SOURCE_UID]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    assert grafana.dashboards == {
+    assert {uid: _unmarked(dashboard) for uid, dashboard in grafana.dashboards.items()} == {
         uid: {**dashboard, "id": number, "version": 1} for number, (uid, dashboard) in enumerate(ALL.items(), start=1)
     }
     assert grafana.dashboard_folders == dict.fromkeys(ALL, FOLDER_UID)
@@ -71,29 +80,27 @@ def test_a_second_push_changes_nothing(grafana: FakeGrafana, capsys: pytest.Capt
     assert grafana.changes == []
 
 
-def test_what_was_changed_there_is_brought_back(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _push(grafana.url) == 0
-    grafana.dashboards[UID] |= {"title": "Mine", "version": 7}
-    grafana.data_sources[DATA_SOURCE_UID] |= {"url": "http://elsewhere", "jsonData": {"timeInterval": "5s"}}
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_what_an_older_push_left_is_brought_up_to_date(
+    grafana: FakeGrafana, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_marked: bool
+) -> None:
+    older = [{**dashboard, "title": "Older"} if dashboard["uid"] == UID else dashboard for dashboard in read_rendered()]
+    with monkeypatch.context() as patch:
+        patch.setattr("dashboards.publishing.publish.read_rendered", lambda: older)
+        assert _push(grafana.url) == 0
+    if not is_marked:
+        grafana.save_older(UID)
     capsys.readouterr()
     assert _push(grafana.url) == 0
     assert [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
         "unchanged",
-        "updated",
+        "unchanged",
         "updated",
         *["unchanged"] * (len(ALL) - 1),
     ]
-    assert grafana.dashboards[UID] == {**RENDERED, "id": 1, "version": 8}
-    source = grafana.data_sources[DATA_SOURCE_UID]
-    assert (source["url"], source["jsonData"]) == ("http://localhost:9090", {"timeInterval": "5s"})
+    number = 2 if is_marked else 3
+    assert _unmarked(grafana.dashboards[UID]) == {**RENDERED, "id": 1, "version": number}
     assert (len(grafana.folders), len(grafana.data_sources), len(grafana.dashboards)) == (1, 1, len(ALL))
-
-
-def test_a_dashboard_that_was_moved_comes_back_into_its_folder(grafana: FakeGrafana) -> None:
-    assert _push(grafana.url) == 0
-    grafana.dashboard_folders[UID] = "attic"
-    assert _push(grafana.url) == 0
-    assert grafana.dashboard_folders[UID] == FOLDER_UID
 
 
 def test_a_renamed_folder_keeps_its_name(grafana: FakeGrafana) -> None:
@@ -112,18 +119,11 @@ def test_a_grafana_under_a_path_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_change_made_meanwhile_is_not_overwritten(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
     assert _push(grafana.url) == 0
-    grafana.dashboards[UID]["title"] = "Mine"
+    grafana.save_older(UID, title="Mine")
     grafana.version_changes = 1
     line = _refused(grafana.url, 4, capsys)
-    assert "status 412: Client Error 412: The dashboard has been changed by someone else; somebody changed it" in line
+    assert "status 412: The dashboard has been changed by someone else; somebody changed it" in line
     assert grafana.dashboards[UID]["title"] == "Mine"
-
-
-def test_a_folder_of_that_name_made_by_hand_is_told(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> None:
-    grafana.folders["by-hand"] = {"uid": "by-hand", "title": "Parallel Observatory"}
-    line = _refused(grafana.url, 4, capsys)
-    assert f"POST {grafana.url}/api/folders: status 409:" in line
-    assert line.endswith("; something else there has that name")
 
 
 def test_a_wrong_token_is_told_without_it(
@@ -132,7 +132,7 @@ def test_a_wrong_token_is_told_without_it(
     wrong = "glsa_another-secret"
     monkeypatch.setenv("GRAFANA_TOKEN", wrong)
     line = _refused(grafana.url, 4, capsys)
-    assert "status 401: Unauthorized; the token in GRAFANA_TOKEN is not valid there" in line
+    assert "status 401: Invalid API key; the token in GRAFANA_TOKEN is not valid there" in line
     assert wrong not in line
 
 
@@ -140,7 +140,7 @@ def test_a_server_that_echoes_the_token_does_not_get_it_printed(
     grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grafana.broken = 500, json.dumps({"message": f"no such user: {TOKEN}"}).encode()
-    assert "status 500: Server Error 500: no such user: ..." in _refused(grafana.url, 4, capsys)
+    assert "status 500: no such user: ..." in _refused(grafana.url, 4, capsys)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_a_server_that_echoes_the_token_does_not_get_it_printed(
     [
         (200, b"<html>hello</html>", "the answer is not Grafana's JSON; is this a Grafana?"),
         (204, b"", "the answer is not Grafana's JSON; is this a Grafana?"),
-        (200, b"[]", "the answer has no uid in it; is this a Grafana?"),
-        (404, b"nothing here", "status 404: Client Error 404: nothing here; is this a Grafana"),
+        (200, b"[]", "/api/health: the answer is no Grafana's; is this a Grafana?"),
+        (404, b"nothing here", "status 404: nothing here; is this a Grafana"),
         (502, b"no message from upstream", "the answer is not Grafana's JSON; is this a Grafana?"),
-        (500, b'{"message": "database is locked"}', "status 500: Server Error 500: database is locked"),
-        (403, b'{"message": "no permission"}', "status 403: Client Error 403: no permission; the token's account"),
-        (200, b"{}", "the answer has no uid in it; is this a Grafana?"),
+        (500, b'{"message": "database is locked"}', "status 500: database is locked"),
+        (403, b'{"message": "no permission"}', "status 403: no permission; the token's account"),
+        (200, b"{}", "/api/folders/parallel-observatory: the answer has no uid in it; is this a Grafana?"),
     ],
 )
 def test_what_is_no_answer_of_a_grafana_is_one_line(
@@ -168,7 +168,7 @@ def test_nobody_there_is_one_line(grafana: FakeGrafana, capsys: pytest.CaptureFi
         port = free.getsockname()[1]
     line = _refused(f"http://127.0.0.1:{port}", 4, capsys)
     assert line.endswith(
-        f"GET http://127.0.0.1:{port}/api/folders/{FOLDER_UID}: no answer (connection refused); is it running there?"
+        f"GET http://127.0.0.1:{port}/api/health: no answer (connection refused); is it running there?"
     )
 
 
@@ -176,9 +176,9 @@ def test_an_address_that_sends_on_is_told_and_not_followed(
     grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grafana.broken = 301, b""
-    grafana.location = "https://elsewhere/api/folders"
+    grafana.location = "https://elsewhere/api/health"
     line = _refused(grafana.url, 4, capsys)
-    assert "it redirects to https://elsewhere/api/folders; push to that address" in line
+    assert "it redirects to https://elsewhere/api/health; push to that address" in line
     assert len(grafana.requests) == 1
 
 
@@ -252,5 +252,6 @@ def test_a_prometheus_that_is_none_is_refused_before_anything_is_asked(
 def test_a_grafana_that_drips_is_left_when_its_time_is_over(grafana: FakeGrafana) -> None:
     grafana.drip_s = 0.05
     grafana.broken = 200, b"x" * 1000
+    wanted = Wanted(dashboards=[], prometheus_url="http://prometheus:9090")
     with pytest.raises(PublishFailed, match=r"GET .*: no complete answer within 0\.3 s; is it, or"):
-        list(publish(parse_address(grafana.url), TOKEN, "http://prometheus:9090", [], request_s=0.3))
+        list(publish(parse_address(grafana.url), TOKEN, wanted, request_s=0.3))

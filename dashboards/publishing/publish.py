@@ -1,24 +1,26 @@
-"""Publishes folder, data source and dashboards to a Grafana, and changes nothing that is already so.
+"""Publishes folder, data source, dashboards and alerts to a Grafana, and changes nothing that is already so.
 
-Uses grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here.
-Not covered: alert rules, which Prometheus reads from rendered/rules.yaml.
+Uses grafana-api, which is archived: whatever it or the server does wrong becomes one `PublishFailed` here. What there
+is to do is planned in publishing/plan.py, by reading alone.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-RENDERED = Path(__file__).parent / "rendered"
-FOLDER_UID = DATA_SOURCE_UID = "parallel-observatory"
-FOLDER_TITLE = DATA_SOURCE_NAME = "Parallel Observatory"
+from dashboards.publishing.answers import Ask, NotThere, PublishFailed
+from dashboards.publishing.plan import Step, Wanted, plan
+
+RENDERED = Path(__file__).parents[1] / "rendered"
 
 _TIMEOUT_S = 30.0
 """How long a server may be silent."""
@@ -27,26 +29,15 @@ REQUEST_S = 60.0
 _ANSWER_LETTERS = 200
 _ADVICE = {
     401: "the token in GRAFANA_TOKEN is not valid there",
-    403: "the token's account may not do that; it needs the role Editor, and Admin for the data source",
+    403: "the token's account may not do that; it needs the role Editor, and Admin for the data source"
+    " and for alerts; with --data-source an Editor takes one that exists",
     404: "is this a Grafana, and has its address a path?",
-    409: "something else there has that name",
+    409: "something else there has that name; rename that, or take it with --folder or --data-source",
     412: "somebody changed it meanwhile, or something else has that name; look there, then push again",
 }
 
-Change = Literal["created", "updated", "unchanged"]
-Ask = Callable[..., Any]
-
-
-class PublishFailed(RuntimeError):
-    """The Grafana could not be reached, refused, or gave no valid answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """What became of one thing in Grafana."""
-
-    what: str
-    change: Change
+_LOGIN_WORDS = frozenset({"login", "signin", "sso", "oauth", "oauth2", "auth", "authorize", "saml"})
+"""In the address of a page to log in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +97,48 @@ def read_rendered(folder: Path = RENDERED) -> list[dict[str, Any]]:
 def publish(
     address: Address,
     token: str,
-    prometheus_url: str,
-    dashboards: list[dict[str, Any]],
+    wanted: Wanted,
     *,
+    is_dry_run: bool = False,
     request_s: float = REQUEST_S,
-) -> Iterator[Published]:
-    """Bring a Grafana to the rendered state, one thing after the other, and yield what became of each.
+) -> Iterator[Step]:
+    """Bring a Grafana to the wanted state, one thing after the other, and yield what became of each.
 
-    prometheus_url: where Grafana finds the Prometheus, seen from Grafana. request_s: see REQUEST_S.
+    is_dry_run: only ask what there is, and yield what would become of each. request_s: see REQUEST_S.
 
     Raises:
+        PushRefused: something of others would be undone; nothing was written.
         PublishFailed: what was done before stays; a second push goes on from there.
     """
+    ask = _connected(address, token, request_s)
+    planned = plan(ask, wanted)
+    if is_dry_run:
+        yield from planned.steps
+    planned.check()
+    if is_dry_run:
+        return
+    for step in planned.steps:
+        if step.request is not None:
+            with _of(step):
+                ask(*step.request)
+        yield step
+
+
+@contextmanager
+def _of(step: Step) -> Iterator[None]:
+    """Name in a failure what was being written, and what to do where it turns out to be of a file."""
+    try:
+        yield
+    except PublishFailed as error:
+        is_provisioned = error.status == 400 and "provisioned" in str(error)
+        advice = (
+            "; it is of a file of that Grafana, which no push changes: put the rendered file there, or take it out of"
+            " the provisioning and push again, which goes on from here"
+        )
+        raise PublishFailed(f"{step.what}: {error}{advice if is_provisioned else ''}", status=error.status) from None
+
+
+def _connected(address: Address, token: str, request_s: float) -> Ask:
     from grafana_api.grafana_face import GrafanaFace
 
     face = GrafanaFace(
@@ -131,7 +152,7 @@ def publish(
 
     face.api.s.max_redirects = 0  # Redirected, a POST would become a GET, and look like a success.
 
-    def ask(verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def send(verb: str, path: str, body: dict[str, Any] | None) -> Any:
         request = f"{verb} {face.api.url}{path}"
         with _told_apart(request, token):
             answers, is_whole = _within(request_s, lambda: getattr(face.api, verb)(path, json=body))
@@ -141,72 +162,7 @@ def publish(
             )
         return answers
 
-    yield _folder(ask)
-    yield _data_source(ask, prometheus_url)
-    for dashboard in dashboards:
-        yield _dashboard(ask, dashboard)
-
-
-def _folder(ask: Ask) -> Published:
-    what = f'folder "{FOLDER_TITLE}"'
-    if _find(ask, f"/folders/{FOLDER_UID}", "uid") is not None:  # Its owners may rename it.
-        return Published(what=what, change="unchanged")
-    ask("POST", "/folders", {"uid": FOLDER_UID, "title": FOLDER_TITLE})
-    return Published(what=what, change="created")
-
-
-def _data_source(ask: Ask, prometheus_url: str) -> Published:
-    what = f'data source "{DATA_SOURCE_NAME}"'
-    wanted = {
-        "uid": DATA_SOURCE_UID,
-        "name": DATA_SOURCE_NAME,
-        "type": "prometheus",
-        "access": "proxy",
-        "url": prometheus_url,
-    }
-    present = _find(ask, f"/datasources/uid/{DATA_SOURCE_UID}", "uid")
-    if present is None:
-        ask("POST", "/datasources", wanted)
-        return Published(what=what, change="created")
-    if all(present.get(key) == value for key, value in wanted.items()):
-        return Published(what=what, change="unchanged")
-    ask("PUT", f"/datasources/uid/{DATA_SOURCE_UID}", {**present, **wanted})
-    return Published(what=what, change="updated")
-
-
-def _dashboard(ask: Ask, wanted: dict[str, Any]) -> Published:
-    """Save a dashboard over the version that was read; Grafana refuses it where somebody changed that meanwhile."""
-    what = f'dashboard "{wanted["title"]}"'
-    present = _find(ask, f"/dashboards/uid/{wanted['uid']}", "dashboard")
-    version = 0
-    if present is not None:
-        saved, folder = present["dashboard"], present.get("meta", {}).get("folderUid")
-        if folder == FOLDER_UID and _content(saved) == _content(wanted):
-            return Published(what=what, change="unchanged")
-        version = saved.get("version", 0)
-    body = {"dashboard": {**_content(wanted), "id": None, "version": version}, "folderUid": FOLDER_UID}
-    ask("POST", "/dashboards/db", {**body, "overwrite": False, "message": "observatory dashboards push"})
-    return Published(what=what, change="created" if present is None else "updated")
-
-
-def _content(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Return the dashboard without the two numbers that Grafana sets."""
-    return {key: value for key, value in dashboard.items() if key not in ("id", "version")}
-
-
-def _find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
-    """Return what is there, or None.
-
-    Raises:
-        PublishFailed: the answer has no such key, and so comes from no Grafana.
-    """
-    try:
-        found = ask("GET", path)
-    except _NotThere:
-        return None
-    if not isinstance(found, dict) or key not in found:
-        raise PublishFailed(f"GET {path}: the answer has no {key} in it; is this a Grafana?")
-    return found
+    return Ask(url=face.api.url, send=send)
 
 
 def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
@@ -227,10 +183,6 @@ def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
     return (None, False) if late else (done.result(), True)
 
 
-class _NotThere(PublishFailed):
-    """Grafana knows no such thing."""
-
-
 @contextmanager
 def _told_apart(request: str, token: str) -> Iterator[None]:
     """Turn each way in which a request can fail into one line that tells it from the others, without the token.
@@ -244,21 +196,33 @@ def _told_apart(request: str, token: str) -> Iterator[None]:
     try:
         yield
     except GrafanaException as error:
-        answer = " ".join(str(error.message).split()).replace(token, "...")[:_ANSWER_LETTERS]
+        is_grafanas = isinstance(error.response, dict) and "message" in error.response
+        said = error.response["message"] if is_grafanas else error.response
+        answer = " ".join(str(said).split()).replace(token, "...")[:_ANSWER_LETTERS]
         advice = _ADVICE.get(error.status_code)
         line = f"{request}: status {error.status_code}: {answer}" + (f"; {advice}" if advice else "")
-        is_grafanas = isinstance(error.response, dict) and "message" in error.response
         if error.status_code == 404 and is_grafanas:
-            raise _NotThere(line) from None
-        raise PublishFailed(line) from None
+            raise NotThere(line, status=404) from None
+        raise PublishFailed(line, status=error.status_code) from None
     except (json.JSONDecodeError, TypeError):
         raise PublishFailed(f"{request}: the answer is not Grafana's JSON; is this a Grafana?") from None
     except OSError as error:
         response = getattr(error, "response", None)
         elsewhere = None if response is None else response.headers.get("Location")
         if elsewhere is not None:
-            raise PublishFailed(f"{request}: it redirects to {elsewhere}; push to that address") from None
+            raise PublishFailed(f"{request}: it redirects to {elsewhere}; {_redirected(elsewhere)}") from None
         raise PublishFailed(f"{request}: no answer ({_reason(error)}); is it running there?") from None
+
+
+def _redirected(elsewhere: str) -> str:
+    """Return what to do where a server sends on to this address."""
+    words = re.split(r"[^a-z0-9]+", elsewhere.lower())
+    if _LOGIN_WORDS.isdisjoint(words):
+        return "push to that address"
+    return (
+        "that is a page to log in, where a token is of no use: is GRAFANA_TOKEN a service account's of this Grafana,"
+        " and --url the Grafana's own address, not that of a proxy before it?"
+    )
 
 
 def _reason(error: OSError) -> str:

@@ -1,0 +1,58 @@
+"""What a push asks of a Grafana, and the ways in which it can end without being done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Asks one Grafana. url: of its API. send: takes verb, path and body, and returns the answer's JSON.
+
+    Raises:
+        PublishFailed: it gave none, or refused.
+    """
+
+    url: str
+    send: Callable[[str, str, dict[str, Any] | None], Any]
+
+    def __call__(self, verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a request."""
+        return self.send(verb, path, body)
+
+
+class PublishFailed(RuntimeError):
+    """The Grafana could not be reached, refused, or gave no valid answer. status: of its answer, where it gave one."""
+
+    def __init__(self, text: str, *, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class NotThere(PublishFailed):
+    """Grafana knows no such thing."""
+
+
+class PushRefused(RuntimeError):
+    """Nothing was pushed, because it would undo what others did. reasons: each names one thing and the next move."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
+
+
+def find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
+    """Return what is there, or None.
+
+    Raises:
+        PublishFailed: the answer has no such key, and so comes from no Grafana.
+    """
+    try:
+        found = ask("GET", path)
+    except NotThere:
+        return None
+    if not isinstance(found, dict) or key not in found:
+        raise PublishFailed(f"GET {ask.url}{path}: the answer has no {key} in it; is this a Grafana?")
+    return found

@@ -1,0 +1,374 @@
+"""Plans a push: what a Grafana lacks of folder, data source, dashboards and alerts, found by reading alone.
+
+What would undo others' work is refused before anything is written: all of it is named at once. Whether somebody has
+changed a thing since the last push is told by the mark that it left (publishing/marks.py), and of a dashboard without
+one, as of older releases, by Grafana's history of versions: each push leaves a message there, and a person's save
+another one or none.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote, urlencode
+
+from dashboards.grafana.looks import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE
+from dashboards.model import Group
+from dashboards.publishing import marks
+from dashboards.publishing.answers import Ask, NotThere, PublishFailed, PushRefused, find
+from dashboards.publishing.difference import covers, difference
+from dashboards.publishing.managed_alerts import managed_alerts
+from dashboards.thresholds import Thresholds
+
+FOLDER_UID, FOLDER_TITLE = "parallel-observatory", "Parallel Observatory"
+DEFAULT_PROMETHEUS = "http://localhost:9090"
+MESSAGE = "observatory dashboards push"
+"""Of each version that a push saves; older releases left the same one."""
+OLDEST_GRAFANA = 9
+
+_MOST_CHANGES = 4
+_UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+Change = Literal["created", "updated", "unchanged", "taken as it is"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a push is to bring about.
+
+    prometheus_url: where Grafana finds the Prometheus, seen from Grafana. scrape_interval: of that Prometheus, such as
+    `15s`. None leaves what the data source has.
+    folder: UID or title; None is our own. data_source: UID of one that exists and is not changed; None is our own.
+    alerts: groups of alerts for Grafana to evaluate, and their thresholds; None leaves them to Prometheus.
+    is_forced: overwrite what a person has changed.
+    """
+
+    dashboards: Sequence[dict[str, Any]]
+    prometheus_url: str | None = None
+    scrape_interval: str | None = None
+    folder: str | None = None
+    data_source: str | None = None
+    alerts: tuple[tuple[Group, ...], Thresholds] | None = None
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What becomes of one thing. difference: lines, where it is updated. request: what writes it."""
+
+    what: str
+    change: Change
+    difference: tuple[str, ...] = ()
+    request: tuple[str, str, dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The steps in their order. refusals: what of others they would undo, each with the next move."""
+
+    steps: tuple[Step, ...]
+    refusals: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise `PushRefused` where something of others would be undone."""
+        if self.refusals:
+            raise PushRefused(list(self.refusals))
+
+
+def plan(ask: Ask, wanted: Wanted) -> Plan:
+    """Ask the Grafana what it has, changing nothing, and return what a push would do.
+
+    Raises:
+        PublishFailed: it could not be reached, is too old, or gave no valid answer.
+    """
+    _check_version(ask)
+    refusals: list[str] = []
+    folder, folder_uid = _folder(ask, wanted.folder, refusals)
+    source, source_uid, source_name = _data_source(ask, wanted, refusals)
+    steps = [folder, source]
+    for dashboard in wanted.dashboards:
+        pointed = _pointed_at(dashboard, source_uid, source_name)
+        steps.append(_dashboard(ask, pointed, folder_uid, wanted, refusals))
+    if wanted.alerts is not None:
+        groups, thresholds = wanted.alerts
+        rules = managed_alerts(groups, thresholds.links, folder_uid=folder_uid, data_source_uid=source_uid)
+        steps += [_alert(ask, rule, refusals, is_forced=wanted.is_forced) for rule in rules]
+    elif not any(step.request and step.request[2].get("folderUid") == folder_uid for step in steps):
+        steps = [step for step in steps if step is not folder or step.request is None]  # Nothing would be in it.
+    return Plan(steps=tuple(steps), refusals=tuple(refusals))
+
+
+def _check_version(ask: Ask) -> None:
+    """Refuse a Grafana that tells that it is too old; it may be told to hide its version, or a proxy its health."""
+    try:
+        found = ask("GET", "/health")
+    except NotThere:
+        return
+    if not isinstance(found, dict):
+        raise PublishFailed(f"GET {ask.url}/health: the answer is no Grafana's; is this a Grafana?")
+    version = str(found.get("version", ""))
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < OLDEST_GRAFANA:
+        raise PublishFailed(f"{ask.url}: Grafana {version} is too old; a push needs {OLDEST_GRAFANA} or later")
+
+
+# The folder.
+
+
+def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str]:
+    """Return what becomes of the folder, and its UID. One that others made is used only where its name was given."""
+    title = FOLDER_TITLE if named is None else named
+    own = FOLDER_UID if named is None else f"{FOLDER_UID}-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
+    uids = [own] if named is None or not _UID.fullmatch(named) else [named, own]
+    for uid in uids:
+        found = find(ask, f"/folders/{uid}", "uid")
+        if found is not None:  # Its owners may rename it.
+            return _present_folder(found, refusals), uid
+    query = urlencode({"type": "dash-folder", "query": title, "limit": 1000})
+    alike = [entry for entry in _listed(ask, f"/search?{query}") if entry.get("title") == title]
+    known = ", ".join(str(entry.get("uid")) for entry in alike)
+    if alike and named is None:
+        refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it nevertheless")
+    elif len(alike) > 1:
+        refusals.append(
+            f"folder {json.dumps(title)}: there are {len(alike)} of that name; take --folder with one of {known}"
+        )
+    elif alike:
+        uid = str(alike[0].get("uid"))
+        return _present_folder(find(ask, f"/folders/{uid}", "uid") or alike[0], refusals), uid
+    request = ("POST", "/folders", {"uid": own, "title": title})
+    return Step(what=f"folder {json.dumps(title)}", change="created", request=request), own
+
+
+def _present_folder(found: dict[str, Any], refusals: list[str]) -> Step:
+    what = f"folder {json.dumps(found.get('title'))}"
+    if found.get("canSave") is False:
+        refusals.append(
+            f"{what}: this token may not save there; give its account the right to edit it, or see --folder"
+        )
+    return Step(what=what, change="unchanged")
+
+
+def _listed(ask: Ask, path: str) -> list[dict[str, Any]]:
+    try:
+        found = ask("GET", path)
+    except NotThere:  # Then Grafana refuses to make what has the name of another.
+        return []
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of what is there; is this a Grafana?")
+    return found
+
+
+# The data source.
+
+
+def _data_source(ask: Ask, wanted: Wanted, refusals: list[str]) -> tuple[Step, str, str]:
+    """Return what becomes of the data source, its UID and its name."""
+    uid = wanted.data_source or DATA_SOURCE_UID
+    try:
+        present = find(ask, f"/datasources/uid/{quote(uid, safe='')}", "uid")
+    except PublishFailed as error:
+        # An Editor may ask data sources, but neither look at their settings nor change them.
+        is_enough = error.status == 403 and wanted.prometheus_url is None and wanted.scrape_interval is None
+        name = _visible_name(ask, uid) if is_enough else None
+        if name is None:
+            raise
+        return Step(what=f"data source {json.dumps(name)}", change="taken as it is"), uid, name
+    if wanted.data_source is not None:
+        name = uid if present is None else str(present.get("name", uid))
+        if present is None:
+            refusals.append(f"data source {json.dumps(uid)} is not there; name the UID of one that is")
+        elif present.get("type") != "prometheus":
+            refusals.append(
+                f"data source {json.dumps(name)} is of the type {json.dumps(present.get('type'))}; name a Prometheus"
+            )
+        return Step(what=f"data source {json.dumps(name)}", change="taken as it is"), uid, name
+    if present is None:
+        named = find(ask, f"/datasources/name/{quote(DATA_SOURCE_NAME)}", "uid")
+        if named is not None:
+            refusals.append(
+                f"data source {json.dumps(DATA_SOURCE_NAME)} is somebody else's; --data-source {named['uid']} takes it"
+                " as it is"
+            )
+    name = DATA_SOURCE_NAME if present is None else str(present.get("name", DATA_SOURCE_NAME))
+    return _own_data_source(present, wanted, refusals), uid, name
+
+
+def _own_data_source(present: dict[str, Any] | None, wanted: Wanted, refusals: list[str]) -> Step:
+    """Give it what was named; what was not stays, as its name and how it is asked do, which its owners may change."""
+    if present is None:
+        body: dict[str, Any] = {
+            "uid": DATA_SOURCE_UID,
+            "name": DATA_SOURCE_NAME,
+            "type": "prometheus",
+            "access": "proxy",
+            "url": wanted.prometheus_url or DEFAULT_PROMETHEUS,
+            "jsonData": {"timeInterval": wanted.scrape_interval} if wanted.scrape_interval else {},
+        }
+        what = f"data source {json.dumps(DATA_SOURCE_NAME)}"
+        return Step(what=what, change="created", request=("POST", "/datasources", _marked(body)))
+    what = f"data source {json.dumps(present.get('name', DATA_SOURCE_NAME))}"
+    named: dict[str, Any] = {"type": "prometheus"}
+    if wanted.prometheus_url is not None:
+        named["url"] = wanted.prometheus_url
+    if wanted.scrape_interval is not None:
+        named["jsonData"] = {"timeInterval": wanted.scrape_interval}
+    if covers(present, named):
+        return Step(what=what, change="unchanged")
+    settings = present.get("jsonData") or {}
+    changes = difference(present, named)
+    if present.get("readOnly") is True:
+        refusals.append(
+            f"{what} is provisioned from a file of that Grafana, and differs ({_in_short(changes)}); change it in that"
+            f" file, leave out --prometheus and --scrape-interval, or take it as it is with --data-source"
+            f" {DATA_SOURCE_UID}"
+        )
+    elif not wanted.is_forced and settings.get(marks.DATA_SOURCE_KEY) != marks.of_data_source(present):
+        refusals.append(
+            f"{what} was changed by somebody since the last push, or has no mark of one ({_in_short(changes)}); look at"
+            " it there, then push with --force to overwrite it, or without what differs"
+        )
+    merged = {**present, **named, "jsonData": {**settings, **named.get("jsonData", {})}}
+    request = ("PUT", f"/datasources/uid/{DATA_SOURCE_UID}", _marked(merged))
+    return Step(what=what, change="updated", difference=changes, request=request)
+
+
+def _marked(source: dict[str, Any]) -> dict[str, Any]:
+    """Return the data source with the mark of a push that writes it."""
+    return {**source, "jsonData": {**source["jsonData"], marks.DATA_SOURCE_KEY: marks.of_data_source(source)}}
+
+
+def _in_short(changes: Sequence[str]) -> str:
+    """Return what would go and what would come, on one line."""
+    lines = [" ".join(line.split()).rstrip(",") for line in changes if line[:1] in "+-"]
+    rest = f", and {len(lines) - _MOST_CHANGES} lines more" if len(lines) > _MOST_CHANGES else ""
+    return ", ".join(lines[:_MOST_CHANGES]) + rest
+
+
+def _visible_name(ask: Ask, uid: str) -> str | None:
+    """Return the name of a Prometheus that this account may ask, or None; Grafana's own pages read these settings."""
+    settings = find(ask, "/frontend/settings", "datasources")
+    sources: Mapping[str, Any] = {} if settings is None else settings["datasources"]
+    for name, source in sources.items():
+        if isinstance(source, dict) and (source.get("uid"), source.get("type")) == (uid, "prometheus"):
+            return name
+    return None
+
+
+# Dashboards.
+
+
+def _pointed_at(dashboard: dict[str, Any], source_uid: str, source_name: str) -> dict[str, Any]:
+    """Return the dashboard with this data source chosen, and without the two numbers that Grafana sets."""
+    pointed = copy.deepcopy({key: value for key, value in dashboard.items() if key not in ("id", "version")})
+    for variable in pointed.get("templating", {}).get("list", []):
+        if variable.get("name") == DATA_SOURCE_VARIABLE:
+            variable["current"] = {"selected": True, "text": source_name, "value": source_uid}
+    return pointed
+
+
+def _dashboard(ask: Ask, sent: dict[str, Any], folder_uid: str, wanted: Wanted, refusals: list[str]) -> Step:
+    """Save a dashboard over the version that was read; Grafana refuses it where somebody changed that meanwhile.
+
+    One that lies in another folder was moved there, and stays, unless a folder was named.
+    """
+    what = f"dashboard {json.dumps(sent['title'])}"
+
+    def save(version: int, folder: str) -> tuple[str, str, dict[str, Any]]:
+        marked = {**sent, marks.DASHBOARD_KEY: marks.of_dashboard(sent, version + 1), "id": None, "version": version}
+        body = {"dashboard": marked, "folderUid": folder, "overwrite": False, "message": MESSAGE}
+        return "POST", "/dashboards/db", body
+
+    present = find(ask, f"/dashboards/uid/{sent['uid']}", "dashboard")
+    if present is None:
+        return Step(what=what, change="created", request=save(0, folder_uid))
+    saved, meta = present["dashboard"], present.get("meta") or {}
+    lies_in = str(meta.get("folderUid", folder_uid))
+    where = f"folder {json.dumps(meta.get('folderTitle') or lies_in)}"
+    is_moved = lies_in != folder_uid and wanted.folder is not None
+    if lies_in != folder_uid and not is_moved:
+        what += f", in {where}"
+    mark = saved.get(marks.DASHBOARD_KEY)
+    is_as_pushed = isinstance(mark, dict) and mark.get("version") == saved.get("version")
+    is_same = covers(saved, sent) or (is_as_pushed and mark == marks.of_dashboard(sent, saved["version"]))
+    if is_same and not is_moved:
+        return Step(what=what, change="unchanged")
+    if meta.get("provisioned") is True:
+        file = json.dumps(meta.get("provisionedExternalId") or "a file")
+        refusals.append(
+            f"{what} is provisioned from {file} of that Grafana, and differs; put the rendered file there, or take it"
+            " out of the provisioning and push again"
+        )
+    elif meta.get("canSave") is False:
+        refusals.append(f"{what}: this token may not save it; give its account the right to edit it")
+    elif not wanted.is_forced:
+        if is_moved:
+            refusals.append(
+                f"{what} lies in {where}; leave out --folder to update it there, or push with --force to move it"
+            )
+        if not is_same and not is_as_pushed and (whose := _others_save(ask, sent["uid"])) is not None:
+            refusals.append(f"{what} {whose}; look at it there, then push with --force to overwrite it")
+    moves = (f"-folder {json.dumps(lies_in)}", f"+folder {json.dumps(folder_uid)}") if is_moved else ()
+    return Step(
+        what=what,
+        change="updated",
+        difference=(*moves, *(() if is_same else difference(saved, sent))),
+        request=save(saved.get("version", 0), folder_uid if is_moved else lies_in),
+    )
+
+
+def _others_save(ask: Ask, uid: str) -> str | None:
+    """Return who saved the newest version of a dashboard where that was no push, as the end of a sentence, or None."""
+    path = f"/dashboards/uid/{uid}/versions?limit=1"
+    try:
+        found = ask("GET", path)
+    except NotThere:
+        return "has no history that tells who saved it"
+    # Grafana 9 and 10 give a list; later ones a page of it.
+    versions = found.get("versions") if isinstance(found, dict) else found
+    if not isinstance(versions, list) or not all(isinstance(version, dict) for version in versions):
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of versions; is this a Grafana?")
+    if not versions:
+        return "has no history that tells who saved it"
+    newest = max(versions, key=lambda version: version.get("version", 0))
+    if newest.get("message") == MESSAGE:
+        return None
+    said = f" ({json.dumps(newest['message'])})" if newest.get("message") else ""
+    who, day = newest.get("createdBy") or "somebody", str(newest.get("created", ""))[:10]
+    return f"was saved by {json.dumps(who)} on {day} as version {newest.get('version')}{said}, and by no push since"
+
+
+# Alerts.
+
+
+def _alert(ask: Ask, rule: dict[str, Any], refusals: list[str], *, is_forced: bool) -> Step:
+    what = f"alert {json.dumps(rule['title'])}"
+    rules = "/v1/provisioning/alert-rules"
+    path = f"{rules}/{rule['uid']}"
+    marked = {**rule, "annotations": {**rule["annotations"], marks.ALERT_KEY: marks.of_alert(rule)}}
+    try:
+        present = ask("GET", path)
+    except PublishFailed as error:
+        if error.status != 404:  # Grafana says no more than that where there is no such rule.
+            raise
+        return Step(what=what, change="created", request=("POST", rules, marked))
+    if not isinstance(present, dict):
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is no alert rule; is this a Grafana?")
+    if covers(present, rule):
+        return Step(what=what, change="unchanged")
+    changes = difference(present, rule)
+    if present.get("provenance") == "file":
+        refusals.append(
+            f"{what} is provisioned from a file of that Grafana, and differs; take it out of the provisioning"
+        )
+    elif not is_forced and (present.get("annotations") or {}).get(marks.ALERT_KEY) != marks.of_alert(present):
+        refusals.append(
+            f"{what} was changed by somebody since the last push, or has no mark of one ({_in_short(changes)}); look at"
+            " it there, then push with --force to overwrite it"
+        )
+    return Step(what=what, change="updated", difference=changes, request=("PUT", path, marked))
