@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from collectors.metrics.metric import Metric
+from collectors.metrics.metric import Metric, Statistic
 
 # Rules of Prometheus.
 
@@ -64,40 +64,113 @@ class Group:
     alerts: tuple[Alert, ...]
 
 
-# Dashboards.
+# Dashboards: what every panel has.
 
-Bound = Literal["median", "low", "high"]
 Worst = Literal["highest", "lowest"]
+Colour = Literal["good", "warning", "bad", "information", "plain"]
+"""What a value means; the renderer knows which colour that is."""
+COLUMNS = 24
+"""How many columns a dashboard is wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """One expression and the names of its series.
 
-    metric: what it shows; unit and definition come from there.
+    metric: what it shows; unit and definition come from there. None where Prometheus itself tells it, as alerts.
     unit: differs from the metric's where the expression changes it, as a rate does.
-    bound: which end of an interval it is, or its median; None where there is no interval.
+    statistic: of a run's figure; the ends of its interval are drawn as such. None of all else.
+    is_reference: a dashed line over the others, never part of their stack, as what is expected of them is.
+    has_exemplars: single observations of the histograms that it asks for are points over its line.
     """
 
-    metric: Metric
+    metric: Metric | None
     expression: str
     legend: str
     unit: str
-    bound: Bound | None = None
+    statistic: Statistic | None = None
+    is_reference: bool = False
+    has_exemplars: bool = False
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it shows an end of an interval, whose median another query shows."""
+        return self.statistic in ("low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One question within a dashboard's question.
+class Step:
+    """From this value on, up to the next step, values mean this."""
 
-    worst: which end is worst, and so stands first in the legend.
-    goes_below_zero: whether the axis may; otherwise it begins at zero.
+    value: float
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What values mean: the colour below all steps, and the steps in rising order."""
+
+    below: Colour
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        values = [step.value for step in self.steps]
+        if values != sorted(set(values)):
+            raise ValueError(f"steps of colours must rise; they are {', '.join(f'{value:g}' for value in values)}")
+
+
+def rising(warning: float, bad: float | None = None, *, colour: Colour = "good") -> Steps:
+    """Return steps for what is worse the higher it is. colour: of what is below the first."""
+    steps = [Step(value=warning, colour="warning")]
+    return Steps(below=colour, steps=(*steps, *([] if bad is None else [Step(value=bad, colour="bad")])))
+
+
+def falling(warning: float, bad: float | None = None, *, colour: Colour = "good") -> Steps:
+    """Return steps for what is worse the lower it is: bad below `bad`, a warning below `warning`."""
+    if bad is None:
+        return Steps(below="warning", steps=(Step(value=warning, colour=colour),))
+    return Steps(below="bad", steps=(Step(value=bad, colour="warning"), Step(value=warning, colour=colour)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Leads from a value to another dashboard, with the time range of this one.
+
+    dashboard: its name. choices: of each variable there, the label of the value whose content is chosen.
+    kept: variables that both dashboards have, and whose choice here is the choice there.
     """
 
     title: str
+    dashboard: str
+    choices: dict[str, str]
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What panels of all kinds have.
+
+    width: of `COLUMNS`. height: in Grafana's rows of 30 pixels. absent: why nothing may be shown, and what to do then.
+    note: what is told of it beside the definitions of its metrics.
+    """
+
+    title: str
+    width: int = 12
+    height: int = 8
+    note: str = ""
+    absent: str = "Nothing in this time range, or nothing of what is chosen above."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn(Frame):
+    """A panel whose queries have one unit.
+
+    steps: what values mean, None where they are neither good nor bad. links: from each value.
+    """
+
     queries: tuple[Query, ...]
-    worst: Worst
-    goes_below_zero: bool = False
+    steps: Steps | None = None
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         units = sorted({query.unit for query in self.queries})
@@ -111,27 +184,160 @@ class Panel:
         """The unit of all its queries, as metrics name it."""
         return self.queries[0].unit
 
+
+# Kinds of panels.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSeries(Drawn):
+    """Lines over time.
+
+    worst: which end is worst, and so stands first in the legend.
+    goes_below_zero: whether the axis may; otherwise it begins at zero, but for that of a band.
+    stacked: the series are parts of a whole and lie on each other.
+    banded: the queries show one series, whose interval is a filled band; else its ends are dashed lines.
+    legend: beside the lines, where there are many; below them, or nowhere.
+    """
+
+    worst: Worst
+    goes_below_zero: bool = False
+    stacked: bool = False
+    banded: bool = False
+    legend: Literal["right", "bottom", "none"] = "bottom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat(Drawn):
+    """One number, or one for each series, as it is now. is_text: the series' names are what is told."""
+
+    width: int = 3
+    height: int = 4
+    is_text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a state's number stands for."""
+
+    value: float
+    text: str
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States(Drawn):
+    """A bar over time for each series, in the colours of its states.
+
+    words: the states by their numbers. least_step_s: from one state to the next, where a finer bar would cost too much.
+    """
+
+    words: tuple[Word, ...]
+    least_step_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heatmap(Drawn):
+    """How many values fell into each bucket of a histogram, over time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table: a label of all its rows, or the values of a query.
+
+    source: the label's name, or the query, whose series have the table's labels and no others.
+    width: in pixels. steps: colours of the cell by its number; colours: by its text. words: what numbers stand for.
+    """
+
+    name: str
+    source: str | Query
+    width: int | None = None
+    steps: Steps | None = None
+    words: tuple[Word, ...] = ()
+    colours: dict[str, Colour] = field(default_factory=dict)
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Frame):
+    """A row for each series now; queries of equal labels share a row.
+
+    columns: from left to right; the others of the series' labels are not shown. sorted_by: a column's name.
+    """
+
+    columns: tuple[Column, ...]
+    sorted_by: str | None = None
+    is_falling: bool = True
+
+    def __post_init__(self) -> None:
+        known = [column.name for column in self.columns]
+        if not self.queries:
+            raise ValueError(f'table "{self.title}" has no column that asks for anything')
+        if self.sorted_by is not None and self.sorted_by not in known:
+            raise ValueError(f'table "{self.title}" has no column "{self.sorted_by}"; it has: {", ".join(known)}')
+
     @property
-    def description(self) -> str:
-        """The definition of each metric shown."""
-        metrics = {query.metric.name: query.metric for query in self.queries}
-        return "\n\n".join(f"`{name}`: {metric.help}" for name, metric in metrics.items())
+    def queries(self) -> tuple[Query, ...]:
+        """The queries of its columns."""
+        return tuple(column.source for column in self.columns if isinstance(column.source, Query))
+
+
+Panel = TimeSeries | Stat | States | Heatmap | Table
+
+
+def definitions(panel: Panel) -> str:
+    """Return the definition of each metric that the panel shows, without the ends of intervals."""
+    shown = (query.metric for query in panel.queries if query.metric is not None and not query.is_end)
+    metrics = {metric.name: metric for metric in shown}
+    return "\n\n".join(f"`{name}`: {metric.help}" for name, metric in metrics.items())
+
+
+# A dashboard.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A choice at the top of a dashboard; query lists what may be chosen."""
+    """A choice at the top of a dashboard; query lists what may be chosen.
+
+    is_single: exactly one thing is chosen: the first of the list, until somebody chooses.
+    begins_with_last: the list is sorted from its end on, as names of runs begin with a time.
+    """
 
     name: str
     label: str
     query: str
+    is_single: bool = False
+    begins_with_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels under a heading; collapsed, their queries are asked only when somebody opens it."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    is_collapsed: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotation:
+    """Marks moments on all panels. query: its series' value is a time, or it marks where the series is there.
+
+    text: Grafana fills in `{{label}}`.
+    """
+
+    name: str
+    expression: str
+    text: str
+    colour: Colour
+    is_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One question, which is the title, and the panels that answer it.
+    """One question, which is the title, and the panels that answer it: what matters first, then rows of details.
 
     name: stays when the title changes; the rendered file and Grafana's address are named after it.
+    hours: how far back it looks at first.
     """
 
     name: str
@@ -139,3 +345,16 @@ class Dashboard:
     summary: str
     variables: tuple[Variable, ...]
     panels: tuple[Panel, ...]
+    rows: tuple[Row, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
+    hours: int = 1
+
+    @property
+    def all_panels(self) -> tuple[Panel, ...]:
+        """Its panels, those within rows included."""
+        return (*self.panels, *(panel for row in self.rows for panel in row.panels))
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """What all of its panels ask."""
+        return tuple(query for panel in self.all_panels for query in panel.queries)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Metric, Scope
+from dashboards.model import Severity
 
 # Combining expressions, whatever their metrics. on: the labels by which series of two expressions belong together.
 
@@ -126,6 +127,11 @@ def beneath(expression: str, number: float) -> str:
     return f"({expression}) < {number:g}"
 
 
+def one_each(expression: str, *, by: Sequence[str]) -> str:
+    """Return 1 for all series that have these labels in common, whatever their values; it has no other labels."""
+    return f"group by ({_listed(by)}) ({expression})"
+
+
 def largest(expression: str, *, by: Sequence[str]) -> str:
     """Take the largest of the series that have these labels in common; it has no other labels."""
     return f"max by ({_listed(by)}) ({expression})"
@@ -161,7 +167,7 @@ def _listed(labels: Sequence[str]) -> str:
 OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
     "rank": ("rank", "slot"),
     "node": (),
-    "run": ("strategy", "ranks", "device", "precision", "series", "bound"),
+    "run": ("strategy", "ranks", "device", "precision", "series"),
 }
 """Labels that the exporter adds to say what a value belongs to."""
 
@@ -174,7 +180,7 @@ _OVERLAP_MINUTES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A condition on a label other than equality with one text; made by `one_of` and `none_of`."""
+    """A condition on a label other than equality with one text; made by `one_of`, `none_of` and `if_any`."""
 
     operator: str
     pattern: str
@@ -190,13 +196,18 @@ def none_of(*values: str) -> Match:
     return Match(operator="!~", pattern="|".join(map(re.escape, values)))
 
 
+def if_any(value: str) -> Match:
+    """Match what a variable chooses (`$strategy`), and what has no such label."""
+    return Match(operator="=~", pattern=f"|{value}")
+
+
 def select(metric: Metric, **labels: str | Match) -> str:
     """Select the metric's series with these labels; a dashboard's variable (`$strategy`) matches what is chosen.
 
     Raises:
         ValueError: the metric has no such label.
     """
-    known = (*OWNER_LABELS[metric.scope], *metric.labels, *SCRAPE_LABELS)
+    known = (*OWNER_LABELS[metric.scope], *metric.labels, *SCRAPE_LABELS, "cluster")
     unknown = sorted(set(labels) - set(known))
     if unknown:
         raise ValueError(f"{metric.name} has no label {', '.join(unknown)}; its labels are: {', '.join(known)}")
@@ -211,7 +222,7 @@ def rate(metric: Metric, over_minutes: int | None = None, /, **labels: str | Mat
     Raises:
         ValueError: the metric is no counter, or has no such label.
     """
-    return f"rate({_counted(metric, **labels)}[{_window(over_minutes)}])"
+    return f"rate({_counted(metric, **labels)}[{window(over_minutes)}])"
 
 
 def has_grown(metric: Metric, *, over_minutes: int, **labels: str | Match) -> str:
@@ -220,7 +231,7 @@ def has_grown(metric: Metric, *, over_minutes: int, **labels: str | Match) -> st
     Raises:
         ValueError: the metric is no counter, or has no such label.
     """
-    return f"increase({_counted(metric, **labels)}[{_window(over_minutes)}]) > 0"
+    return f"increase({_counted(metric, **labels)}[{window(over_minutes)}]) > 0"
 
 
 def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | Match) -> str:
@@ -228,7 +239,7 @@ def average(metric: Metric, over_minutes: int | None = None, /, **labels: str | 
 
     over_minutes: the window; None for one that Grafana fits to the scrape interval.
     """
-    return f"avg_over_time({select(metric, **labels)}[{_window(over_minutes)}])"
+    return f"avg_over_time({select(metric, **labels)}[{window(over_minutes)}])"
 
 
 def peak(metric: Metric, over_minutes: int, /, **labels: str | Match) -> str:
@@ -344,7 +355,7 @@ def _counted(metric: Metric, **labels: str | Match) -> str:
     return select(metric, **labels)
 
 
-def _window(minutes: int | None) -> str:
+def window(minutes: int | None) -> str:
     return "$__rate_interval" if minutes is None else f"{minutes}m"
 
 
@@ -362,12 +373,21 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+# Who shows what.
+
+
+def series_by_target() -> str:
+    """Count the series of ours that each target shows now; what rules record is none of them."""
+    return f'count by ({_listed(SCRAPE_LABELS)}) ({{__name__=~"observatory_.+"}})'
+
+
 # Runs that go on.
 
 RUN = ("run", "strategy", "ranks", "series")
 """The labels that tell a run that goes on."""
 
-_SLOT = (*SCRAPE_LABELS, "slot")
+SLOT = (*SCRAPE_LABELS, "slot")
+"""The labels that the series of a run and of its ranks have in common."""
 
 
 def named(expression: str, info: Metric, labels: Sequence[str], *, on: Sequence[str]) -> str:
@@ -381,9 +401,56 @@ def of_live_runs(expression: str, *, since_minutes: int) -> str:
 
     Slots are given again: without that, a window would hold steps of a run that had the slot before.
     """
-    listed = _listed(_SLOT)
+    listed = _listed(SLOT)
     named = f"{RUN_INFO.name} and {RUN_INFO.name} offset {since_minutes}m"
     return f"({expression}) * on ({listed}) group_left ({_listed(RUN)}) ({named})"
+
+
+PLACE = ("cluster", *SCRAPE_LABELS)
+"""The labels that say where a value was read. A cluster has a name only where Prometheus was told one."""
+
+_OF_RUN = tuple(label for label in RUN_INFO.labels if label != "slot")
+
+
+def of_chosen_runs(expression: str, **chosen: str | Match) -> str:
+    """Add to ranks' series which run they are of, and keep those of the runs with these labels.
+
+    Without that, the series of a slot would be of all runs that had it, of which one is chosen.
+
+    Raises:
+        ValueError: a run's info has no such label.
+    """
+    on = (*PLACE, "slot")
+    return f"({expression}) * on ({_listed(on)}) group_left ({_listed(_OF_RUN)}) {select(RUN_INFO, **chosen)}"
+
+
+def recent_rate(metric: Metric, **labels: str | Match) -> str:
+    """Return a counter's growth per second over a window that Grafana fits to the scrape interval.
+
+    Where Grafana was not told of a longer interval that window holds one value, and five minutes are taken instead; not
+    of a series that has ended, which would seem to go on for so long.
+
+    Raises:
+        ValueError: the metric is no counter, or has no such label.
+    """
+    counted = _counted(metric, **labels)
+    return f"(rate({counted}[$__rate_interval]) or (rate({counted}[5m]) and {counted}))"
+
+
+def number_of(expression: str, *, by: Sequence[str] = ()) -> str:
+    """Count the series that have these labels in common."""
+    return f"count{f' by ({_listed(by)})' if by else ''} ({expression})"
+
+
+def or_zero(expression: str) -> str:
+    """Return 0 where the expression, which has no labels, has no series."""
+    return f"({expression}) or vector(0)"
+
+
+def firing(severity: Severity | None = None, **labels: str | Match) -> str:
+    """Return the alerts that Prometheus has now, of this severity or of all, with these labels."""
+    of_severity = {} if severity is None else {"severity": severity}
+    return f"ALERTS{{{_matchers({'alertstate': 'firing', **of_severity, **labels})}}}"
 
 
 # GPUs and the ranks that compute on them.

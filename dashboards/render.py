@@ -1,4 +1,4 @@
-"""Renders the dashboards, Prometheus' rules and the page of metrics, and writes them into a checkout.
+"""Renders the dashboards, Prometheus' rules, Kubernetes' manifests and the page of metrics; writes into a checkout.
 
 Rendered files are committed with the change that made them. A stale file is the author's slip, and not a failure of a
 case or of a node, so the command treats it as misuse, with code 2.
@@ -12,11 +12,23 @@ from types import ModuleType
 from typing import Any
 
 from collectors.metrics import registry
+from collectors.metrics.deprecated import RENAMED
 from collectors.metrics.metric import Metric
-from dashboards import grafana
+from dashboards import kubernetes, promql
 from dashboards.alerts import agents, efficiency, gate, gpus, hosts, links, live, suites
-from dashboards.boards import communication, gpu_health, host_load, pipeline, training_speed
-from dashboards.model import Alert, Dashboard, Group
+from dashboards.boards import (
+    attention,
+    ceilings,
+    communication,
+    nightly,
+    one_run,
+    pipeline,
+    scaling,
+    strategies,
+)
+from dashboards.boards.nodes import fleet, one_gpu, one_host
+from dashboards.grafana.document import to_json
+from dashboards.model import Alert, Dashboard, Group, Variable
 from dashboards.promql import OWNER_LABELS
 from dashboards.thresholds import Links, Thresholds, shipped
 
@@ -34,9 +46,13 @@ Whom a value belongs to, the exporter says with labels:
 | rank | `rank`, `slot`: a small number that tells apart the runs of one node | while the run goes |
 | node | none beside Prometheus' own `instance` | by `observatory serve` always, by a run's own server while it goes; \
 what tells of results, always |
-| run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series compare with each other; \
-`bound`: `median`, and `low` and `high` where there is an interval | the newest finished run of each series \
-that is not ad hoc |
+| run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series compare with each other | the newest \
+finished run of each series that is not ad hoc |
+
+Where several names stand in a row, the first is what is kept in logs, the history and suite files, and /metrics shows
+those below it. A figure of a whole run is three metrics there: the median over trials, and the low and high end of the
+95 % interval, where there is one. And where values of a label make no sum, as a total and its parts, or what was
+measured and what was expected, each of them is a metric of its own, with the value in its name in place of the label.
 
 Units are base units, ratios run from 0 to 1, and what cannot be known is absent.
 """
@@ -44,7 +60,8 @@ Units are base units, ratios run from 0 to 1, and what cannot be known is absent
 
 def page(modules: Sequence[ModuleType] | None = None) -> str:
     """Return the page as Markdown: a table for each module of metrics, in the registry's order."""
-    return _HEAD + "".join(_section(module) for module in (catalogue_modules() if modules is None else modules))
+    sections = "".join(_section(module) for module in (catalogue_modules() if modules is None else modules))
+    return _HEAD + sections + _renamed()
 
 
 def catalogue_modules() -> tuple[ModuleType, ...]:
@@ -70,18 +87,53 @@ def _section(module: ModuleType) -> str:
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in (*OWNER_LABELS[metric.scope], *metric.labels)) or "none"
-    cells = (f"`{metric.name}`", metric.kind, metric.unit.replace("_", " "), metric.scope, labels, metric.help)
+    names = dict.fromkeys([metric.name, *(shown.name for shown in metric.shown())])
+    cells = (
+        "<br>".join(f"`{name}`" for name in names),
+        metric.kind,
+        metric.unit.replace("_", " "),
+        metric.scope,
+        labels,
+        metric.help,
+    )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _renamed() -> str:
+    """Return the table of what this release shows by other names."""
+    rows = "".join(
+        f"| `{promql.select(renamed.old, **one.old_labels)}` | `{one.metric.name}` |\n"
+        for renamed in RENAMED
+        for one in renamed.successors
+    )
+    return f"{_RENAMED_HEAD}{rows}"
+
+
+_RENAMED_HEAD = """
+## Renamed
+
+What stands on the left is deprecated: it is shown in this release beside what stands on the right, and no more in the
+next one. No dashboard, rule or alert of ours asks for it.
+
+| deprecated | now |
+|---|---|
+"""
 
 
 # The registry of dashboards and groups of rules, one line each.
 
 DASHBOARDS: tuple[Dashboard, ...] = (
-    training_speed.DASHBOARD,
+    attention.DASHBOARD,
+    one_run.DASHBOARD,
+    strategies.DASHBOARD,
+    scaling.DASHBOARD,
+    nightly.DASHBOARD,
+    ceilings.DASHBOARD,
     communication.DASHBOARD,
     pipeline.DASHBOARD,
-    gpu_health.DASHBOARD,
-    host_load.DASHBOARD,
+    fleet.DASHBOARD,
+    one_gpu.DASHBOARD,
+    one_host.DASHBOARD,
 )
 GROUPS: tuple[Callable[[Thresholds], Group], ...] = (
     gate.rules,
@@ -107,8 +159,8 @@ RENDERED = Path("dashboards") / "rendered"
 RULES = RENDERED / "rules.yaml"
 METRICS_PAGE = Path("docs") / "metrics.md"
 
-_LABELS = {"node": "instance"}
-"""The label whose values a dashboard's variable has, where the two have different names."""
+SCRAPE_S = 15
+"""Seconds between two scrapes in a cluster, as in stack/prometheus.yml."""
 _RULES_HEAD = "# Made by `observatory dashboards render` from dashboards/alerts/; change it there.\n"
 
 
@@ -120,7 +172,7 @@ def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     Raises:
         SdkMissing: the extra `dashboards` is not installed.
     """
-    files = {RENDERED / f"{dashboard.name}.json": grafana.to_json(dashboard) for dashboard in DASHBOARDS}
+    files = {RENDERED / f"{dashboard.name}.json": to_json(dashboard) for dashboard in DASHBOARDS}
     thresholds = thresholds or shipped()
     return {**files, RULES: rules_text(groups(thresholds), thresholds.links), METRICS_PAGE: page()}
 
@@ -149,18 +201,44 @@ def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
 
 def rules_text(groups: tuple[Group, ...], links: Links) -> str:
     """Return a Prometheus rule file of these groups, whose alerts link to these places."""
+    return _RULES_HEAD + _as_yaml([_rules(groups, links)])
+
+
+def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, str] | None = None) -> str:
+    """Return manifests for the Prometheus operator, and dashboards as ConfigMaps, as one stream for kubectl.
+
+    thresholds: of the alerts; None for the shipped ones. labels: more of them for monitors and rules.
+
+    Raises:
+        SdkMissing: the extra `dashboards` is not installed.
+    """
+    thresholds = thresholds or shipped()
+    dashboards = {dashboard.name: to_json(dashboard) for dashboard in DASHBOARDS}
+    rules = _rules(groups(thresholds), thresholds.links)
+    return _as_yaml(kubernetes.manifests(rules, dashboards, labels or {}, scrape_seconds=SCRAPE_S), is_stream=True)
+
+
+def _as_yaml(documents: Sequence[Mapping[str, Any]], *, is_stream: bool = False) -> str:
+    """Return the documents as YAML, a text of several lines as a block. is_stream: with a line before each."""
     import yaml
 
     class Readable(yaml.SafeDumper):
-        """Writes a text of several lines as a block."""
+        """Writes a text of several lines as a block, and what occurs twice twice."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
     def readable(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = "|" if "\n" in text else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Readable.add_representer(str, readable)
-    document = {"groups": [_group(group, links) for group in groups]}
-    return _RULES_HEAD + yaml.dump(document, Dumper=Readable, sort_keys=False, width=10_000)
+    text: str = yaml.dump_all(documents, Dumper=Readable, sort_keys=False, width=10_000, explicit_start=is_stream)
+    return text
+
+
+def _rules(groups: tuple[Group, ...], links: Links) -> dict[str, Any]:
+    return {"groups": [_group(group, links) for group in groups]}
 
 
 def _group(group: Group, links: Links) -> dict[str, Any]:
@@ -175,11 +253,11 @@ def _group(group: Group, links: Links) -> dict[str, Any]:
     return {
         "name": group.name,
         "interval": f"{group.interval_minutes}m",
-        "rules": [*recordings, *(_alert(alert, links) for alert in group.alerts)],
+        "rules": [*recordings, *(alert_rule(alert, links) for alert in group.alerts)],
     }
 
 
-def _alert(alert: Alert, links: Links) -> dict[str, Any]:
+def alert_rule(alert: Alert, links: Links) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expression,
@@ -198,8 +276,15 @@ def _alert(alert: Alert, links: Links) -> dict[str, Any]:
 def _choices(alert: Alert) -> str:
     """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
     (dashboard,) = (one for one in DASHBOARDS if one.name == alert.dashboard)
-    labels = {variable.name: _LABELS.get(variable.name, variable.name) for variable in dashboard.variables}
     return "".join(
-        f"{{{{ with $labels.{label} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
-        for name, label in labels.items()
+        f"{{{{ with $labels.{label_of(variable)} }}}}&var-{variable.name}={{{{ . | urlquery }}}}{{{{ end }}}}"
+        for variable in dashboard.variables
     )
+
+
+def label_of(variable: Variable) -> str:
+    """Return the label whose values are chosen from: a variable `node` has those of `instance`.
+
+    Its query says so at its end: `label_values(metric, label)`.
+    """
+    return variable.query.rpartition(", ")[2].removesuffix(")")

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collectors.metrics import agent
 from dashboards import promql
 from dashboards.model import Alert, Group
-from dashboards.thresholds import Thresholds
+from dashboards.promql import Match
+from dashboards.thresholds import Agents, Thresholds
 
 _COLLECTOR = (*promql.SCRAPE_LABELS, "collector")
+
+
+def gone(limits: Agents, **chosen: str | Match) -> str:
+    """Return the targets that do not answer, and at which an agent did within the last hours.
+
+    Prometheus asks listed targets only, so a node that was taken off the list is not missed.
+    """
+    seen = promql.seen(agent.AGENT_BEATS, over_hours=limits.remembered_hours, **chosen)
+    return promql.where(promql.unanswered(), seen, on=promql.SCRAPE_LABELS)
 
 
 def rules(thresholds: Thresholds) -> Group:
@@ -24,12 +34,7 @@ def rules(thresholds: Thresholds) -> Group:
         alerts=(
             Alert(
                 name="NodeAgentGone",
-                # Prometheus asks listed targets only, so a node that was taken off the list is not missed.
-                expression=promql.where(
-                    promql.unanswered(),
-                    promql.seen(agent.AGENT_BEATS, over_hours=limits.remembered_hours),
-                    on=promql.SCRAPE_LABELS,
-                ),
+                expression=gone(limits),
                 hold_minutes=5,
                 severity="critical",
                 component="agent",
@@ -39,7 +44,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " it off the list of targets. The node, its network or the agent is down, and no other alert"
                     " speaks for it."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="NodeAgentLate",
@@ -53,7 +58,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " {{ $labels.instance }} went by without a reading: what is shown of the node is older than it"
                     " should be."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="NodeCollectorStale",
@@ -74,7 +79,7 @@ def rules(thresholds: Thresholds) -> Group:
                     "For five minutes the collector {{ $labels.collector }} of the agent at {{ $labels.instance }} has"
                     " been late, or has failed: its series are old or absent, and alerts on them are silent."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
         ),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collectors.metrics.agent import RUN_LAST_COMPLETION
+from collectors.metrics.metric import Statistic
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
 from dashboards.model import Alert, Group, Recording, Severity
@@ -33,18 +34,15 @@ _RESULT = (
 _NEXT = " Next: `observatory show --strategy {{ $labels.strategy }}`."
 
 _SERIES = ("series",)
-_MEASURED = (
-    *(label for label in promql.OWNER_LABELS["run"] if label != "bound"),
-    *RUN_SCALING_EFFICIENCY.labels,
-)
-_ACCEPTED_FOR = ("strategy", "device", "scaling")
+_MEASURED = (*promql.OWNER_LABELS["run"], *RUN_SCALING_EFFICIENCY.labels)
+ACCEPTED_FOR = ("strategy", "device", "scaling")
 
 _completed = promql.recorded(RUN_LAST_COMPLETION, "newest")
 _median = promql.recorded(RUN_SCALING_EFFICIENCY, "median")
 _high = promql.recorded(RUN_SCALING_EFFICIENCY, "high")
 _low = promql.recorded(RUN_SCALING_EFFICIENCY, "low")
-_accepted = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted")
-_accepted_of_ranks = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted_of_ranks")
+ACCEPTED = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted")
+ACCEPTED_OF_RANKS = promql.recorded(RUN_SCALING_EFFICIENCY, "accepted_of_ranks")
 
 
 EFFICIENCY = "{{ $value | humanizePercentage }}"
@@ -56,10 +54,10 @@ INTERVAL = "".join(
 """A template that shows the ends of the result's interval, as ` [78 %, 82 %]`, by what the group has recorded."""
 
 
-def _newest(bound: str) -> str:
-    """Return one bound of each series' result, from the exporters that show its newest run."""
+def _newest(which: Statistic) -> str:
+    """Return one statistic of each series' result, from the exporters that show its newest run."""
     shown_by = promql.same(promql.select(RUN_LAST_COMPLETION), _completed, on=_SERIES)
-    result = promql.select(RUN_SCALING_EFFICIENCY, bound=bound)
+    result = promql.select(RUN_SCALING_EFFICIENCY.statistic(which))
     return promql.largest(
         promql.where(result, shown_by, on=(*_SERIES, *promql.SCRAPE_LABELS)),
         by=_MEASURED,
@@ -70,7 +68,7 @@ def _accepted_levels(entries: tuple[AcceptedEfficiency, ...]) -> Iterator[Record
     for entry in entries:
         labels = {"strategy": entry.strategy, "device": entry.device, "scaling": entry.scaling}
         of_ranks = {} if entry.ranks is None else {"ranks": str(entry.ranks)}
-        record = _accepted_of_ranks if of_ranks else _accepted
+        record = ACCEPTED_OF_RANKS if of_ranks else ACCEPTED
         yield Recording(record=record, expression=promql.constant(entry.ratio), labels={**labels, **of_ranks})
 
 
@@ -80,12 +78,12 @@ def _below_accepted(entries: tuple[AcceptedEfficiency, ...], drop_ratio: float =
     drop_ratio: how far below, as a share of the level.
     """
     share = 1 - drop_ratio
-    high, of_ranks = _high, (*_ACCEPTED_FOR, "ranks")
+    high, of_ranks = _high, (*ACCEPTED_FOR, "ranks")
     if any(entry.ranks is not None for entry in entries):
-        yield promql.where(_median, promql.below(_high, promql.times(share, _accepted_of_ranks), on=of_ranks))
-        high = f"({promql.unless(_high, _accepted_of_ranks, on=of_ranks)})"
+        yield promql.where(_median, promql.below(_high, promql.times(share, ACCEPTED_OF_RANKS), on=of_ranks))
+        high = f"({promql.unless(_high, ACCEPTED_OF_RANKS, on=of_ranks)})"
     if any(entry.ranks is None for entry in entries):
-        yield promql.where(_median, promql.below(high, promql.times(share, _accepted), on=_ACCEPTED_FOR))
+        yield promql.where(_median, promql.below(high, promql.times(share, ACCEPTED), on=ACCEPTED_FOR))
 
 
 def _quantile(quantile: float, limits: Efficiency) -> str:
@@ -111,7 +109,7 @@ def _alert(name: str, severity: Severity, expression: str, verdict: str, reason:
         component="result",
         summary=f"{_RUN} {verdict}: {EFFICIENCY}{INTERVAL}",
         description=f"{_RESULT} is {EFFICIENCY}{INTERVAL}: {reason}.{_NEXT}",
-        dashboard="is-training-fast",
+        dashboard="does-it-scale",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from collectors.metrics import gate
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.annotations import Told
+from dashboards.alerts.told import Told
 from dashboards.model import Alert, Group, Recording, Severity
 from dashboards.thresholds import Gate, Thresholds
 
@@ -24,7 +24,7 @@ _change = promql.recorded(gate.VERDICT_CHANGE, "standing")
 
 _night = promql.recorded(gate.SUITE_NIGHT, "newest")
 _SUITE = ("suite",)
-_DASHBOARD = "is-training-fast"
+_DASHBOARD = "nightly"
 KEEP_MINUTES = 10
 """How long an alert outlasts a verdict on an old night, of which nothing is remembered while an exporter restarts."""
 

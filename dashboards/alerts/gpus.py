@@ -18,9 +18,9 @@ _WHERE = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 _asks = promql.select(gpu_health.GPU_RECOVERY, action=promql.none_of("none"))
 
 
-def _lost(limits: Gpus) -> str:
+def lost(limits: Gpus, **chosen: str | Match) -> str:
     """Return the GPUs that say that they are lost, and those of the last hours that an agent shows no more."""
-    says = promql.largest(promql.select(gpu.GPU_STATE, state="lost"), by=GPU)
+    says = promql.largest(promql.select(gpu.GPU_STATE, **chosen, state="lost"), by=GPU)
     # Seen in the last hours and absent now, though the agent keeps its beat. Where the collector of GPUs itself does
     # not answer, NodeCollectorStale says so.
     answers = promql.unless(
@@ -28,15 +28,12 @@ def _lost(limits: Gpus) -> str:
         promql.select(agent.AGENT_COLLECTOR, collector="nvml", state=promql.none_of("answering")),
         on=promql.SCRAPE_LABELS,
     )
+    seen = promql.seen(gpu.GPU_STATE, over_hours=limits.remembered_hours, **chosen)
     gone = promql.where(
-        promql.unless(
-            promql.largest(promql.seen(gpu.GPU_STATE, over_hours=limits.remembered_hours), by=GPU),
-            promql.select(gpu.GPU_STATE),
-            on=GPU,
-        ),
-        answers,
-        on=promql.SCRAPE_LABELS,
+        promql.unless(seen, promql.select(gpu.GPU_STATE, **chosen), on=GPU), answers, on=promql.SCRAPE_LABELS
     )
+    # Of a fleet few are gone, so that the largest is taken last.
+    gone = promql.largest(gone, by=GPU)
     return promql.either(says, gone)
 
 
@@ -60,8 +57,8 @@ def _held_back(limits: Gpus) -> str:
             limits.capped_ratio,
         ),
         promql.below(
-            promql.select(gpu.GPU_POWER_LIMIT_WATTS, limit="current"),
-            promql.select(gpu.GPU_POWER_LIMIT_WATTS, limit="default"),
+            promql.select(gpu.GPU_POWER_LIMIT_WATTS.alone(limit="current")),
+            promql.select(gpu.GPU_POWER_LIMIT_WATTS.alone(limit="default")),
             on=GPU,
         ),
         on=GPU,
@@ -83,7 +80,7 @@ def _xid(name: str, limits: Gpus, xids: Match, *, severity: Severity, what_to_do
             f"{{{{ with $labels.slice }}}} on its slice {{{{ . }}}}{{{{ end }}}} {{{{ $value | humanizeDuration }}}}"
             f" ago. {what_to_do}"
         ),
-        dashboard="which-gpu-is-sick",
+        dashboard="one-gpu",
     )
 
 
@@ -97,7 +94,7 @@ def rules(thresholds: Thresholds) -> Group:
         alerts=(
             Alert(
                 name="GpuLost",
-                expression=_lost(limits),
+                expression=lost(limits),
                 hold_minutes=1,
                 severity="critical",
                 component="gpu",
@@ -106,7 +103,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"{_WHERE} answers nothing more, or is not there any more, though the node's agent answers. What"
                     " ran on it has failed or will."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="GpuNeedsReset",
@@ -125,7 +122,7 @@ def rules(thresholds: Thresholds) -> Group:
                     "{{ with $labels.repair }} that the repair of its memory's {{ . }} is {{ $labels.state }}{{ end }}."
                     " Until that is done no new work should be put on it."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             _xid(
                 "GpuXid",
@@ -154,7 +151,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"ECC found errors in the memory of {_WHERE} that it could not correct, within the last"
                     f" {limits.news_hours} h. Results of what ran on it then are not to be trusted."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="GpuHot",
@@ -169,7 +166,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " computes{{ with $labels.work }} ({{ . }}){{ end }}. The slowest rank is the speed of all: look at"
                     " the cooling of this GPU, or of the rack where its neighbours are hot, too."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="GpuHeldBack",
@@ -187,7 +184,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " computes{{ with $labels.work }} ({{ . }}){{ end }}. The slowest rank is the speed of all: look at"
                     " its power limit and its power supply."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="GpuLate",
@@ -204,7 +201,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " and"
                     " then absent; a driver that hangs often comes before a GPU that is lost.{{ end }}"
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
         ),
     )

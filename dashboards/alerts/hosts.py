@@ -5,20 +5,26 @@ from __future__ import annotations
 from collectors.metrics import host
 from dashboards import promql
 from dashboards.model import Alert, Group
+from dashboards.promql import Match
 from dashboards.thresholds import Thresholds
 
-_FOLDER = (*promql.SCRAPE_LABELS, "folder")
-_ROOM = promql.divide(
-    promql.largest(promql.select(host.HOST_FILESYSTEM_BYTES, kind="available"), by=_FOLDER),
-    promql.positive(promql.largest(promql.select(host.HOST_FILESYSTEM_BYTES, kind="total"), by=_FOLDER)),
-)
+FOLDER = (*promql.SCRAPE_LABELS, "folder")
 _DISK = "file system of {{ $labels.folder }} at {{ $labels.instance }}"
+
+
+def room(**chosen: str | Match) -> str:
+    """Return what is available on each file system that is watched, of all."""
+    available, total = (host.HOST_FILESYSTEM_BYTES.alone(kind=kind) for kind in ("available", "total"))
+    return promql.divide(
+        promql.largest(promql.select(available, **chosen), by=FOLDER),
+        promql.positive(promql.largest(promql.select(total, **chosen), by=FOLDER)),
+    )
 
 
 def rules(thresholds: Thresholds) -> Group:
     """Return the alerts on hosts."""
     limits = thresholds.host
-    full = promql.beneath(_ROOM, limits.full_ratio)
+    full = promql.beneath(room(), limits.full_ratio)
     is_kept = promql.peak(host.HOST_CLOCK_KEPT, limits.window_minutes)
     return Group(
         name="hosts",
@@ -27,7 +33,7 @@ def rules(thresholds: Thresholds) -> Group:
         alerts=(
             Alert(
                 name="HostDiskFilling",
-                expression=promql.unless(promql.beneath(_ROOM, limits.filling_ratio), full, on=_FOLDER),
+                expression=promql.unless(promql.beneath(room(), limits.filling_ratio), full, on=FOLDER),
                 hold_minutes=5,
                 severity="warning",
                 component="host",
@@ -37,7 +43,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f" {limits.filling_ratio:.0%} is told. Logs of runs and the history need room: `observatory prune`"
                     " deletes old runs."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="HostDiskFull",
@@ -50,7 +56,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"On the {_DISK} {{{{ $value | humanizePercentage }}}} is available, less than"
                     f" {limits.full_ratio:.0%}. A trial whose log cannot be written fails: make room now."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="HostClockOff",
@@ -66,7 +72,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f" {limits.clock_offset_seconds:g} s to correct, now {{{{ $value | humanizeDuration }}}}. Times of"
                     " its logs do not compare with other nodes': look at the source of its time."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="HostClockNotKept",
@@ -87,7 +93,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " which may be off by {{ $value | humanizeDuration }} or more. Start chronyd, ntpd or ptp4l with"
                     " phc2sys, and look whether it reaches its source."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
         ),
     )

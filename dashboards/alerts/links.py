@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectors.metrics import gpu, gpu_health, host
 from dashboards import promql
 from dashboards.model import Alert, Group
-from dashboards.promql import GPU
+from dashboards.promql import GPU, Match
 from dashboards.thresholds import Infiniband, LinksOfGpus, Thresholds
 
 NVLINK_RETRIES = ("crc_flit", "crc_data", "replay", "effective")
@@ -15,7 +15,7 @@ CONGESTION = ("port_xmit_discards", "VL15_dropped", "out_of_sequence", "packet_s
 STARVATION = ("implied_nak_seq_err", "rnr_nak_retry_err", "out_of_buffer")
 """Kinds of errors of a port that a full network or a slow receiver causes, and no sick link."""
 
-_PORT = (*promql.SCRAPE_LABELS, "device", "port")
+PORT = (*promql.SCRAPE_LABELS, "device", "port")
 _OF_GPU = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 _OF_PORT = "port {{ $labels.port }} of {{ $labels.device }} at {{ $labels.instance }}"
 _COUNT = '{{ $value | printf "%.0f" }}'
@@ -56,20 +56,20 @@ def _narrow(limits: LinksOfGpus) -> str:
     An idle GPU lowers its link, and one that works raises it within moments.
     """
     minutes = limits.window_minutes
-    best = promql.largest(promql.peak(gpu.GPU_PCIE_LINK, minutes, link="now"), by=GPU)
-    most = promql.largest(promql.select(gpu.GPU_PCIE_LINK, link="maximum"), by=GPU)
+    best = promql.largest(promql.peak(gpu.GPU_PCIE_LINK.alone(link="now"), minutes), by=GPU)
+    most = promql.largest(promql.select(gpu.GPU_PCIE_LINK.alone(link="maximum")), by=GPU)
     busy = promql.above(promql.least(gpu.GPU_UTILIZATION, minutes), 0)
     return promql.at_work(promql.where(promql.beneath(promql.divide(best, most), limits.pcie_link_ratio), busy, on=GPU))
 
 
-def _down(limits: Infiniband) -> str:
+def down(limits: Infiniband, **chosen: str | Match) -> str:
     """Return the ports that are in another state than ACTIVE, or gone, and were ACTIVE within the last hours."""
     info = host.HOST_INFINIBAND_INFO
-    was_active = promql.largest(promql.seen(info, over_hours=limits.remembered_hours, state="ACTIVE"), by=_PORT)
+    seen = promql.seen(info, over_hours=limits.remembered_hours, **chosen, state="ACTIVE")
     return promql.where(
-        promql.unless(was_active, promql.select(info, state="ACTIVE"), on=_PORT),
+        promql.unless(promql.largest(seen, by=PORT), promql.select(info, **chosen, state="ACTIVE"), on=PORT),
         # The agent reads its host: otherwise the port went with its agent, or is not asked for.
-        promql.select(host.HOST_LOAD),
+        promql.select(host.HOST_LOAD, **chosen),
         on=promql.SCRAPE_LABELS,
     )
 
@@ -94,7 +94,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " {{ $labels.kind }} on its NVLinks. Collectives over them are slower, or fail: look whether its"
                     " peers count them, too, and drain the node if they go on."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="PcieErrors",
@@ -108,7 +108,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " riser, a cable or the seat of the GPU is the usual cause: drain the node and reseat it if they go"
                     " on."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="PcieLinkNarrow",
@@ -123,11 +123,11 @@ def rules(thresholds: Thresholds) -> Group:
                     " at best {{ $value | humanizePercentage }} of its most: lanes or generations are missing. Copies"
                     " to the host, and runs that use it for their traffic, are slower by as much; reseat the GPU."
                 ),
-                dashboard="which-gpu-is-sick",
+                dashboard="one-gpu",
             ),
             Alert(
                 name="InfinibandPortDown",
-                expression=_down(ports),
+                expression=down(ports),
                 hold_minutes=1,
                 severity="critical",
                 component="link",
@@ -136,7 +136,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"The {_OF_PORT} was active within the last {ports.remembered_hours} hours, and is not any more."
                     " Runs over it fail or take another way, which is slower: look at the cable and the switch's port."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="InfinibandErrors",
@@ -157,7 +157,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " {{ $labels.kind }}. What is damaged is sent again, so all runs over it are slower: clean or"
                     " replace the cable, and look whether the switch's port counts them, too."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
         ),
     )

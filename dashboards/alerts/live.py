@@ -31,7 +31,7 @@ def _mean_of_run(metric: Metric, minutes: int, **labels: str) -> str:
 def _speed(minutes: int) -> str:
     """Return a run's speed as a share of the low end of the newest result of its series."""
     # Exporters of different nodes may show results of different age: the lowest accuses nobody wrongly.
-    known = promql.smallest(promql.select(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, bound="low"), by=_SERIES)
+    known = promql.smallest(promql.select(results.RUN_TOKENS_PER_SECOND_PER_DEVICE.statistic("low")), by=_SERIES)
     return promql.divide(_mean_of_run(rank.TOKENS_PER_SECOND, minutes), known, on=_SERIES)
 
 
@@ -73,14 +73,15 @@ def _straggles(limits: Live) -> str:
 
     Only those exporters count that show the newest run of the series.
     """
-    labels = tuple(label for label in promql.OWNER_LABELS["run"] if label != "bound")
     completed = _completed(limits)
     shown_by = promql.same(promql.select(agent.RUN_LAST_COMPLETION), completed, on=_SERIES)
     share = promql.largest(
         promql.where(
-            promql.select(results.RUN_STRAGGLER_RATIO, bound="median"), shown_by, on=(*_SERIES, *promql.SCRAPE_LABELS)
+            promql.select(results.RUN_STRAGGLER_RATIO.statistic("median")),
+            shown_by,
+            on=(*_SERIES, *promql.SCRAPE_LABELS),
         ),
-        by=(*labels, *results.RUN_STRAGGLER_RATIO.labels),
+        by=(*promql.OWNER_LABELS["run"], *results.RUN_STRAGGLER_RATIO.labels),
     )
     fresh = promql.younger(completed, limits.fresh_hours)
     return promql.where(promql.above(share, limits.straggler_ratio), fresh, on=_SERIES)
@@ -116,7 +117,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f" {limits.speed_ratio:.0%} over {limits.long_minutes} minutes, too. Look at the ranks' step times"
                     " and at what holds a GPU back; it goes on, so nothing is lost yet."
                 ),
-                dashboard="is-training-fast",
+                dashboard="one-run",
             ),
             Alert(
                 name="ExposedCommunicationHigh",
@@ -146,7 +147,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f" their steps, more than {limits.input_ratio:.0%}. Look at the host's CPUs and disks, and give the"
                     " loader more workers."
                 ),
-                dashboard="what-is-the-host-doing",
+                dashboard="one-host",
             ),
             Alert(
                 name="RankComputesLonger",
@@ -160,7 +161,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " median of the run's ranks, which all wait for it. Look at its GPU's clock, heat and errors, and"
                     " at what else runs on its node."
                 ),
-                dashboard="is-training-fast",
+                dashboard="one-run",
             ),
             Alert(
                 name="Straggler",
@@ -194,7 +195,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " {{ $value | humanizeDuration }} ago. `observatory show {{ $labels.run }}` says why and which rank"
                     " was first; the alert ends a quarter of an hour after a run of the series ends well."
                 ),
-                dashboard="is-training-fast",
+                dashboard="nightly",
             ),
             Alert(
                 name="RunStalled",
@@ -210,7 +211,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " A rank hangs, or waits for one that does: `py-spy dump` on each node, and the rank that entered"
                     " fewest collectives is the one. Its trial ends at its limit."
                 ),
-                dashboard="is-training-fast",
+                dashboard="one-run",
             ),
         ),
     )

@@ -73,7 +73,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " and"
                     f" {limits.late_ratio:.0%} of it, or more. Nothing else is told of what it would have measured."
                 ),
-                dashboard="is-training-fast",
+                dashboard="nightly",
             ),
             Alert(
                 name="SuiteCaseFailed",
@@ -96,7 +96,7 @@ def rules(thresholds: Thresholds) -> Group:
                     "In the run {{ $labels.run }} of the suite {{ $labels.suite }}, {{ $value }} case(s) ended as"
                     " {{ $labels.outcome }}. The others of the run are not touched by that."
                 ),
-                dashboard="is-training-fast",
+                dashboard="nightly",
             ),
             Alert(
                 name="SuiteStalled",
@@ -115,7 +115,7 @@ def rules(thresholds: Thresholds) -> Group:
                     "The run {{ $labels.run }} of the suite {{ $labels.suite }} has not ended, and no rank of it"
                     " finished a step for {{ $value | humanizeDuration }}. It hangs, or what ran it has died."
                 ),
-                dashboard="is-training-fast",
+                dashboard="nightly",
             ),
         ),
     )

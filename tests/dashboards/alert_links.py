@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from urllib.parse import quote_plus
 
 from dashboards.model import Alert
-from dashboards.render import DASHBOARDS, groups
+from dashboards.render import DASHBOARDS, groups, label_of
 from dashboards.thresholds import shipped
 
 THRESHOLDS = shipped()
 ALERTS = {alert.name: alert for group in groups(THRESHOLDS) for alert in group.alerts}
-VARIABLES = {dashboard.name: [variable.name for variable in dashboard.variables] for dashboard in DASHBOARDS}
+VARIABLES = {
+    dashboard.name: {variable.name: label_of(variable) for variable in dashboard.variables} for dashboard in DASHBOARDS
+}
 
 
 def links_of(alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
     """Return both annotations. labels: of the alert as it fires."""
-    known = {**labels, "node": labels.get("instance", "")}
-    chosen = [f"&var-{name}={quote_plus(known[name])}" for name in VARIABLES[alert.dashboard] if known.get(name)]
+    choices = VARIABLES[alert.dashboard].items()
+    chosen = [f"&var-{name}={quote_plus(labels[label])}" for name, label in choices if labels.get(label)]
     return {
         "runbook_url": f"{THRESHOLDS.links.runbooks}/{alert.runbook}",
         "dashboard_url": f"http://localhost:3000/d/{alert.dashboard}?from=now-6h&to=now{''.join(chosen)}",

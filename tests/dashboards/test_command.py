@@ -7,7 +7,7 @@ import pytest
 
 from bench.cli import main
 from dashboards import render
-from dashboards.publish import read_rendered
+from dashboards.publishing.publish import read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 
@@ -37,7 +37,7 @@ def test_the_rules_have_the_thresholds_of_a_users_file(tmp_path: Path) -> None:
     assert _observatory("render", "--into", tmp_path, "--thresholds", mine) == 0
     rules = (tmp_path / render.RULES).read_text()
     assert "> 0.375" in rules
-    assert "dashboard_url: https://grafana.example/d/which-gpu-is-sick?" in rules
+    assert "dashboard_url: https://grafana.example/d/one-gpu?" in rules
     assert "localhost:3000" not in rules
     assert _observatory("render", "--check", "--into", tmp_path, "--thresholds", mine) == 0
     assert _observatory("render", "--check", "--into", tmp_path) == 2

@@ -6,15 +6,16 @@ from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import LIVE_TENSOR_BYTES, STEP_SECONDS, TOKENS
 from collectors.metrics.results import RUN_MFU
+from collectors.metrics.run_counts import STEP_DURATION
 from collectors.prometheus import exposition
 from dashboards import promql
-from dashboards.model import Panel, Query
+from dashboards.queries import histograms
 
 RATIO = Metric(name="x_ratio", kind="gauge", unit="ratio", scope="run", labels=("scaling",), help="A thing.")
 
 
 def test_a_variable_matches_its_choices_and_a_text_itself() -> None:
-    assert promql.select(RATIO, series="$series", bound="low") == 'x_ratio{series=~"$series",bound="low"}'
+    assert promql.select(RATIO, series="$series", scaling="weak") == 'x_ratio{series=~"$series",scaling="weak"}'
 
 
 def test_a_value_may_hold_a_quote_and_a_backslash() -> None:
@@ -42,6 +43,26 @@ def test_only_a_counter_has_a_rate() -> None:
     assert promql.rate(TOKENS, 10) == f"rate({TOKENS.name}[10m])"
 
 
+def test_a_quantile_of_a_histogram_keeps_the_bounds_of_classic_buckets_and_native_ones_have_none() -> None:
+    name = STEP_DURATION.name
+    assert histograms.histogram_quantile(STEP_DURATION, 0.99, 5, slot="0") == (
+        f'histogram_quantile(0.99, sum by (le, job, instance, slot) (rate({name}_bucket{{slot="0"}}[5m])))'
+    )
+    assert histograms.histogram_quantile(STEP_DURATION, 0.5, by=("slot",), is_native=True) == (
+        f"histogram_quantile(0.5, sum by (slot) (rate({name}[$__rate_interval])))"
+    )
+    assert histograms.histogram_quantile_so_far(STEP_DURATION, 0.5, by=("slot",)) == (
+        f"histogram_quantile(0.5, sum by (le, slot) ({name}_bucket))"
+    )
+
+
+def test_only_a_histogram_has_quantiles() -> None:
+    with pytest.raises(ValueError, match=r"^observatory_step_seconds is a gauge; only a histogram has quantiles$"):
+        histograms.histogram_quantile(STEP_SECONDS, 0.99)
+    with pytest.raises(ValueError, match="has no label rank; its labels are: slot, job, instance"):
+        histograms.histogram_quantile_so_far(STEP_DURATION, 0.99, rank="0")
+
+
 def test_a_legend_tells_apart_what_the_labels_tell_apart() -> None:
     assert promql.legend(LIVE_TENSOR_BYTES) == "slot {{slot}} rank {{rank}} category {{category}}"
     assert promql.legend(RUN_MFU) == "{{strategy}} on {{ranks}} ranks ({{series}})"
@@ -53,18 +74,3 @@ def test_the_labels_of_owners_are_those_that_the_exporter_adds() -> None:
 
 def test_an_age_is_compared_in_seconds() -> None:
     assert promql.age_below(RUN_LAST_COMPLETION, 2) == f"time() - {RUN_LAST_COMPLETION.name} < 7200"
-
-
-def test_a_panel_has_one_unit() -> None:
-    queries = tuple(
-        Query(metric=metric, expression=promql.select(metric), legend="", unit=metric.unit)
-        for metric in (STEP_SECONDS, RUN_MFU)
-    )
-    with pytest.raises(ValueError, match=r'^panel "both" has the units ratio, seconds; it must have one$'):
-        Panel(title="both", queries=queries, worst="highest")
-
-
-def test_a_panel_is_described_by_its_metrics_once_each() -> None:
-    query = Query(metric=STEP_SECONDS, expression=promql.select(STEP_SECONDS), legend="", unit="seconds")
-    panel = Panel(title="twice", queries=(query, query), worst="highest")
-    assert panel.description == f"`{STEP_SECONDS.name}`: {STEP_SECONDS.help}"

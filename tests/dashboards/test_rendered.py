@@ -11,11 +11,14 @@ import jsonschema
 import pytest
 import yaml
 
-from collectors.metrics.registry import METRICS
+from collectors.metrics.deprecated import DEPRECATED
+from collectors.metrics.metric import Metric
+from collectors.metrics.registry import METRICS, SHOWN
 from dashboards import render
-from dashboards.boards import training_speed
-from dashboards.grafana import to_json
-from dashboards.model import Dashboard
+from dashboards.boards import ceilings, choices, communication, nightly, pipeline, scaling, strategies
+from dashboards.boards.not_shown import NOT_SHOWN
+from dashboards.grafana.document import to_json
+from dashboards.model import Dashboard, Variable
 from dashboards.render import DASHBOARDS, groups
 from dashboards.thresholds import shipped
 from tests.dashboards import grafana_lint
@@ -24,7 +27,8 @@ from tests.support.grafana_expressions import with_every_choice
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT.parent / "shared" / "data" / "grafana" / "dashboard.jsonschema.json"
-NAMES = {metric.name for metric in METRICS}
+NAMES = {metric.name for metric in SHOWN}
+OLD = {metric.name for metric in DEPRECATED}
 
 
 @pytest.fixture(params=DASHBOARDS, ids=lambda dashboard: dashboard.name)
@@ -38,7 +42,8 @@ def _rules() -> str:
 
 
 def _spelt(text: str) -> set[str]:
-    return set(re.findall(r"\bobservatory_\w+", text))
+    """The metrics in a text: a histogram's by its buckets, and none of what rules record of them."""
+    return {name.removesuffix("_bucket") for name in re.findall(r"(?<!series:)\bobservatory_\w+", text)}
 
 
 def test_the_committed_files_are_what_the_catalogue_gives() -> None:
@@ -79,13 +84,18 @@ def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str
         (("panels", 0, "fieldConfig", "defaults", "unit"), "sec", "unit sec"),
         (("panels", 1, "id"), 1, "panel id 1 occurs 2 times"),
         (("panels", 0, "id"), None, "panel without id: {first}"),
-        (("panels", 0, "targets", 1, "refId"), "A", "refId in {first} A occurs 2 times"),
+        (
+            ("panels", 6, "targets", 1, "refId"),
+            "A",
+            "refId in Wait and transfer of one call, by collective A occurs 2 times",
+        ),
         (("panels", 0, "targets", 0, "expr"), "up{job=~'$job'}", "variable job is not defined"),
         (("panels", 1, "gridPos", "x"), 11, "overlap at (11, 0)"),
+        (("panels", 0, "fieldConfig", "defaults", "noValue"), "", "nothing is told where {first} is empty"),
     ],
 )
 def test_the_lint_sees(path: tuple[str | int, ...], value: object, fault: str) -> None:
-    shown = json.loads(to_json(training_speed.DASHBOARD))
+    shown = json.loads(to_json(communication.DASHBOARD))
     broken: Any = copy.deepcopy(shown)
     *way, last = path
     place = broken
@@ -95,42 +105,36 @@ def test_the_lint_sees(path: tuple[str | int, ...], value: object, fault: str) -
     assert fault.format(first=shown["panels"][0]["title"]) in grafana_lint.faults(broken)
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_the_worst_series_stands_first(dashboard: Dashboard) -> None:
-    shown = json.loads(to_json(dashboard))["panels"]
-    falling = [panel["options"]["legend"]["sortDesc"] for panel in shown]
-    assert falling == [panel.worst == "highest" for panel in dashboard.panels]
-    assert {panel["options"]["legend"]["sortBy"] for panel in shown} == {"Last *"}
+def test_one_target_of_the_quantiles_of_steps_asks_for_exemplars_too() -> None:
+    (shown,) = (json.loads(to_json(one)) for one in DASHBOARDS if one.name == "one-run")
+    asking = [
+        (panel["title"], target["legendFormat"], target["range"])
+        for panel in grafana_lint.all_panels(shown)
+        for target in panel["targets"]
+        if target.get("exemplar")
+    ]
+    assert asking == [("Step of all ranks: p50, p90, p99", "p99", True)]
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_an_axis_begins_at_zero_where_nothing_lies_below(dashboard: Dashboard) -> None:
-    for panel, shown in zip(dashboard.panels, json.loads(to_json(dashboard))["panels"], strict=True):
-        assert shown["fieldConfig"]["defaults"].get("min") == (None if panel.goes_below_zero else 0)
-
-
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_the_ends_of_an_interval_are_dashed_and_its_middle_is_not(dashboard: Dashboard) -> None:
-    for panel, shown in zip(dashboard.panels, json.loads(to_json(dashboard))["panels"], strict=True):
-        dashed = {override["matcher"]["options"] for override in shown["fieldConfig"].get("overrides", [])}
-        ends = {
-            target["refId"]
-            for query, target in zip(panel.queries, shown["targets"], strict=True)
-            if query.bound in ("low", "high")
-        }
-        assert dashed == ends
-
-
-def test_a_dashboard_asks_for_metrics_of_the_catalogue_only(rendered: dict[str, Any]) -> None:
+def test_a_dashboard_asks_for_metrics_that_are_shown_only(rendered: dict[str, Any]) -> None:
     asked = {name for text in grafana_lint.texts(rendered) for name in _spelt(text)}
     assert asked
     assert asked <= NAMES
 
 
-def test_rules_ask_for_metrics_of_the_catalogue_only() -> None:
+def test_rules_ask_for_metrics_that_are_shown_only() -> None:
+    # What a rule records keeps its name, and with it the nights that Prometheus has kept.
     spelt = _spelt(_rules())
     assert spelt
     assert spelt <= NAMES
+
+
+def test_no_dashboard_and_no_rule_asks_for_what_is_deprecated() -> None:
+    texts = [_rules()]
+    texts += [text for one in DASHBOARDS for text in grafana_lint.texts(json.loads(to_json(one)))]
+    asked = set().union(*map(_spelt, texts))
+    assert asked & NAMES
+    assert asked & OLD == set()
 
 
 def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
@@ -139,6 +143,21 @@ def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
     texts = [text for rule in rules for text in (rule["expr"], *rule.get("annotations", {}).values())]
     asked = {name for text in texts for name in re.findall(r"series:\w+:\w+", text)}
     assert asked == recorded
+
+
+@pytest.mark.parametrize(
+    "dashboard",
+    [board.DASHBOARD for board in (ceilings, communication, nightly, pipeline, scaling, strategies)],
+    ids=lambda dashboard: dashboard.name,
+)
+def test_a_board_of_results_asks_for_one_cluster_only(dashboard: Dashboard) -> None:
+    assert dashboard.variables[0] == choices.CLUSTER_OF_RESULTS
+    of_ranks = {metric.name for metric in SHOWN if metric.scope == "rank"}  # Joined with their run, which is chosen.
+    asked = [variable.query for variable in dashboard.variables[1:]]
+    asked += [query.expression for query in dashboard.queries]
+    for expression in asked:
+        for name, labels in re.findall(r"(?<!:)\b(observatory_\w+)(\{[^}]*\})?", expression):
+            assert name in of_ranks or 'cluster=~"$cluster"' in labels, expression
 
 
 def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
@@ -167,15 +186,33 @@ def test_an_alert_leads_to_its_runbook_and_chooses_its_dashboard() -> None:
     assert lost["labels"] == {"severity": "critical", "component": "gpu"}
     assert lost["annotations"]["runbook_url"].endswith("/docs/runbooks/gpu-lost.md")
     assert lost["annotations"]["dashboard_url"] == (
-        "http://localhost:3000/d/which-gpu-is-sick?from=now-6h&to=now"
+        "http://localhost:3000/d/one-gpu?from=now-6h&to=now"
+        "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
         "{{ with $labels.instance }}&var-node={{ . | urlquery }}{{ end }}"
         "{{ with $labels.gpu }}&var-gpu={{ . | urlquery }}{{ end }}"
     )
 
 
+@pytest.mark.parametrize(("variable", "label"), [(choices.NODE, "instance"), (choices.SERIES, "name")])
+def test_an_alert_chooses_by_the_label_whose_values_a_variable_has(variable: Variable, label: str) -> None:
+    assert render.label_of(variable) == label
+
+
 def test_the_page_of_metrics_has_a_row_for_each_metric_with_its_definition() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", render.page(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)`(?:<br>`\w+`)* \| .* \| (.*) \|$", render.page(), re.MULTILINE)
     assert rows == [(metric.name, metric.help) for metric in METRICS]
+
+
+def test_the_page_of_metrics_has_every_name_that_is_shown() -> None:
+    assert set(re.findall(r"`(\w+)[`{]", render.page())) >= NAMES | OLD
+
+
+def test_the_page_of_metrics_tells_what_an_old_name_is_called_now() -> None:
+    renamed = render.page().partition("## Renamed")[2].splitlines()
+    assert '| `observatory_run_step_seconds{bound="low"}` | `observatory_run_step_low_seconds` |' in renamed
+    assert '| `observatory_gpu_power_limit_watts{limit="default"}` | `observatory_gpu_power_limit_default_watts` |' in (
+        renamed
+    )
 
 
 @pytest.mark.stack
@@ -204,3 +241,30 @@ def test_prometheus_refuses_what_is_no_expression(tmp_path: Path) -> None:
 
 def _expressions(name: str) -> list[str]:
     return grafana_lint.expressions(json.loads((ROOT / render.RENDERED / f"{name}.json").read_text()))
+
+
+# Every metric is on a panel, or is listed as not shown with the reason.
+
+ASKED = {
+    name
+    for dashboard in DASHBOARDS
+    for expression in (
+        *(query.expression for query in dashboard.queries),
+        *(annotation.expression for annotation in dashboard.annotations),
+    )
+    for name in re.findall(r"\b[a-z][a-z0-9_]+", expression)
+}
+
+
+def _is_shown(metric: Metric) -> bool:
+    return any(name in ASKED or f"{name}_bucket" in ASKED for name in (form.name for form in metric.shown()))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_is_on_a_panel_or_is_listed_as_not_shown(metric: Metric) -> None:
+    assert _is_shown(metric) != (metric in NOT_SHOWN)
+
+
+def test_what_is_listed_has_a_reason_and_is_of_the_catalogue() -> None:
+    assert set(NOT_SHOWN) <= set(METRICS)
+    assert all(reason.endswith(".") for reason in NOT_SHOWN.values())

@@ -22,8 +22,8 @@ def drill(tmp_path: Path) -> Drill:
 
 def _disk(available: str, folder: str = "/") -> Series:
     return joined(
-        shown(host.HOST_FILESYSTEM_BYTES, "1000x60", folder=folder, kind="total"),
-        shown(host.HOST_FILESYSTEM_BYTES, available, folder=folder, kind="available"),
+        shown(host.HOST_FILESYSTEM_BYTES.alone(kind="total"), "1000x60", folder=folder),
+        shown(host.HOST_FILESYSTEM_BYTES.alone(kind="available"), available, folder=folder),
     )
 
 
@@ -42,8 +42,8 @@ def test_a_disk_that_nobody_shows_any_more_is_told_no_more(drill: Drill) -> None
 
 def test_an_empty_file_system_is_none_that_is_full(drill: Drill) -> None:
     series = joined(
-        shown(host.HOST_FILESYSTEM_BYTES, "0x30", folder="/", kind="total"),
-        shown(host.HOST_FILESYSTEM_BYTES, "0x30", folder="/", kind="available"),
+        shown(host.HOST_FILESYSTEM_BYTES.alone(kind="total"), "0x30", folder="/"),
+        shown(host.HOST_FILESYSTEM_BYTES.alone(kind="available"), "0x30", folder="/"),
     )
     drill.fires(series, {20: []})
 

@@ -72,8 +72,8 @@ def test_pcie_is_told_once_for_packets_that_were_sent_again_and_counted_as_corre
 
 def _link(now: str, number: str, utilization: str = "1x40", rank: str = "1x40") -> Series:
     return joined(
-        shown(gpu.GPU_PCIE_LINK, now, gpu=number, link="now"),
-        shown(gpu.GPU_PCIE_LINK, "64x40", gpu=number, link="maximum"),
+        shown(gpu.GPU_PCIE_LINK.alone(link="now"), now, gpu=number),
+        shown(gpu.GPU_PCIE_LINK.alone(link="maximum"), "64x40", gpu=number),
         shown(gpu.GPU_UTILIZATION, utilization, gpu=number),
         shown(gpu.RANK_GPU, rank, gpu=number, slice="", run="8f2c", rank=number, slot="0"),
     )

@@ -1,0 +1,429 @@
+"""The collapsed rows of the dashboard "How is this GPU?": work, memory, heat, links, errors, and what each GPU is."""
+
+from __future__ import annotations
+
+from collectors.metrics import gpu, gpu_health
+from collectors.metrics.metric import Metric
+from dashboards import promql
+from dashboards.boards.choices import OF_NODE
+from dashboards.boards.nodes import soundness
+from dashboards.model import Column, Query, Row, Steps, Table, TimeSeries, Worst, falling
+from dashboards.promql import GPU, SLICE, WORK, Match, with_work
+from dashboards.queries.fleets import standing_out
+
+_LIMITS = soundness.LIMITS
+OF_GPU = {**OF_NODE, "gpu": "$gpu"}
+GPU_NAME, WORK_NAME = "GPU {{gpu}}", f"{{{{{WORK}}}}}"
+WATCHED = (
+    "No GPU of this node is watched. `observatory serve` there shows them; `observatory doctor` says what is amiss."
+)
+UNANSWERED = (
+    "The driver of these GPUs does not answer this; `observatory doctor` there shows which questions it answers."
+)
+_GPM = (
+    "These GPUs have no performance monitors (GPM): Hopper and later have, where the driver lets this user read them."
+)
+_COSTS = "This is shown only where it is asked for: `observatory serve --read-costs`."
+_NONE_YET = "None since the agent began to listen."
+
+
+def query(metric: Metric, expression: str, unit: str, legend: str) -> Query:
+    """Return a query whose series are named after their GPU and the rank on it."""
+    return Query(metric=metric, expression=with_work(expression), legend=f"{GPU_NAME} {legend} {WORK_NAME}", unit=unit)
+
+
+def gauge(metric: Metric, legend: str = "", **labels: str | Match) -> Query:
+    return query(metric, promql.select(metric, **OF_GPU, **labels), metric.unit, legend)
+
+
+def rate(metric: Metric, unit: str, legend: str) -> Query:
+    return query(metric, promql.recent_rate(metric, **OF_GPU), unit, legend)
+
+
+def lines(
+    title: str,
+    *queries: Query,
+    worst: Worst = "highest",
+    steps: Steps | None = None,
+    goes_below_zero: bool = False,
+    note: str = "",
+    absent: str = UNANSWERED,
+    width: int = 12,
+) -> TimeSeries:
+    return TimeSeries(
+        title=title,
+        queries=queries,
+        worst=worst,
+        steps=steps,
+        goes_below_zero=goes_below_zero,
+        legend="right",
+        note=note,
+        absent=absent,
+        width=width,
+    )
+
+
+_DETAIL_OF_HEAT = (
+    lines(
+        "Temperature",
+        gauge(gpu.GPU_TEMPERATURE_CELSIUS, "die"),
+        gauge(gpu.GPU_MEMORY_TEMPERATURE_CELSIUS, "memory"),
+    ),
+    lines(
+        "Power",
+        gauge(gpu.GPU_POWER_WATTS, "over a second"),
+        gauge(gpu.GPU_POWER_INSTANT_WATTS, "at the moment"),
+    ),
+    lines("Power by the energy counter", rate(gpu.GPU_ENERGY_JOULES, "watts", "")),
+    lines(
+        "Limits of power",
+        *(gauge(form, told["limit"]) for told, form in gpu.GPU_POWER_LIMIT_WATTS.forms()),
+        note="A current limit below the default was lowered by somebody.",
+    ),
+    lines("Clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_HERTZ.forms()), worst="lowest"),
+    lines("Limits of clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_LIMIT_HERTZ.forms())),
+)
+_DETAIL_OF_WORK = (
+    lines(
+        "Busy: with any kernel, its multiprocessors, its tensor cores",
+        gauge(gpu.GPU_UTILIZATION, "any kernel"),
+        gauge(gpu_health.GPU_SM_ACTIVITY, "multiprocessors"),
+        gauge(gpu_health.GPU_TENSOR_ACTIVITY.alone(kind="any"), "tensor cores"),
+        worst="lowest",
+        note="Any kernel may run while most of the GPU is idle; multiprocessors and tensor cores tell how much of it.",
+    ),
+    lines(
+        "Tensor cores by kind of product",
+        gauge(gpu_health.GPU_TENSOR_ACTIVITY, "{{kind}}", kind=promql.none_of("any")),
+        absent=_GPM,
+    ),
+    lines("Arithmetic outside of tensor cores", gauge(gpu_health.GPU_PIPE_ACTIVITY, "{{pipe}}"), absent=_GPM),
+    lines(
+        "Contexts and resident warps",
+        gauge(gpu_health.GPU_GRAPHICS_ACTIVITY, "any context"),
+        gauge(gpu_health.GPU_SM_OCCUPANCY, "resident warps, of the most"),
+        worst="lowest",
+        absent=_GPM,
+    ),
+    lines(
+        "Video encoder and decoder",
+        gauge(gpu.GPU_ENCODER_UTILIZATION, "encoder"),
+        gauge(gpu.GPU_DECODER_UTILIZATION, "decoder"),
+    ),
+    lines(
+        "Processes with a context",
+        gauge(gpu.GPU_TASKS),
+        gauge(gpu.GPU_INSTANCE_TASKS, "slice {{slice}}"),
+        absent="The driver names no processes, as in a container with PIDs of its own.",
+    ),
+)
+_DETAIL_OF_MEMORY = (
+    lines(
+        "Memory in use, of what processes can have",
+        query(gpu.GPU_MEMORY_USED_BYTES, soundness.memory_share(**OF_GPU), "ratio", ""),
+        Query(
+            metric=gpu.GPU_INSTANCE_MEMORY_USED_BYTES,
+            expression=with_work(
+                promql.divide(
+                    promql.select(gpu.GPU_INSTANCE_MEMORY_USED_BYTES, **OF_GPU),
+                    promql.positive(promql.select(gpu.GPU_INSTANCE_MEMORY_BYTES, **OF_GPU)),
+                ),
+                on=SLICE,
+            ),
+            legend=f"{GPU_NAME} slice {{{{slice}}}} {WORK_NAME}",
+            unit="ratio",
+        ),
+    ),
+    lines(
+        "Memory by whom it is held",
+        gauge(gpu.GPU_MEMORY_USED_BYTES, "processes"),
+        gauge(gpu.GPU_MEMORY_RESERVED_BYTES, "driver"),
+        gauge(gpu.GPU_MEMORY_FREE_BYTES, "free"),
+    ),
+    lines(
+        "Memory of each rank's process",
+        Query(
+            metric=gpu.RANK_GPU_MEMORY,
+            expression=promql.of_chosen_runs(promql.select(gpu.RANK_GPU_MEMORY, **OF_GPU), **OF_NODE),
+            legend=f"{GPU_NAME} {{{{slice}}}} rank {{{{rank}}}} of {{{{run}}}}",
+            unit="bytes",
+        ),
+        absent="No rank of a run computes here, or the driver counts no memory by process.",
+    ),
+    lines(
+        "Memory: bandwidth in use, and time in which it is read or written",
+        gauge(gpu_health.GPU_DRAM_ACTIVITY, "bandwidth"),
+        gauge(gpu.GPU_MEMORY_UTILIZATION, "time"),
+    ),
+    lines(
+        "Window of the GPU's memory that others reach it through (BAR1), in use",
+        query(
+            gpu.GPU_BAR1_USED_BYTES,
+            promql.divide(
+                promql.select(gpu.GPU_BAR1_USED_BYTES, **OF_GPU),
+                promql.positive(promql.select(gpu.GPU_BAR1_BYTES, **OF_GPU)),
+            ),
+            "ratio",
+            "",
+        ),
+    ),
+)
+_DETAIL_OF_LINKS = (
+    lines(
+        "PCIe traffic",
+        rate(gpu_health.GPU_PCIE_BYTES, "bytes_per_second", "{{direction}}"),
+    ),
+    lines(
+        "NVLink traffic",
+        rate(gpu_health.GPU_NVLINK_BYTES, "bytes_per_second", "{{direction}}"),
+    ),
+    lines("PCIe traffic, by the monitors", gauge(gpu_health.GPU_PCIE_RATE, "{{direction}}"), absent=_GPM),
+    lines("NVLink traffic, by the monitors", gauge(gpu_health.GPU_NVLINK_RATE, "{{direction}}"), absent=_GPM),
+    lines(
+        "PCIe link now, of what it can",
+        query(soundness.PCIE_LINK, soundness.pcie_share(**OF_GPU), "ratio", ""),
+        worst="lowest",
+        steps=falling(_LIMITS.links_of_gpus.pcie_link_ratio),
+        note="An idle GPU lowers its link; a busy one below the dashed line lacks lanes or generations.",
+    ),
+    Table(
+        title="PCIe and NVLink of each GPU",
+        columns=(
+            Column(name="GPU", source="gpu", width=60),
+            *(
+                Column(
+                    name=name,
+                    source=Query(
+                        metric=metric.alone(link=link),
+                        expression=promql.largest(promql.select(metric.alone(link=link), **OF_GPU), by=("gpu",)),
+                        legend=name,
+                        unit="count",
+                    ),
+                )
+                for name, metric, link in (
+                    ("Generation now", gpu.GPU_PCIE_GENERATION, "now"),
+                    ("At most", gpu.GPU_PCIE_GENERATION, "maximum"),
+                    ("Lanes now", gpu.GPU_PCIE_LANES, "now"),
+                    ("Lanes at most", gpu.GPU_PCIE_LANES, "maximum"),
+                )
+            ),
+        ),
+        sorted_by="GPU",
+        is_falling=False,
+        absent=WATCHED,
+    ),
+    lines(
+        "Errors of links per second",
+        rate(gpu_health.GPU_PCIE_RETRIES, "per_second", "PCIe sent again"),
+        rate(gpu_health.GPU_PCIE_ERRORS, "per_second", "PCIe {{kind}}"),
+        rate(gpu_health.GPU_NVLINK_ERRORS, "per_second", "NVLink {{kind}}"),
+    ),
+    lines(
+        "Traffic of each NVLink",
+        rate(gpu_health.GPU_NVLINK_LINK_BYTES, "bytes_per_second", "link {{link}} {{direction}}"),
+        absent="Each link is shown only where it is asked for: `observatory serve --nvlink-per-link`.",
+    ),
+)
+_DETAIL_OF_ERRORS = (
+    lines(
+        "Lost, late, or waiting for a repair",
+        query(
+            gpu.GPU_STATE,
+            # 0 while a GPU answers, 1 in any other state, so that sound GPUs are shown, too.
+            promql.either(
+                promql.select(gpu.GPU_STATE, **OF_GPU, state=promql.none_of("answering")),
+                promql.times(0, promql.select(gpu.GPU_STATE, **OF_GPU, state="answering")),
+            ),
+            "info",
+            "{{state}}",
+        ),
+        gauge(gpu_health.GPU_RECOVERY, "needs {{action}}", action=promql.none_of("none")),
+        query(
+            gpu_health.GPU_MEMORY_REPAIR,
+            promql.equal(promql.select(gpu_health.GPU_MEMORY_REPAIR, **OF_GPU), 1),
+            "info",
+            "{{repair}} {{state}}",
+        ),
+        absent=WATCHED,
+    ),
+    lines(
+        "Errors that the driver reported, since the agent began",
+        gauge(gpu_health.GPU_XIDS, "XID {{xid}} {{slice}}"),
+        gauge(gpu_health.GPU_EVENTS, "{{event}}", event=promql.none_of("xid")),
+        absent=_NONE_YET,
+    ),
+    lines(
+        "Memory errors that ECC could not correct",
+        gauge(gpu_health.GPU_ECC_VOLATILE_ERRORS, "since the driver was loaded", kind="uncorrected"),
+        gauge(gpu_health.GPU_ECC_AGGREGATE_ERRORS, "in its life", kind="uncorrected"),
+        # Each row or page stands for an error: it was replaced because of one.
+        query(
+            gpu_health.GPU_REMAPPED_ROWS,
+            promql.select(gpu_health.GPU_REMAPPED_ROWS, **OF_GPU, kind="uncorrected"),
+            "errors",
+            "rows remapped",
+        ),
+    ),
+    lines(
+        "Memory errors that ECC corrected",
+        gauge(gpu_health.GPU_ECC_VOLATILE_ERRORS, "since the driver was loaded ", kind="corrected"),
+        gauge(gpu_health.GPU_ECC_AGGREGATE_ERRORS, "in its life ", kind="corrected"),
+        query(
+            gpu_health.GPU_REMAPPED_ROWS,
+            promql.select(gpu_health.GPU_REMAPPED_ROWS, **OF_GPU, kind="corrected"),
+            "errors",
+            "rows remapped ",
+        ),
+    ),
+    Table(
+        title="Time since an error of each kind",
+        columns=(
+            Column(name="GPU", source="gpu", width=60),
+            Column(name="XID", source="xid", width=60),
+            Column(name="Event", source="event"),
+            Column(
+                name="Ago",
+                source=Query(
+                    metric=gpu_health.GPU_XID_TIME,
+                    expression=promql.either(
+                        promql.age(promql.select(gpu_health.GPU_XID_TIME, **OF_GPU)),
+                        promql.age(promql.select(gpu_health.GPU_EVENT_TIME, **OF_GPU, event=promql.none_of("xid"))),
+                    ),
+                    legend="Ago",
+                    unit="seconds",
+                ),
+            ),
+        ),
+        sorted_by="Ago",
+        is_falling=False,
+        absent=_NONE_YET,
+    ),
+)
+_IDENTITY = (
+    Table(
+        title="What each GPU is",
+        width=24,
+        columns=(
+            Column(name="GPU", source="gpu", width=60),
+            *(
+                Column(name=name, source=label)
+                for name, label in (
+                    ("Name", "name"),
+                    ("Serial", "serial"),
+                    ("UUID", "uuid"),
+                    ("PCI address", "pci_address"),
+                    ("PCIe", "pcie"),
+                    ("NVLink", "nvlink"),
+                    ("VBIOS", "vbios"),
+                    ("Driver", "driver"),
+                    ("CUDA", "cuda"),
+                    ("MIG", "mig"),
+                    ("NUMA", "numa"),
+                )
+            ),
+            Column(
+                name="Memory",
+                source=Query(
+                    metric=gpu.GPU_MEMORY_BYTES,
+                    expression=promql.product(
+                        promql.select(gpu.GPU_INFO, **OF_GPU),
+                        promql.largest(promql.select(gpu.GPU_MEMORY_BYTES, **OF_GPU), by=GPU),
+                        on=GPU,
+                    ),
+                    legend="Memory",
+                    unit="bytes",
+                ),
+            ),
+        ),
+        sorted_by="GPU",
+        is_falling=False,
+        absent=WATCHED,
+    ),
+    Table(
+        title="Slices of GPUs (MIG)",
+        columns=(
+            Column(name="GPU", source="gpu", width=60),
+            Column(name="Slice", source="slice"),
+            Column(name="Name", source="name"),
+            Column(name="Run and rank", source=WORK),
+            Column(
+                name="There",
+                source=Query(
+                    metric=gpu.GPU_INSTANCE,
+                    expression=with_work(promql.select(gpu.GPU_INSTANCE, **OF_GPU), on=SLICE),
+                    legend="There",
+                    unit="info",
+                ),
+            ),
+        ),
+        absent="None of these GPUs is split by MIG.",
+    ),
+    Table(
+        title="NVLink fabric",
+        columns=(
+            Column(name="GPU", source="gpu", width=60),
+            Column(name="State", source="state", colours={"completed": "good", "not_started": "bad"}),
+            Column(name="Clique", source="clique"),
+            Column(
+                name="There",
+                source=Query(
+                    metric=gpu.GPU_FABRIC,
+                    expression=promql.select(gpu.GPU_FABRIC, **OF_GPU),
+                    legend="There",
+                    unit="info",
+                ),
+            ),
+        ),
+        absent="These GPUs are in no NVLink fabric, or their driver does not tell.",
+    ),
+)
+_READING = (
+    lines("Age of what is shown", gauge(gpu_health.GPU_AGE_SECONDS), absent=WATCHED),
+    lines("Readings that GPUs missed per second", rate(gpu_health.GPU_MISSED, "per_second", ""), absent=WATCHED),
+    TimeSeries(
+        title="Time of a driver's call, by function: the ten longest",
+        queries=(
+            Query(
+                metric=gpu_health.GPU_CALL_SECONDS,
+                expression=standing_out(
+                    10,
+                    promql.divide(
+                        promql.recent_rate(gpu_health.GPU_CALL_SECONDS, **OF_NODE),
+                        promql.positive(promql.recent_rate(gpu_health.GPU_CALLS, **OF_NODE)),
+                    ),
+                ),
+                legend="{{function}}",
+                unit="seconds",
+            ),
+        ),
+        worst="highest",
+        legend="right",
+        note="Of the whole node.",
+        absent=_COSTS,
+    ),
+    TimeSeries(
+        title="Time of a field, by the driver's own account: the ten longest",
+        queries=(
+            Query(
+                metric=gpu_health.GPU_FIELD_SECONDS,
+                expression=standing_out(10, promql.select(gpu_health.GPU_FIELD_SECONDS, **OF_NODE)),
+                legend="{{field}}",
+                unit="seconds",
+            ),
+        ),
+        worst="highest",
+        legend="right",
+        note="Of the node's slowest GPU.",
+        absent=_COSTS,
+    ),
+)
+
+ROWS = (
+    Row(title="Work", panels=_DETAIL_OF_WORK),
+    Row(title="Memory", panels=_DETAIL_OF_MEMORY),
+    Row(title="Heat, power and clocks", panels=_DETAIL_OF_HEAT),
+    Row(title="Links", panels=_DETAIL_OF_LINKS),
+    Row(title="Errors and repairs", panels=_DETAIL_OF_ERRORS),
+    Row(title="What these GPUs are", panels=_IDENTITY),
+    Row(title="How they are read", panels=_READING),
+)

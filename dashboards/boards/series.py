@@ -1,0 +1,78 @@
+"""What the dashboards of one chosen series have in common: the choice of it, and the figures of its newest result."""
+
+from __future__ import annotations
+
+from collectors.metrics.agent import RESULT_INFO
+from collectors.metrics.metric import STATISTICS, Metric, Statistic
+from dashboards import promql
+from dashboards.boards.choices import CLUSTER_OF_RESULTS, OF_CLUSTER
+from dashboards.model import Query, Variable
+from dashboards.queries import joins
+
+OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
+
+
+def one_series(metric: Metric) -> tuple[Variable, ...]:
+    """Return the variables: a cluster, a strategy that has this figure there, and a series of it on several ranks.
+
+    The list begins with the series on most ranks.
+    """
+    return (
+        CLUSTER_OF_RESULTS,
+        Variable(
+            name="strategy",
+            label="Strategy",
+            query=promql.choices(metric.shown()[0], "strategy", **OF_CLUSTER),
+            is_single=True,
+        ),
+        Variable(
+            name="series",
+            label="Series",
+            query=promql.choices(RESULT_INFO, "name", **OF_CLUSTER, strategy="$strategy", ranks=promql.none_of("1")),
+            is_single=True,
+            begins_with_last=True,
+        ),
+    )
+
+
+def figure(metric: Metric, which: Statistic = "median", /, **labels: str) -> str:
+    """Return a statistic of a figure of the chosen series."""
+    return joins.of_chosen_results(metric.statistic(which), **OF_ONE_SERIES, **labels)
+
+
+def median(metric: Metric, legend: str, *, is_reference: bool = False, **labels: str) -> Query:
+    """Return the query of a figure's median. is_reference: see `Query`."""
+    return Query(
+        metric=metric.statistic("median"),
+        expression=figure(metric, **labels),
+        legend=legend,
+        unit=metric.unit,
+        is_reference=is_reference,
+    )
+
+
+def with_interval(metric: Metric, legend: str, *, is_band: bool = False) -> tuple[Query, ...]:
+    """Return the queries of a figure's median and of its interval's ends.
+
+    is_band: Grafana finds the ends of a band by their names; dashed ends have the median's name, and so its colour.
+    """
+    return tuple(
+        Query(
+            metric=metric.statistic(which),
+            expression=figure(metric, which),
+            legend=legend if which == "median" or not is_band else f"{legend} ({which} end)",
+            unit=metric.unit,
+            statistic=which,
+        )
+        for which in STATISTICS
+    )
+
+
+def cell(metric: Metric, *by: str, **labels: str) -> Query:
+    """Return the query of a table's column: a figure's median, with these labels alone."""
+    return Query(
+        metric=metric.statistic("median"),
+        expression=promql.largest(figure(metric, **labels), by=by),
+        legend=" ".join((metric.statistic("median").name, *labels.values())),
+        unit=metric.unit,
+    )

@@ -1,0 +1,104 @@
+"""Grafana's names for our units, colours and data source, and its forms of steps, links and words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from dashboards.model import Colour, Link, Steps, Word
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.builders.dashboard import DashboardLink, ThresholdsConfig
+    from grafana_foundation_sdk.models.common import DataSourceRef
+    from grafana_foundation_sdk.models.dashboard import ValueMapping
+
+DATA_SOURCE_VARIABLE = "datasource"
+DATA_SOURCE_UID, DATA_SOURCE_NAME = "parallel-observatory", "Parallel Observatory"
+"""Of the data source that is provisioned, or that a push makes."""
+TAG = "parallel-observatory"
+"""What all our dashboards have in common, so that each leads to the others."""
+GRAFANA_UNITS = {
+    "seconds": "s",
+    "bytes": "bytes",
+    "ratio": "percentunit",
+    "per_second": "count:/s",
+    "flops_per_second": "flops",
+    "nats": "short",
+    "microbatches": "short",
+    "pairs": "short",
+    "watts": "watt",
+    "joules": "joule",
+    "celsius": "celsius",
+    "hertz": "hertz",
+    "bytes_per_second": "Bps",
+    "errors": "short",
+    "tasks": "short",
+    "cases": "short",
+    "count": "short",
+    "info": "bool_yes_no",
+}
+"""Grafana's name for each unit of a metric that a panel may show."""
+COLOURS: dict[Colour, str] = {
+    "good": "green",
+    "warning": "orange",
+    "bad": "red",
+    "information": "blue",
+    "plain": "text",
+}
+
+
+def source() -> DataSourceRef:
+    """Return the data source that is chosen at the top of the dashboard."""
+    from grafana_foundation_sdk.models.common import DataSourceRef
+
+    return DataSourceRef(type_val="prometheus", uid=f"${{{DATA_SOURCE_VARIABLE}}}")
+
+
+def thresholds(steps: Steps, *, plain: str = "transparent", good: str = COLOURS["good"]) -> ThresholdsConfig:
+    """Return the steps in Grafana's form, whose first has no value.
+
+    plain: the colour of what is neither good nor bad. An area of it is not painted, but a cell's text must be seen.
+    good: the colour of what is good; areas behind lines are painted only where something is not.
+    """
+    from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
+    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
+
+    colours = {**COLOURS, "plain": plain, "good": good}
+    first = Threshold(value=None, color=colours[steps.below])
+    others = [Threshold(value=step.value, color=colours[step.colour]) for step in steps.steps]
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([first, *others])
+
+
+def mappings(words: Sequence[Word], colours: dict[str, Colour]) -> list[ValueMapping]:
+    """Return what numbers stand for, and which colours texts have, in Grafana's form."""
+    from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
+
+    results = {
+        f"{word.value:g}": ValueMappingResult(text=word.text, color=COLOURS[word.colour], index=place)
+        for place, word in enumerate(words)
+    }
+    results |= {
+        text: ValueMappingResult(text=text, color=COLOURS[colour], index=place)
+        for place, (text, colour) in enumerate(colours.items())
+    }
+    return [ValueMap(options=results)] if results else []
+
+
+def data_link(link: Link, *, in_table: bool) -> DashboardLink:
+    """Return the link from a value. In a table it takes the row's cells, elsewhere the series' labels."""
+    from grafana_foundation_sdk.builders.dashboard import DashboardLink
+
+    return DashboardLink(link.title).url(_url(link, in_table=in_table))
+
+
+def url_of_cells(link: Link) -> dict[str, Any]:
+    """Return the link in the form of a cell's override."""
+    return {"title": link.title, "url": _url(link, in_table=True)}
+
+
+def _url(link: Link, *, in_table: bool) -> str:
+    place = '${{__data.fields["{}"]}}' if in_table else "${{__field.labels.{}}}"
+    chosen = "".join(f"&var-{quote(name)}={place.format(label)}" for name, label in link.choices.items())
+    kept = "".join(f"&${{{name}:queryparam}}" for name in (DATA_SOURCE_VARIABLE, *link.kept))
+    return f"/d/{link.dashboard}?${{__url_time_range}}{kept}{chosen}"
