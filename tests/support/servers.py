@@ -146,12 +146,14 @@ def run_prometheus(
     rules: Sequence[Path] = (),
     jobs: Mapping[str, Mapping[str, object]] | None = None,
     alertmanagers: Sequence[str] = (),
+    features: Sequence[str] = (),
 ) -> Iterator[PrometheusServer]:
     """A Prometheus on a free loopback port, which scrapes the targets (host:port) and evaluates the rules each second.
 
     Its files are in a folder of its own, which goes with it.
     alertmanagers: whom to send alerts to (host:port).
     jobs: by name, what else a scrape job says, such as its scheme; each scrapes all targets.
+    features: what to enable that is not by default.
     """
     binary = program("prometheus", "prometheus")
     with tempfile.TemporaryDirectory(prefix="observatory-prometheus-") as name:
@@ -167,8 +169,9 @@ def run_prometheus(
             ],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML.
-        files = (f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}")
-        with started_server(binary, *files, output=folder / "output") as port:
+        words = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        words += [f"--enable-feature={feature}" for feature in features]
+        with started_server(binary, *words, output=folder / "output") as port:
             yield PrometheusServer(port=port)
 
 

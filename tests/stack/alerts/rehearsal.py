@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,11 @@ class Rehearsal:
     folder: Path
 
     def gives(self, expression: str, expected: Found, *, at_minutes: int) -> None:
-        """Ask whether an expression has these series, and no others, then."""
+        """Ask whether an expression has these series, and no others, then. No rule is evaluated."""
+        self._check({"promql_expr_test": [_expression_test(expression, expected, at_minutes)]}, rule_files=[])
+
+    def gives_by_rules(self, expression: str, expected: Found, *, at_minutes: int) -> None:
+        """Ask whether an expression on what our rules have recorded has these series, and no others, then."""
         self._check({"promql_expr_test": [_expression_test(expression, expected, at_minutes)]})
 
     def fires(self, *expected: tuple[str, str], at_minutes: int) -> None:
@@ -37,7 +41,7 @@ class Rehearsal:
         found = {
             f'{{alertname="{name}"{f", gpu={chr(34)}{gpu}{chr(34)}" if gpu else ""}}}': 1.0 for name, gpu in expected
         }
-        self.gives(
+        self.gives_by_rules(
             'count by (alertname, gpu) (count by (alertname, gpu, instance) (ALERTS{alertstate="firing"}))',
             found,
             at_minutes=at_minutes,
@@ -50,10 +54,10 @@ class Rehearsal:
         expected = [{"exp_labels": labels, "exp_annotations": told}]
         self._check({"alert_rule_test": [{"alertname": alert, "eval_time": f"{at_minutes}m", "exp_alerts": expected}]})
 
-    def _check(self, test: dict[str, Any]) -> None:
+    def _check(self, test: dict[str, Any], rule_files: Sequence[str] = (str(CHECKOUT / RULES),)) -> None:
         shown = [{"series": name, "values": values} for name, values in self.series.items()]
         document = {
-            "rule_files": [str(CHECKOUT / RULES)],
+            "rule_files": list(rule_files),
             "evaluation_interval": "1m",
             "tests": [{"interval": "1m", "input_series": shown, **test}],
         }

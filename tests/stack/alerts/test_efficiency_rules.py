@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics.agent import RUN_LAST_COMPLETION
+from collectors.metrics.metric import Statistic
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
 from dashboards.alerts import efficiency
@@ -50,14 +51,14 @@ class Nights:
 
     def series(self) -> dict[str, str]:
         """The exporter's series in promtool's notation."""
-        bounds = {"median": 0.0}
+        offsets: dict[Statistic, float] = {"median": 0.0}
         if self.half_interval is not None:
-            bounds |= {"low": -self.half_interval, "high": self.half_interval}
+            offsets |= {"low": -self.half_interval, "high": self.half_interval}
         shown = {
-            promql.select(RUN_SCALING_EFFICIENCY, **self.owner(), **KIND, bound=bound, **SCRAPED): [
+            promql.select(RUN_SCALING_EFFICIENCY.statistic(which), **self.owner(), **KIND, **SCRAPED): [
                 result + offset for result in self.results
             ]
-            for bound, offset in bounds.items()
+            for which, offset in offsets.items()
         }
         completed = [float(number * 24 * 3600) for number in range(len(self.results))]
         if self.one_run_before:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from collectors.metrics.agent import AGENT_BEATS
 from collectors.metrics.gpu import (
+    GPU_CLOCK_HELD_RATIO,
+    GPU_CLOCK_HELD_SECONDS,
     GPU_INSTANCE_MEMORY_BYTES,
     GPU_INSTANCE_MEMORY_USED_BYTES,
     GPU_MEMORY_FREE_BYTES,
@@ -15,14 +19,17 @@ from collectors.metrics.gpu import (
     GPU_POWER_LIMIT_WATTS,
     GPU_POWER_WATTS,
     GPU_STATE,
+    GPU_TEMPERATURE_CELSIUS,
     RANK_GPU,
 )
-from collectors.metrics.host import HOST_CPU_SECONDS
-from collectors.metrics.metric import Metric
-from dashboards.boards import gpu_health, host_load
+from collectors.metrics.gpu_health import GPU_RECOVERY
+from collectors.metrics.host import HOST_CPU_SECONDS, HOST_MEMORY_BYTES
+from dashboards import promql
+from dashboards.boards.nodes import fleet, one_gpu, one_host, soundness
 from dashboards.model import Dashboard
+from dashboards.queries.fleets import standing_out
 from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
-from tests.support.grafana_expressions import with_every_choice
+from tests.support.grafana_expressions import with_choices, with_every_choice
 
 pytestmark = pytest.mark.stack
 
@@ -31,21 +38,27 @@ RANK_3 = shown(RANK_GPU, "1x10", rank="3", slot="0", run="8f2c", gpu="0")
 RANK_4 = shown(RANK_GPU, "1x10", rank="4", slot="0", run="8f2c", gpu="0")
 POWER = shown(GPU_POWER_WATTS, "450x10", gpu="0")
 LIMITS = {
-    **shown(GPU_POWER_LIMIT_WATTS, "600x10", gpu="0", limit="current"),
-    **shown(GPU_POWER_LIMIT_WATTS, "700x10", gpu="0", limit="default"),
-    **shown(GPU_POWER_LIMIT_WATTS, "900x10", gpu="0", limit="maximum"),
+    **shown(GPU_POWER_LIMIT_WATTS.alone(limit="current"), "600x10", gpu="0"),
+    **shown(GPU_POWER_LIMIT_WATTS.alone(limit="default"), "700x10", gpu="0"),
+    **shown(GPU_POWER_LIMIT_WATTS.alone(limit="maximum"), "900x10", gpu="0"),
 }
 
 
-def _asked(dashboard: Dashboard, metric: Metric) -> str:
-    """The dashboard's first expression for a metric."""
-    queries = (query for panel in dashboard.panels for query in panel.queries)
-    return with_every_choice(next(query.expression for query in queries if query.metric == metric))
+def _of(dashboard: Dashboard, title: str, number: int = 0, **chosen: str) -> str:
+    """An expression of a panel, the first if no number is given, with these choices."""
+    (panel,) = (panel for panel in dashboard.all_panels if panel.title == title)
+    return with_choices(panel.queries[number].expression, **chosen)
+
+
+POWER_PANEL, MEMORY_PANEL = "Power, of the limit in force", "Memory in use, of what processes can have"
+POWER_SHARE = _of(one_gpu.DASHBOARD, POWER_PANEL)
+MEMORY_SHARE, SLICES = (_of(one_gpu.DASHBOARD, MEMORY_PANEL, number) for number in (0, 1))
+STATE = _of(one_gpu.DASHBOARD, "Lost, late, or waiting for a repair")
 
 
 def test_power_is_shown_of_the_limit_in_force_and_bears_the_rank(tmp_path: Path) -> None:
     Rehearsal(series={**POWER, **LIMITS, **RANK_3}, folder=tmp_path).gives(
-        _asked(gpu_health.DASHBOARD, GPU_POWER_WATTS),
+        POWER_SHARE,
         {f'{{gpu="0", {WHERE}, run="8f2c", rank="3", work="8f2c rank 3"}}': 0.75},
         at_minutes=5,
     )
@@ -54,14 +67,14 @@ def test_power_is_shown_of_the_limit_in_force_and_bears_the_rank(tmp_path: Path)
 @pytest.mark.parametrize("ranks", [{}, {**RANK_3, **RANK_4}], ids=["no rank", "two ranks"])
 def test_a_gpu_of_no_rank_or_of_several_bears_none(ranks: dict[str, str], tmp_path: Path) -> None:
     Rehearsal(series={**POWER, **LIMITS, **ranks}, folder=tmp_path).gives(
-        _asked(gpu_health.DASHBOARD, GPU_POWER_WATTS), {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
+        POWER_SHARE, {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
     )
 
 
 def test_a_rank_of_another_node_is_not_borne(tmp_path: Path) -> None:
     elsewhere = shown(RANK_GPU, "1x10", rank="3", slot="0", run="8f2c", gpu="0", instance="node2:9464")
     Rehearsal(series={**POWER, **LIMITS, **elsewhere}, folder=tmp_path).gives(
-        _asked(gpu_health.DASHBOARD, GPU_POWER_WATTS), {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
+        POWER_SHARE, {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
     )
 
 
@@ -72,7 +85,9 @@ def test_memory_that_the_driver_keeps_is_no_part_of_what_is_full(tmp_path: Path)
         **shown(GPU_MEMORY_RESERVED_BYTES, "50x10", gpu="0"),
     }
     Rehearsal(series=series, folder=tmp_path).gives(
-        _asked(gpu_health.DASHBOARD, GPU_MEMORY_USED_BYTES), {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
+        MEMORY_SHARE,
+        {f'{{gpu="0", {WHERE}}}': 0.75},
+        at_minutes=5,
     )
 
 
@@ -87,7 +102,7 @@ def test_memory_of_a_slice_bears_the_rank_on_it_and_no_other(tmp_path: Path) -> 
         )
     }
     Rehearsal(series=series, folder=tmp_path).gives(
-        f"sum by (slice, work) ({_asked(gpu_health.DASHBOARD, GPU_INSTANCE_MEMORY_USED_BYTES)})",
+        f"sum by (slice, work) ({SLICES})",
         {
             '{slice="1/0", work="8f2c rank 3"}': 0.75,
             '{slice="2/0", work="8f2c rank 4"}': 0.75,
@@ -103,15 +118,137 @@ def test_a_gpu_that_answers_is_zero_and_one_that_is_lost_is_one(tmp_path: Path) 
         **shown(GPU_STATE, "1x10", gpu="6", state="lost"),
     }
     Rehearsal(series=series, folder=tmp_path).gives(
-        f"sum by (gpu, state) ({_asked(gpu_health.DASHBOARD, GPU_STATE)})",
+        f"sum by (gpu, state) ({_of(one_gpu.DASHBOARD, 'Lost, late, or waiting for a repair')})",
         {'{gpu="0", state="answering"}': 0.0, '{gpu="6", state="lost"}': 1.0},
+        at_minutes=5,
+    )
+
+
+def _eight(lost: str) -> dict[str, str]:
+    """Eight GPUs that answer, but for one."""
+    return {
+        name: values
+        for number in map(str, range(8))
+        for name, values in shown(
+            GPU_STATE, "1x10", gpu=number, state="lost" if number == lost else "answering"
+        ).items()
+    }
+
+
+def test_of_eight_gpus_seven_answer_where_one_is_lost(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(series={**_eight(lost="6"), **shown(AGENT_BEATS, "0+60x10")}, folder=tmp_path)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {"{}": 7.0}, at_minutes=5)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+
+
+def test_a_gpu_that_its_agent_shows_no_more_does_not_answer(tmp_path: Path) -> None:
+    series = {
+        **shown(GPU_STATE, "1x10", gpu="0", state="answering"),
+        **shown(GPU_STATE, "1x2 stale", gpu="1", state="answering"),
+        **shown(AGENT_BEATS, "0+60x10"),
+    }
+    rehearsal = Rehearsal(series=series, folder=tmp_path)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+
+
+def test_a_fleet_without_gpus_has_none_and_misses_none(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(series=shown(AGENT_BEATS, "0+60x10"), folder=tmp_path)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {"{}": 0.0}, at_minutes=5)
+    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {"{}": 0.0}, at_minutes=5)
+
+
+@pytest.mark.parametrize("states_of", [soundness.gpu_state, soundness.unsound_gpus, soundness.unsound_lately])
+def test_a_gpu_has_the_worst_state_of_all_that_is_true_of_it(states_of: Callable[[], str], tmp_path: Path) -> None:
+    series = {
+        **shown(GPU_STATE, "1x10", gpu="0", state="answering"),
+        **shown(GPU_STATE, "1x10", gpu="1", state="answering"),
+        **shown(GPU_STATE, "1x10", gpu="2", state="lost"),
+        **shown(GPU_RECOVERY, "1x10", gpu="1", action="gpu_reset"),
+        **shown(GPU_RECOVERY, "1x10", gpu="2", action="gpu_reset"),
+        # Half of the time, which is more than heat may take.
+        **shown(GPU_CLOCK_HELD_SECONDS, "0+30x10", gpu="1", reason="software_thermal"),
+        **shown(GPU_CLOCK_HELD_SECONDS, "0+30x10", gpu="0", reason="software_thermal"),
+    }
+    states = {"0": soundness.HELD_BACK, "1": soundness.ASKING, "2": soundness.LOST}
+    Rehearsal(series=series, folder=tmp_path).gives(
+        with_every_choice(states_of()),
+        {f'{{gpu="{number}", {WHERE}}}': float(state) for number, state in states.items()},
+        at_minutes=8,
+    )
+
+
+def test_a_gpu_of_a_fleet_is_held_back_by_its_counter_where_it_has_one_and_while_it_is_shown(tmp_path: Path) -> None:
+    reason = "software_thermal"
+    series = {
+        **shown(GPU_STATE, "1x10", gpu="0", state="answering"),
+        **shown(GPU_CLOCK_HELD_SECONDS, "0x10", gpu="0", reason=reason),
+        **shown(GPU_CLOCK_HELD_RATIO, "1x10", gpu="0", reason=reason),
+        **shown(GPU_STATE, "1x10", gpu="1", state="answering"),
+        **shown(GPU_CLOCK_HELD_RATIO, "1x10", gpu="1", reason=reason),
+        **shown(GPU_STATE, "1x6 stale", gpu="2", state="answering"),
+        **shown(GPU_CLOCK_HELD_SECONDS, "0+60x6 stale", gpu="2", reason=reason),
+    }
+    Rehearsal(series=series, folder=tmp_path).gives(
+        f"count by (gpu) ({soundness.held_back_lately()})", {'{gpu="1"}': 1.0}, at_minutes=8
+    )
+
+
+def test_a_gpu_at_the_factorys_power_limit_is_sound(tmp_path: Path) -> None:
+    def of(current: int) -> dict[str, str]:
+        return {
+            **shown(GPU_STATE, "1x10", gpu="0", state="answering"),
+            **shown(GPU_CLOCK_HELD_SECONDS, "0+60x10", gpu="0", reason="software_power_cap"),
+            **shown(GPU_POWER_LIMIT_WATTS.alone(limit="current"), f"{current}x10", gpu="0"),
+            **shown(GPU_POWER_LIMIT_WATTS.alone(limit="default"), "700x10", gpu="0"),
+        }
+
+    for current, state in ((700, soundness.SOUND), (600, soundness.HELD_BACK)):
+        Rehearsal(series=of(current), folder=tmp_path).gives(
+            with_every_choice(soundness.gpu_state()), {f'{{gpu="0", {WHERE}}}': float(state)}, at_minutes=8
+        )
+
+
+def test_of_many_series_as_many_are_kept_as_were_asked_for_and_over_the_whole_range(tmp_path: Path) -> None:
+    series = {
+        **shown(GPU_TEMPERATURE_CELSIUS, "90 90 90 90 90 30x9", gpu="0"),
+        **shown(GPU_TEMPERATURE_CELSIUS, "30 30 30 30 30 80x9", gpu="1"),
+        **shown(GPU_TEMPERATURE_CELSIUS, "40x20", gpu="2"),
+    }
+    chosen = standing_out(2, promql.select(GPU_TEMPERATURE_CELSIUS))
+    Rehearsal(series=series, folder=tmp_path).gives(
+        f"max by (gpu) ({chosen})", {'{gpu="1"}': 80.0, '{gpu="2"}': 40.0}, at_minutes=10
+    )
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "title"),
+    [
+        (one_gpu.DASHBOARD, "Power, of the limit in force"),
+        (one_host.DASHBOARD, "Memory available without swapping, of all"),
+    ],
+    ids=["one GPU", "one host"],
+)
+def test_a_chosen_node_shows_no_other_nodes_series(dashboard: Dashboard, title: str, tmp_path: Path) -> None:
+    series = {
+        name: values
+        for node, scale in (("node1:9464", 1), ("node2:9464", 2))
+        for one in (
+            shown(GPU_POWER_WATTS, f"{scale * 350}x10", gpu="0", instance=node),
+            shown(GPU_POWER_LIMIT_WATTS.alone(limit="current"), "700x10", gpu="0", instance=node),
+            shown(HOST_MEMORY_BYTES.alone(kind="available"), f"{scale * 50}x10", instance=node),
+            shown(HOST_MEMORY_BYTES.alone(kind="total"), "100x10", instance=node),
+        )
+        for name, values in one.items()
+    }
+    Rehearsal(series=series, folder=tmp_path).gives(
+        f"sum by (instance) ({_of(dashboard, title, node='node1:9464')})",
+        {'{instance="node1:9464"}': 0.5},
         at_minutes=5,
     )
 
 
 def test_modes_of_the_cpu_are_shares_of_all_cpus_time(tmp_path: Path) -> None:
     series = {**shown(HOST_CPU_SECONDS, "0+60x10", mode="user"), **shown(HOST_CPU_SECONDS, "0+180x10", mode="idle")}
-    expression = _asked(host_load.DASHBOARD, HOST_CPU_SECONDS).replace("[1m]", "[5m]")
-    Rehearsal(series=series, folder=tmp_path).gives(
-        expression, {f'{{{WHERE}, mode="user"}}': 0.25, f'{{{WHERE}, mode="idle"}}': 0.75}, at_minutes=8
-    )
+    expression = _of(one_host.DASHBOARD, "CPU time by mode, of all CPUs").replace("[1m]", "[5m]")
+    Rehearsal(series=series, folder=tmp_path).gives(expression, {f'{{{WHERE}, mode="user"}}': 0.25}, at_minutes=8)

@@ -47,7 +47,7 @@ def _limits(current_w: int) -> dict[str, str]:
     return {
         name: values
         for limit, watts in limits.items()
-        for name, values in shown(GPU_POWER_LIMIT_WATTS, f"{watts}x60", gpu="0", limit=limit).items()
+        for name, values in shown(GPU_POWER_LIMIT_WATTS.alone(limit=limit), f"{watts}x60", gpu="0").items()
     }
 
 
@@ -113,7 +113,7 @@ def test_a_repair_that_waits_is_told_and_says_what_it_is(tmp_path: Path) -> None
 def test_a_driver_that_asks_for_a_reset_for_a_repair_is_heard_once(tmp_path: Path) -> None:
     asks = shown(GPU_RECOVERY, "1x30", gpu="5", action="gpu_reset")
     waits = shown(GPU_MEMORY_REPAIR, "1x30", gpu="5", repair="rows", state="pending")
-    _node(tmp_path, asks, waits).gives('count(ALERTS{alertstate="firing"})', {"{}": 1.0}, at_minutes=20)
+    _node(tmp_path, asks, waits).gives_by_rules('count(ALERTS{alertstate="firing"})', {"{}": 1.0}, at_minutes=20)
 
 
 def test_an_xid_is_told_for_an_hour(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_it_says_for_how_long_what_held_back_which_rank(tmp_path: Path) -> None:
 
 def test_heat_on_a_gpu_that_two_ranks_share_is_told_once(tmp_path: Path) -> None:
     node = _node(tmp_path, _rank("3"), _rank("4"), _held(30, HOT))
-    node.gives(
+    node.gives_by_rules(
         'ALERTS{alertstate="firing"}',
         {
             'ALERTS{alertname="GpuHot", alertstate="firing", component="gpu", gpu="0",'

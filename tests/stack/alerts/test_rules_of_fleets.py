@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics.agent import RUN_LAST_COMPLETION
-from collectors.metrics.metric import Metric
+from collectors.metrics.metric import STATISTICS
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
 from tests.dashboards.alert_links import THRESHOLDS
@@ -103,15 +103,11 @@ def _series(fleet: Mapping[str, Shown], kind: Callable[[Result], str] = lambda r
         values[promql.select(RUN_LAST_COMPLETION, **SERIES, **target)] = _written(completed)
         for baseline in {kind(one) for one in shown if one is not None}:
             labels = {**SERIES, **KIND, "baseline": baseline, **target}
-            for bound, offset in (("median", 0.0), ("low", -HALF_INTERVAL), ("high", HALF_INTERVAL)):
-                values[_bound(RUN_SCALING_EFFICIENCY, bound, labels)] = _written(
+            for which, offset in zip(STATISTICS, (0.0, -HALF_INTERVAL, HALF_INTERVAL), strict=True):
+                values[promql.select(RUN_SCALING_EFFICIENCY.statistic(which), **labels)] = _written(
                     [one.efficiency + offset if one is not None and kind(one) == baseline else None for one in shown]
                 )
     return values
-
-
-def _bound(metric: Metric, bound: str, labels: Mapping[str, str]) -> str:
-    return promql.select(metric, **labels, bound=bound)
 
 
 def _written(values: Sequence[float | None]) -> str:

@@ -1,0 +1,144 @@
+"""A dashboard's page as Grafana asks it of Prometheus: what its variables list, and what each target answers.
+
+Source: Grafana's documentation of template variables, `$__rate_interval` and `allValue`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.dashboards import grafana_lint
+from tests.support.servers import PrometheusServer
+
+_SPECIAL = re.compile(r"([\\^$*+?.()|\[\]{}])")
+_LISTED = re.compile(r"label_values\((.*),\s*(\w+)\)", re.DOTALL)
+_METRIC = re.compile(r"\bobservatory_\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a target of a panel answered. samples: how many Prometheus read for it. elapsed_s: until it was here."""
+
+    panel: str
+    expression: str
+    series: list[dict[str, str]]
+    samples: int
+    elapsed_s: float
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """The metrics that it asks for."""
+        return frozenset(_METRIC.findall(re.sub(r"\{[^}]*\}", "", self.expression)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A dashboard, looked at until a moment. chosen: of variables, one value each; all of the others.
+
+    back_s: how far the page looks back. scrape_s: what the data source was told of Prometheus. points: most points of a
+    line; Grafana asks for one for each pixel.
+    """
+
+    dashboard: Mapping[str, Any]
+    prometheus: PrometheusServer
+    end_s: float
+    back_s: int
+    scrape_s: int
+    chosen: Mapping[str, str]
+    points: int = 60
+
+    def answers(self) -> list[Answer]:
+        """Ask each target of each panel, those within rows included."""
+        values = self.variables()
+        return [
+            self._answer(panel, target, values)
+            for panel in grafana_lint.all_panels(dict(self.dashboard))
+            for target in panel["targets"]
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """What each variable stands for in an expression: a choice, the first of the list, or all."""
+        values: dict[str, str] = {}
+        for variable in self.dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                values[variable["name"]] = self._value(variable, values)
+        return values
+
+    def shown(self) -> frozenset[str]:
+        """The metrics that there are within the page's time."""
+        # The list of names is that of whole blocks of hours.
+        every = f'count by (__name__) (last_over_time({{__name__=~"observatory_.+"}}[{self.back_s}s]))'
+        return frozenset(
+            one["metric"]["__name__"] for one in self._ask("query", query=every, time=self.end_s)["result"]
+        )
+
+    @property
+    def _start_s(self) -> float:
+        return self.end_s - self.back_s
+
+    def _value(self, variable: Mapping[str, Any], known: Mapping[str, str]) -> str:
+        name = variable["name"]
+        if name in self.chosen:
+            return _escaped(self.chosen[name])
+        if variable.get("includeAll"):
+            return str(variable["allValue"])
+        asked = variable["query"] if isinstance(variable["query"], str) else variable["query"]["query"]
+        listed = _LISTED.fullmatch(asked)
+        assert listed, asked
+        selector, label = listed.groups()
+        series = self._get(
+            "series", **{"match[]": self._expanded(selector, known, self._step_s)}, start=self._start_s, end=self.end_s
+        )
+        options = sorted({one[label] for one in series if label in one}, reverse=variable["sort"] in (2, 4, 6, 8))
+        return _escaped(options[0]) if options else ""
+
+    def _answer(self, panel: Mapping[str, Any], target: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
+        step_s = max(self._step_s, int(panel.get("interval", "0s").removesuffix("s")))
+        expression = self._expanded(target["expr"], values, step_s)
+        begun_s = time.perf_counter()
+        if target.get("instant"):
+            found = self._ask("query", query=expression, time=self.end_s)
+        else:
+            found = self._ask("query_range", query=expression, start=self._start_s, end=self.end_s, step=step_s)
+        return Answer(
+            panel=panel["title"],
+            expression=expression,
+            series=[one["metric"] for one in found["result"]],
+            samples=found["stats"]["samples"]["totalQueryableSamples"],
+            elapsed_s=time.perf_counter() - begun_s,
+        )
+
+    @property
+    def _step_s(self) -> int:
+        return max(self.scrape_s, self.back_s // self.points)
+
+    def _expanded(self, expression: str, values: Mapping[str, str], step_s: int) -> str:
+        window_s = max(step_s + self.scrape_s, 4 * self.scrape_s)
+        expression = expression.replace("${__interval_ms}", str(1000 * step_s))
+        for name, time_s in (("rate_interval", window_s), ("interval", step_s), ("range", self.back_s)):
+            expression = expression.replace(f"$__{name}", f"{time_s}s")
+        return re.sub(r"\$\{?(\w+)\}?", lambda found: values[found[1]], expression)
+
+    def _ask(self, path: str, **fields: object) -> dict[str, Any]:
+        found: dict[str, Any] = self._get(path, **fields, stats="all")
+        return found
+
+    def _get(self, path: str, **fields: object) -> Any:
+        url = f"{self.prometheus.url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"Prometheus refuses {fields.get('query')}: {error.read().decode()}") from None
+
+
+def _escaped(text: str) -> str:
+    """A value as Grafana puts it into a regular expression within a text of PromQL."""
+    return _SPECIAL.sub(r"\\\1", text).replace("\\", "\\\\")

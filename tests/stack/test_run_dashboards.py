@@ -1,0 +1,204 @@
+"""The dashboards of runs and results have an answer in a real Prometheus, and none shows another run's series.
+
+Asked is the demonstration, beside which another run goes on: in another slot of its node, with steps of its own length.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench.exporter import demo
+from bench.exporter.server import answering
+from collectors.metrics import agent, rank
+from collectors.metrics.gpu import RANK_GPU
+from collectors.metrics.run_counts import STEP_DURATION
+from collectors.node.registry import PollingConfig
+from collectors.node.watch import NodeWatch
+from collectors.prometheus.exposition import Owned
+from collectors.prometheus.http_server import ServerConfig
+from dashboards.boards import ceilings, nightly, one_run, scaling, strategies
+from dashboards.model import Dashboard, Panel, Table
+from tests.support.grafana_expressions import with_every_choice
+from tests.support.servers import PrometheusServer, run_prometheus
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
+
+OTHER, OTHER_STEP_S, OTHER_RANKS = "other", 7.0, 2
+DASHBOARDS = tuple(board.DASHBOARD for board in (one_run, strategies, scaling, nightly, ceilings))
+AT_THE_END = " and topk("
+"""After it an expression says which series are kept: those that were largest at whole minutes of the time range."""
+NATIVE = f"rate({STEP_DURATION.name}["
+NOT_HERE = ("[14d:6h]", "series:", AT_THE_END, 'outcome="timed_out"', 'outcome="missing"')
+"""What is asked of earlier nights, is recorded every ten minutes or asked at whole minutes, for which a test does not
+wait, and outcomes that no made-up case has. tests/stack/test_joins.py asks for what is joined there.
+"""
+
+
+def is_of_native_buckets(expression: str) -> bool:
+    """Whether native buckets alone are asked for, which this Prometheus does not keep.
+
+    tests/stack/test_step_histogram.py asks one that does for the panels of these.
+    """
+    return NATIVE in expression and f"{STEP_DURATION.name}_bucket" not in expression
+
+
+QUERIES = {
+    f"{dashboard.name}: {panel.title}: {number}": query.expression
+    for dashboard in DASHBOARDS
+    for panel in dashboard.all_panels
+    for number, query in enumerate(panel.queries)
+    if not any(words in query.expression for words in NOT_HERE) and not is_of_native_buckets(query.expression)
+}
+BEGUN_S = 300.0
+"""The demonstration's run goes on for so long already."""
+
+LATE_S = 20.0
+"""The longest wait for an answer: windows of rates must fill, and GPUs be asked."""
+
+Found = list[dict[str, Any]]
+
+
+def _other_run() -> Iterator[Owned]:
+    of_case = {"strategy": "fsdp", "ranks": str(OTHER_RANKS), "nodes": "1", "device": "cuda", "shape": "8b"}
+    named = {"name": "fsdp on 2, 8b, bf16, cuda", "precision": "bf16", "suite": "", "case": "", "commit": ""}
+    yield agent.RUN_INFO.at(1, run=OTHER, slot="1", series="other", **of_case, **named), {}
+    for number in range(OTHER_RANKS):
+        owner = {"rank": str(number), "slot": "1"}
+        yield agent.RANK_INFO.at(1, run=OTHER, host="demonstration"), owner
+        yield rank.STEP_SECONDS.at(OTHER_STEP_S), owner
+        yield RANK_GPU.at(1, run=OTHER, gpu="0", slice=""), owner
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[PrometheusServer]:
+    begun_s, unix_s = time.monotonic() - BEGUN_S, time.time() - BEGUN_S
+    notices: list[str] = []
+    sources = (
+        lambda: demo.made_ranks(time.monotonic() - begun_s, unix_s),
+        lambda: demo.made_results(unix_s - demo.COMPLETED_AGO_S),
+        lambda: demo.made_suites(unix_s, time.monotonic() - begun_s),
+        _other_run,
+    )
+    with (
+        NodeWatch(
+            lambda: demo.open_recorded_collectors(PollingConfig(beat_s=0.5)), beat_s=0.5, on_notice=lambda _: None
+        ) as watch,
+        answering(
+            (watch.samples, *sources), host="127.0.0.1", port=0, config=ServerConfig, on_notice=notices.append
+        ) as server,
+        run_prometheus(f"127.0.0.1:{server.port}") as started,
+    ):
+        yield started
+    assert len(notices) == 1, notices  # Where it served, and no trouble.
+
+
+def _ask(prometheus: PrometheusServer, expression: str) -> Found:
+    """Return the answer, asking again while there is none: a scrape may be late on a busy machine."""
+    until = time.monotonic() + LATE_S
+    while not (found := prometheus.query(expression)) and time.monotonic() < until:
+        time.sleep(0.5)
+    return found
+
+
+def _of_run(expression: str, run: str = demo.RUN, window: str = "1m") -> str:
+    """Return the expression with one run chosen, and everything else."""
+    return with_every_choice(expression.replace("$__rate_interval", window).replace("$run", run))
+
+
+def _panel(dashboard: Dashboard, title: str) -> Panel:
+    (panel,) = (panel for panel in dashboard.all_panels if panel.title == title)
+    return panel
+
+
+@pytest.mark.parametrize("window", ["15s", "1m"])
+@pytest.mark.parametrize("name", QUERIES)
+def test_no_panel_is_empty(name: str, window: str, prometheus: PrometheusServer) -> None:
+    found = _ask(prometheus, _of_run(QUERIES[name], window=window))
+    assert found, QUERIES[name]
+    assert all(series["value"][1] not in {"NaN", "+Inf", "-Inf"} for series in found)
+
+
+@pytest.mark.parametrize(("run", "ranks"), [(demo.RUN, demo.RANKS), (OTHER, OTHER_RANKS)])
+def test_a_chosen_run_has_its_own_ranks_only(run: str, ranks: int, prometheus: PrometheusServer) -> None:
+    (query,) = _panel(one_run.DASHBOARD, "Step: the 8 slowest ranks").queries
+    found = _ask(prometheus, _of_run(query.expression.partition(AT_THE_END)[0], run))
+    assert sorted(series["metric"]["rank"] for series in found) == [str(number) for number in range(ranks)]
+    assert {float(series["value"][1]) > 1 for series in found} == {run == OTHER}
+
+
+def test_nothing_on_the_page_of_a_run_is_of_another(prometheus: PrometheusServer) -> None:
+    for panel in one_run.DASHBOARD.all_panels:
+        for query in panel.queries:
+            found = prometheus.query(_of_run(query.expression))
+            assert {series["metric"].get("run", demo.RUN) for series in found} <= {demo.RUN}, panel.title
+            assert all(float(series["value"][1]) != OTHER_STEP_S for series in found), panel.title
+
+
+def test_two_ranks_on_one_gpu_each_have_its_values(prometheus: PrometheusServer) -> None:
+    (query,) = _panel(one_run.DASHBOARD, "Power").queries
+    found = _ask(prometheus, _of_run(query.expression, OTHER))
+    assert sorted(series["metric"]["rank"] for series in found) == ["0", "1"]
+    assert {series["metric"]["gpu"] for series in found} == {"0"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_lines_of_one_query_have_names_of_their_own(dashboard: Dashboard, prometheus: PrometheusServer) -> None:
+    is_of_one_series = any(variable.name == "series" and variable.is_single for variable in dashboard.variables)
+    chosen = "ddp on 6, 8b, bf16, cuda" if is_of_one_series else "$series"
+    for panel in dashboard.all_panels:
+        for query in panel.queries:
+            if isinstance(panel, Table):
+                continue
+            expression = _of_run(query.expression.replace("$series", chosen))
+            names = [
+                re.sub(r"\{\{(\w+)\}\}", lambda label: series["metric"].get(label[1], ""), query.legend)  # noqa: B023
+                for series in prometheus.query(expression)
+            ]
+            assert len(names) == len(set(names)), (panel.title, names)
+
+
+def test_the_best_strategy_is_the_one_with_most_tokens(prometheus: PrometheusServer) -> None:
+    (query,) = _panel(strategies.DASHBOARD, "Most tokens per second and device").queries
+    (best,) = _ask(prometheus, with_every_choice(query.expression))
+    assert best["metric"]["name"] == "ddp on 1, 8b, bf16, cuda"
+
+
+def test_verdicts_and_failures_are_counted(prometheus: PrometheusServer) -> None:
+    counts = {
+        title: [float(one["value"][1]) for one in _ask(prometheus, with_every_choice(query.expression))]
+        for title in ("Regressions", "Levels crept", "As they were", "Cases missing", "Cases that failed")
+        for query in _panel(nightly.DASHBOARD, title).queries
+    }
+    assert counts == {
+        "Regressions": [1],
+        "Levels crept": [0],
+        "As they were": [1],
+        "Cases missing": [1],
+        "Cases that failed": [1],
+    }
+
+
+def test_the_table_of_series_tells_the_worst_verdict_on_each(prometheus: PrometheusServer) -> None:
+    (column,) = (
+        column
+        for panel in nightly.DASHBOARD.all_panels
+        if isinstance(panel, Table)
+        for column in panel.columns
+        if column.name == "Gate"
+    )
+    assert not isinstance(column.source, str)
+    found = _ask(prometheus, with_every_choice(column.source.expression))
+    words = {word.value: word.text for word in column.words}
+    told = {one["metric"]["series"]: words[float(one["value"][1])] for one in found}
+    assert told == {"demonstration-ddp": "worse", "demonstration-fsdp": "not worse"}
+
+
+def test_a_slow_link_stands_out_among_pairs(prometheus: PrometheusServer) -> None:
+    (query,) = _panel(ceilings.DASHBOARD, "Slowest pair").queries
+    (ratio,) = _ask(prometheus, with_every_choice(query.expression))
+    assert float(ratio["value"][1]) == pytest.approx(40 / 130, rel=0.01)
