@@ -7,6 +7,9 @@ TORCH ?= 2.11 2.12
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
 # Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.
 TEST_PROCESSES ?= 3
+# Folders whose files take longest go first, so that none of these files is left alone at the end.
+LONGEST := tests/stack/ tests/project/ tests/bench/ tests/workloads/
+TEST_FOLDERS := $(LONGEST) $(filter-out $(LONGEST) tests/__pycache__/,$(wildcard tests/*/))
 # Hundreds of processes of the tests load the same modules; where nothing may be kept, each compiles all of ours again.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
@@ -26,7 +29,8 @@ demo: $(VENV)/.installed
 	@echo "    observatory suite run smoke                          every strategy and probe, in some minutes"
 
 test: servers $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not alone and not ray"
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		-m "not slow and not alone and not ray" $(TEST_FOLDERS)
 
 test-all: test test-rest
 

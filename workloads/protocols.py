@@ -170,8 +170,11 @@ class KnowsNotes(Protocol):
 class KnowsNorm(Protocol):
     """A workload that knows the norm by which it clipped."""
 
-    def gradient_norm(self) -> float | None:
-        """Return the norm of the last step's whole gradient before clipping; None where this rank computed none."""
+    def gradient_norm(self) -> Tensor | None:
+        """Return the norm of the last step's whole gradient before clipping; None where this rank computed none.
+
+        A scalar on the device or the host, which the device may still compute.
+        """
 
 
 @runtime_checkable

@@ -10,12 +10,12 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bench.machine.container import read_container
 from bench.machine.gpus import Gpu, GpuLink, Nvml, read_gpus
+from collectors.host.system import own_version
 from workloads.spec import Device
 
 # Environment variables that can change a measurement, recorded without the secrets in them.
@@ -146,10 +146,8 @@ def read(
     absent |= {"container_image" if name == "image" else name: why for name, why in container.absent.items()}
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     commit, is_dirty = _source_state(source, absent)
-    own_version: str | None = None
-    try:
-        own_version = metadata.version("parallel-observatory")
-    except metadata.PackageNotFoundError:
+    version = own_version()
+    if version is None:
         absent["own_version"] = "parallel-observatory is not installed; it runs from its source tree"
     return Machine(
         hostname=platform.node(),
@@ -157,7 +155,7 @@ def read(
         kernel=platform.release(),
         architecture=platform.machine(),
         python_version=platform.python_version(),
-        own_version=own_version,
+        own_version=version,
         commit=commit,
         is_dirty=is_dirty,
         **torch_fields,
@@ -175,6 +173,12 @@ def read(
         memory_limit_bytes=container.memory_limit_bytes,
         absent=absent,
     )
+
+
+def own_build(source: Path = Path(__file__).parents[2]) -> tuple[str | None, str | None]:
+    """Return this program's version and commit; None where it is not installed, or from no source tree."""
+    commit, _ = _source_state(source, {})
+    return own_version(), commit
 
 
 def _torch_fields(torch: Any, absent: dict[str, str]) -> dict[str, Any]:

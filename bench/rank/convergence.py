@@ -72,6 +72,7 @@ def steps_with_evidence(
         loss = workload.step(to_device(tokens_bs, device))
         loss_nats = None if loss is None else loss.item()
         norm = workload.gradient_norm() if isinstance(workload, KnowsNorm) else None
+        norm_value = None if norm is None else norm.item()
         yield StepEvidence(
             step=step,
             loss=loss_nats if loss_nats is not None and math.isfinite(loss_nats) else None,
@@ -82,7 +83,7 @@ def steps_with_evidence(
             weights=fingerprint,
             initial={} if step else _sketches((name, full_tensor_of(weight)) for name, weight in before.items()),
             gradients=_sketches(workload.full_gradients().items()),
-            gradient_norm=norm if norm is not None and math.isfinite(norm) else None,
+            gradient_norm=norm_value if norm_value is not None and math.isfinite(norm_value) else None,
             # A generator, one whole weight at a time: no rank need hold the whole of a sharded model.
             updates=_sketches(
                 (name, full_tensor_of(weight.detach() - before[name]))

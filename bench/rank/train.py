@@ -25,6 +25,7 @@ from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
     DATA_WAIT_SECONDS,
+    GRADIENT_NORM,
     LEARNING_RATE,
     LOSS,
     MEASURED_MFU,
@@ -41,7 +42,7 @@ from collectors.rank.step_clock import StepTimes, make_clock
 from collectors.sample_log import Mark
 from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
-from workloads.protocols import KnowsNotes, Phase, Workload
+from workloads.protocols import KnowsNorm, KnowsNotes, Phase, Workload
 
 
 def measure(order: RankOrder, log: TrialLog) -> None:
@@ -155,7 +156,7 @@ class StepRecorder:
         self._rank = order.rank
         self._log = log
         self._marks = marks
-        self._optimizer = workload.optimizer
+        self._workload = workload
         # Ranks that share their sequences share their tokens, so that the tokens of all ranks add up to the batch's.
         case, spec = order.case, order.case.spec()
         share = spec.data_ranks(case) / spec.training_ranks(case)
@@ -182,10 +183,11 @@ class StepRecorder:
         # In this step: reading memory in its phases, and writing the step before it.
         observer_ns = self._observer_ns + self._marks.take_reading_ns()
         self._begun_ns = time.perf_counter_ns()
-        self._marks.clock.end_step(loss)
+        norm = self._workload.gradient_norm() if isinstance(self._workload, KnowsNorm) else None
+        self._marks.clock.end_step(loss, norm)
         memory = self._marks.memory.end_step(is_last=is_last)
         # A rank whose optimizer updates nothing itself has no learning rate.
-        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        rates = [group["lr"] for group in self._workload.optimizer.param_groups if "lr" in group]
         learning_rate = [LEARNING_RATE.at(rates[0])] if rates else []
         self._ended.append([*memory, *learning_rate, OBSERVER_SECONDS.at(observer_ns / 1e9)])
 
@@ -208,6 +210,7 @@ class StepRecorder:
         elif times.loss is not None and self._is_loss_finite:
             self._is_loss_finite = False
             self._log.note(f"rank {self._rank}: the loss is {times.loss} from step {self._log.readings} on")
+        norm = times.gradient_norm
         samples = [
             STEP_SECONDS.at(times.step_s),
             *(PHASE_SECONDS.at(seconds, phase=phase) for phase, seconds in times.phases_s.items()),
@@ -215,6 +218,7 @@ class StepRecorder:
             TOKENS.at(self._tokens),
             *(self._speed.samples(times.step_s) if mark == "measured" else []),
             *loss,
+            *([GRADIENT_NORM.at(norm)] if norm is not None and math.isfinite(norm) else []),
             *self._ended.popleft(),
         ]
         self._log.reading(mark, samples)

@@ -204,6 +204,16 @@ def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
             for found in by_run
         )
         rows.append(Row(f"{scaling} scaling efficiency", cells))
+        expected = [
+            [
+                one
+                for one in of_metric(summary.estimates, results.RUN_EXPECTED_EFFICIENCY)
+                if one.labels["scaling"] == scaling
+            ]
+            for summary in summaries
+        ]
+        if any(expected):
+            rows.append(Row("  predicted", tuple(figure(found[0]) if found else "-" for found in expected)))
     return rows
 
 

@@ -13,7 +13,7 @@ from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.runs import run_dir
-from bench.runs.hardware_baselines import against_history
+from bench.runs.hardware_baselines import against_history, expected_efficiencies
 from bench.runs.history import History
 from bench.runs.scaling_baseline import Point, curve_of, unlike
 from bench.runs.summary import Summary
@@ -60,6 +60,9 @@ def persist(
     others, and no other is searched.
     """
     points = {point.summary.run: point for point in curve_of(summaries)} if is_curve and summaries else {}
+    named = [one.summary for one in (baselines or {}).values() if isinstance(one.summary, Summary)]
+    explicit = [] if explicit_baseline is None else [explicit_baseline]
+    known = {one.run: one for one in (*named, *explicit, *summaries)}
     failures: list[InfrastructureFailed] = []
     kept: list[Summary] = []
     for summary in summaries:
@@ -71,7 +74,10 @@ def persist(
             else:
                 scaling, notes = _scaling(summary, machine, summaries, history, explicit_baseline)
             summary = replace(summary, scaling=scaling, notes=(*summary.notes, *notes))
-            summary = summary if history is None else against_history(summary, history)
+            if history is not None:
+                expected, notes = expected_efficiencies(summary, known, history)
+                summary = replace(summary, estimates=(*summary.estimates, *expected), notes=(*summary.notes, *notes))
+                summary = against_history(summary, history)
         except InfrastructureFailed as error:  # The run is kept anyway, without what could not be read.
             failures.append(error)
         kept.append(summary)

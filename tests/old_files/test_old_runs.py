@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sqlite3
 import zipfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ import numpy as np
 import psycopg
 import pytest
 
-from collectors.metrics.agent import RUN_LAST_PROGRESS
+from collectors.metrics.agent import RUN_INFO, RUN_LAST_PROGRESS
+from collectors.metrics.rank import LIVE_TENSOR_BYTES
+from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from tests.old_files import forms
 from tests.old_files.command import (
     COLLECTIVES,
@@ -219,11 +222,23 @@ def test_collectives_are_exported_as_they_were(runs: Path, sqlite_url: str, tmp_
 
 def test_the_exporter_shows_old_results_and_an_old_run_that_goes_on(runs: Path, sqlite_url: str) -> None:
     old, now = forms.expected("exposition"), forms.exposition(runs, sqlite_url)
-    # A run says when it last got on since later versions.
-    shown = [line for line in now["live"] if not line.startswith(RUN_LAST_PROGRESS.name)]
-    assert shown == old["live"]
-    assert now["info"] == old["info"]
+    # A run says when it last got on and counts its steps, infos have more labels, and totals names of their own, since
+    # later versions.
+    total = LIVE_TENSOR_BYTES.alone(category="total")
+    news = tuple(one.name for one in (RUN_LAST_PROGRESS, RUN_INFO, STEP_DURATION, STEPS, total))
+    assert [line for line in now["live"] if not line.startswith(news)] == [
+        line for line in old["live"] if not line.startswith(news)
+    ]
+    for infos in zip(_infos(old), _infos(now), strict=True):
+        was, told = (dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in infos)
+        assert was.items() <= told.items()
     assert now["results"] == old["results"]
+
+
+def _infos(exposition: dict[str, Any]) -> list[str]:
+    """The lines of the run that goes on, and of each result, in the order of the runs."""
+    live = [line for line in exposition["live"] if line.startswith(RUN_INFO.name)]
+    return [*live, *sorted(exposition["info"], key=lambda line: re.findall('run="([^"]*)"', line))]
 
 
 class Damage(NamedTuple):

@@ -15,6 +15,7 @@ from bench.cli import main
 from bench.runs.history import History
 from tests.bench.made.fake_nights import FakeNights
 from tests.bench.made.small_traces import write_kineto
+from tests.support.servers import free_port, program
 
 ROOT = Path(__file__).parents[2]
 # Smaller than what people run, so that it ends in seconds.
@@ -91,6 +92,20 @@ def _start_and_end(command: list[str], environment: dict[str, str]) -> None:
         assert server.wait(timeout=60) == 0, line
 
 
+def _up_and_down(command: list[str], environment: dict[str, str], folder: Path) -> None:
+    """Start a stack on ports of its own, and take it away."""
+    for name, package in (("prometheus", "prometheus"), ("prometheus-alertmanager", "prometheus-alertmanager")):
+        program(name, package)
+    servers = ("alertmanager", "grafana", "agent", "demo")
+    ports = "".join(f"[{name}]\nport = {free_port()}\n" for name in servers)
+    (folder / "stack.toml").write_text(f"{ports}[prometheus]\nscrape_seconds = 1\nport = {free_port()}\n")
+    up = [*command, "--config", str(folder / "stack.toml"), "--folder", str(folder / "stack")]
+    down = [*command[: command.index("up")], "down", "--folder", str(folder / "stack")]
+    begun = subprocess.run(up, capture_output=True, text=True, timeout=120, env=environment)
+    ended = subprocess.run(down, capture_output=True, text=True, timeout=120, env=environment)
+    assert (begun.returncode, ended.returncode) == (0, 0), begun.stderr + ended.stderr
+
+
 def _examples() -> list[object]:
     """All of them; those that start ranks take seconds each."""
     return [
@@ -101,14 +116,16 @@ def _examples() -> list[object]:
 
 def _starts_ranks(example: str) -> bool:
     """Of `doctor`, which starts them, too, that one is left which prints all that it finds."""
-    return example == "observatory doctor" or (
+    return example in ("observatory doctor", "observatory doctor --nodes 2") or (
         example.startswith(("observatory run ", "observatory suite run ", "observatory compare --a"))
         and "--dry-run" not in example
     )
 
 
 @pytest.mark.parametrize("example", _examples())
-def test_an_example_ends_as_it_should(example: str, home: Path, home_with_a_night: Path, traces: Path) -> None:
+def test_an_example_ends_as_it_should(
+    example: str, home: Path, home_with_a_night: Path, traces: Path, tmp_path: Path
+) -> None:
     words = shlex.split(example.split("#")[0])[1:]
     if words[0] == "run":
         words += ["--steps=3", *SMALLER_PROBES[words[1]]] if words[1] in SMALLER_PROBES else SMALLER
@@ -121,6 +138,9 @@ def test_an_example_ends_as_it_should(example: str, home: Path, home_with_a_nigh
     command = [sys.executable, "-P", "-m", "bench", *words]
     if words[0] == "serve":
         _start_and_end([*command, "--port=0"], environment)
+        return
+    if words[:2] == ["stack", "up"]:
+        _up_and_down(command, environment, tmp_path)
         return
     folder = traces if words[0] == "analyse" else None
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder)

@@ -116,8 +116,8 @@ class Trainer:
     def full_gradients(self) -> dict[str, Tensor]:
         return gather_gradients(self.model)
 
-    def gradient_norm(self) -> float | None:
-        return None if self._gradient_norm is None else self._gradient_norm.item()
+    def gradient_norm(self) -> Tensor | None:
+        return self._gradient_norm
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
         """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""

@@ -168,10 +168,10 @@ class DeepSpeedTrainer:
         """See `KnowsNotes`."""
         return self._notes
 
-    def gradient_norm(self) -> float | None:
+    def gradient_norm(self) -> Tensor | None:
         """See `KnowsNorm`; stage 0 does not report it."""
         norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        return None if norm is None else torch.as_tensor(norm)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks must call it."""

@@ -180,7 +180,7 @@ class SynchronousServer:
         self._inbox = inbox
         self._workers = workers
         self._norms = norms
-        self._gradient_norm: float | None = None
+        self._gradient_norm: Tensor | None = None
         self._largest_norm = float(setup.options["clip"])
 
     def step(self, tokens_bs: Tensor) -> None:
@@ -201,7 +201,7 @@ class SynchronousServer:
         """Return the bytes that were sent and received in the last step."""
         return {"send": self._share.sent_bytes + self._share.received_bytes}
 
-    def gradient_norm(self) -> float | None:
+    def gradient_norm(self) -> Tensor | None:
         """See `KnowsNorm`."""
         return self._gradient_norm
 
@@ -223,8 +223,8 @@ class SynchronousServer:
         if not all(push.is_finite for push in pushes):
             return
         if self._largest_norm:
-            self._gradient_norm = self._norms.whole(get_total_norm(means).item())
-            clip_grads_with_norm_(self.model.parameters(), self._largest_norm, torch.tensor(self._gradient_norm))
+            self._gradient_norm = torch.tensor(self._norms.whole(get_total_norm(means).item()))
+            clip_grads_with_norm_(self.model.parameters(), self._largest_norm, self._gradient_norm)
         self.optimizer.step()
 
 

@@ -17,7 +17,7 @@ from bench.analysis.estimate import of_metric
 from bench.case import Case, known_options, written
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
 from workloads.cost_models.schedules import Pipeline, actions
-from workloads.cost_models.shape import DIMENSIONS, PRESETS
+from workloads.cost_models.shape import nearest_preset
 from workloads.pipeline_parallel.simulator import simulate
 
 MOST_LEVERS = 3
@@ -245,13 +245,9 @@ def case_words(case: Case) -> list[str]:
     """
     words = _place_words(case)
     shape = case.shape
-
-    def unlike(name: str) -> list[str]:
-        return [one for one in DIMENSIONS if getattr(PRESETS[name], one) != getattr(shape, one)]
-
-    preset = min(PRESETS, key=lambda name: len(unlike(name)))
+    preset, others = nearest_preset(shape)
     words += [f"--shape {preset}"] if preset != "tiny" else []
-    words += [f"--{one.replace('_', '-')} {getattr(shape, one)}" for one in unlike(preset)]
+    words += [f"--{one.replace('_', '-')} {getattr(shape, one)}" for one in others]
     words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
     words += [f"--threads {case.threads}"] if case.threads != 1 else []
     return words

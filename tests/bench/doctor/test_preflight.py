@@ -122,6 +122,7 @@ def test_what_makes_all_figures_worthless_ends_the_suite(
         _preflight(engine, []).check({}, is_dropping=False)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_left_out_is_so_in_each_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
     told: list[str] = []
@@ -141,6 +142,7 @@ def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pyte
         _preflight(engine, []).check({}, is_dropping=True)
 
 
+@pytest.mark.slow
 def test_the_command_prints_each_node_and_each_pair(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_the_command_prints_each_node_and_each_pair(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_suite_tells_of_its_check_again_where_something_was_wrong(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

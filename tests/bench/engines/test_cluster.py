@@ -92,6 +92,7 @@ def test_each_node_tells_its_state_and_a_clock_that_is_the_runner_s(engine: Clus
     assert _run(engine, "after-the-check", small_case(ranks=2, nodes=2))[0].outcome == "done"
 
 
+@pytest.mark.slow
 def test_a_node_that_is_dropped_gets_no_rank_and_its_agent_ends(tmp_path: Path) -> None:
     with ClusterEngine(LocalNodes(2), tmp_path) as engine:
         engine.drop({0})

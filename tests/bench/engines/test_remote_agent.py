@@ -281,6 +281,7 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == f"127.0.0.1:{port} is served already, so that no exporter is started\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

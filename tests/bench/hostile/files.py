@@ -32,6 +32,10 @@ def make_files(folder: Path) -> None:
         "plain.yaml": "basic_auth_users: {me: hunter2}",
         "misspelt.toml": 'imag = "x"',
         "levels.toml": '[[accepted_efficiency]]\nstrategy="dpp"\ndevice="cuda"\nscaling="weak"\nratio=1',
+        "stack.toml": "[prometheus]\nprot = 9090",
+        "brief.toml": "[prometheus]\nretention_days = 7",
+        "twice.toml": "[grafana]\nport = 9090",
+        "newer.toml": "schema_version = 99",
         "by-tag.toml": 'image = "x:1"\nclaim = "results"',
         "pods.toml": f'image = "x@sha256:{"0" * 64}"\nclaim = "results"',
         "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",
@@ -48,6 +52,14 @@ def make_files(folder: Path) -> None:
     (folder / "newer-run" / "case.json").write_text('{"schema_version": 99}')
     (folder / "deep-run" / "case.json").write_text('{"x": ' + DEEP)
     (folder / "strange-run" / "case.json").write_text(json.dumps({"schema_version": 1, "run": 1}))
+    state = {"schema_version": 1, "begun_ns": 1, "made": [], "made_folders": [], "urls": {}}
+    for name, text in (
+        ("old-stack", json.dumps(state)),
+        ("newer-stack", json.dumps({**state, "schema_version": 99})),
+        ("broken-stack", "{"),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "state.json").write_text(text)
     (folder / "loop").symlink_to("loop")
     (folder / "zero.json").symlink_to("/dev/zero")
     ledgers = {

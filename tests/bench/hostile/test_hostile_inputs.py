@@ -23,6 +23,7 @@ from tests.bench.hostile import (
     node_lines,
     run_lines,
     show_lines,
+    stack_lines,
     suite_lines,
     suite_run_lines,
 )
@@ -38,6 +39,7 @@ LINES = [
     *node_lines.LINES,
     *dashboards_lines.LINES,
     *diagnose_lines.LINES,
+    *stack_lines.LINES,
     *suite_lines.LINES,
     *suite_run_lines.LINES,
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from bench.engines.local import LocalEngine
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder
 from bench.reports.summary import peaks_of
-from collectors.metrics.rank import LIVE_TENSOR_BYTES, MEASURED_MFU, TOKENS
+from collectors.metrics.metric import Sample
+from collectors.metrics.rank import GRADIENT_NORM, LIVE_TENSOR_BYTES, MEASURED_MFU, TOKENS
 from collectors.sample_log import Reading, read
 from tests.bench.made.examples import SMALL, small_case
 
@@ -73,6 +75,26 @@ def test_traced_steps_between_measured_ones_are_counted_nowhere_as_measured(
     tokens = [s.value for reading in measured for s in reading.samples if s.metric == TOKENS.name]
     step_tokens = SMALL.tokens / LOOKED_AT.ranks
     assert tokens == [step_tokens * (step + 1) for step in range(LOOKED_AT.warm_up + LOOKED_AT.steps)]
+
+
+def test_each_step_tells_the_gradient_norm_that_all_ranks_share(engine: LocalEngine, tmp_path: Path) -> None:
+    _run(engine, tmp_path, InstrumentationOptions())
+    norms = [
+        [sample.value for reading in _readings(tmp_path, rank) for sample in reading.samples if _is_norm(sample)]
+        for rank in range(2)
+    ]
+    assert len(norms[0]) == LOOKED_AT.warm_up + LOOKED_AT.steps
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_a_run_that_does_not_clip_tells_no_gradient_norm(engine: LocalEngine, tmp_path: Path) -> None:
+    case = replace(LOOKED_AT, options={**LOOKED_AT.options, "clip": 0.0})
+    assert engine.run(TrialOrder(run=tmp_path.name, trial=0, case=case, limit_s=60), lambda _: None).outcome == "done"
+    assert not any(_is_norm(sample) for reading in _readings(tmp_path) for sample in reading.samples)
+
+
+def _is_norm(sample: Sample) -> bool:
+    return sample.metric == GRADIENT_NORM.name
 
 
 def test_a_fault_in_a_step_of_a_window_is_committed_and_blamed(engine: LocalEngine, tmp_path: Path) -> None:

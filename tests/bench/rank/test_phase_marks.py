@@ -28,7 +28,7 @@ class FakeClock:
         yield
         self._noted.append(f"clock ends {name}")
 
-    def end_step(self, loss: Tensor | None = None) -> None: ...
+    def end_step(self, loss: Tensor | None = None, gradient_norm: Tensor | None = None) -> None: ...
 
     def finished(self) -> list[StepTimes]:
         return []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.estimate import estimate
 from bench.case import Purpose
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runner.persist import check_baseline, check_hardware, persist
@@ -14,9 +15,11 @@ from bench.runner.recover import recover_runs
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.run_dir import begin, load, summarise
-from tests.bench.made.examples import SMALL, make_machine
+from collectors.metrics.probes import RUN_LINK_BANDWIDTH
+from collectors.metrics.results import RUN_EXPECTED_EFFICIENCY
+from tests.bench.made.examples import SMALL, make_machine, make_probe, make_summary
 from tests.bench.made.fake_engine import FakeEngine
-from tests.bench.made.fake_runs import CAUSE, DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, ddp_summary, measure_fake
+from tests.bench.made.fake_runs import CAUSE, DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, ddp_summary, find, measure_fake
 
 
 @pytest.fixture
@@ -35,6 +38,25 @@ def test_efficiency_is_read_against_the_baseline_measured_beside_the_run(tmp_pat
     # Tokens per second and rank: 32 tokens in 0.7 / 3 s on 2 ranks of ddp, 16 in 0.16 s of single.
     assert found.ratio.value == pytest.approx((32 / (0.7 / 3) / 2) / (16 / 0.16))
     assert found.ratio.low is not None
+
+
+def test_an_efficiency_has_the_expected_one_beside_it_where_the_link_was_measured(
+    tmp_path: Path, history: History
+) -> None:
+    engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
+    first, second = (measure_fake(tmp_path / name, engine, SINGLE, DDP).summaries for name in ("before", "after"))
+    _, without = persist(first, engine.machine(), history, explicit_baseline=None).summaries
+    assert any(
+        note.startswith("expected weak scaling efficiency is absent: no sweep of all_reduce on 2 ranks")
+        for note in without.notes
+    )
+    sweep = make_summary("sweep", case=make_probe("collectives", 2), hardware=without.hardware, scaling=())
+    bandwidth = estimate(RUN_LINK_BANDWIDTH, [1e30], collective="all_reduce")
+    history.add(replace(sweep, estimates=(bandwidth,)), make_machine())
+    single, ddp = persist(second, engine.machine(), history, explicit_baseline=None).summaries
+    found = find(ddp, RUN_EXPECTED_EFFICIENCY, scaling="weak", baseline="beside")
+    assert found.median == pytest.approx(1.0)
+    assert not any(one.metric == RUN_EXPECTED_EFFICIENCY.name for one in single.estimates)
 
 
 def test_efficiency_is_read_against_the_newest_baseline_of_the_history(tmp_path: Path, history: History) -> None:

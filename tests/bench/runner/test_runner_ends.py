@@ -65,7 +65,7 @@ def _family(runner: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(runner.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_no_process_outlives_the_runner(number: signal.Signals, tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1", "--option", "workers=1") as runner:
         _wait_until(lambda: _is_measuring(tmp_path))
@@ -112,6 +112,7 @@ def test_a_run_that_is_ended_while_torch_is_loaded_leaves_nothing_behind(tmp_pat
     assert list(short_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_is_over_when_its_forkserver_is_gone(tmp_path: Path) -> None:
     with _running(tmp_path, "--trials", "1", "--steps", "2", "--trace-steps", "0") as runner:
         servers: list[psutil.Process] = []

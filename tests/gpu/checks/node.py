@@ -124,7 +124,7 @@ def serving(session: Session) -> Iterator[Finding]:
     watts, used_mib, sm_mhz = smi[0]
     yield from _compared(page, GPU_MEMORY_USED_BYTES, used_mib, MI_B, 0.05, "a context's worth")
     yield from _compared(page, GPU_POWER_WATTS, watts, 1, 0.3, "averages of different moments")
-    yield from _compared(page, GPU_CLOCK_HERTZ, sm_mhz, 1e6, 0.25, "clocks move", clock="sm")
+    yield from _compared(page, GPU_CLOCK_HERTZ.alone(clock="sm"), sm_mhz, 1e6, 0.25, "clocks move")
 
 
 _QUERY = ("--query-gpu=power.draw,memory.used,clocks.sm", "--format=csv,noheader,nounits", "--id=0")
@@ -143,10 +143,8 @@ def _page_with_rank(session: Session, url: str) -> tuple[list[dict[str, str]], s
     return [], page
 
 
-def _compared(
-    page: str, metric: Metric, smi: float | None, scale: float, share: float, why: str, **labels: str
-) -> Iterator[Finding]:
-    ours = [value for found, value in scraped(page, metric) if {"gpu": "0", **labels}.items() <= found.items()]
+def _compared(page: str, metric: Metric, smi: float | None, scale: float, share: float, why: str) -> Iterator[Finding]:
+    ours = [value for found, value in scraped(page, metric) if found["gpu"] == "0"]
     if not ours or smi is None:
         yield figure(metric.name, "absent" if not ours else f"{ours[0]:.4g}", beside=f"nvidia-smi: {smi}")
         return

@@ -467,7 +467,7 @@ def _metrics_page(looks: int) -> str:
             series(gpu.RANK_GPU, 1, run="r", rank="0", slot="0", gpu="0", slice=""),
             series(gpu.GPU_MEMORY_USED_BYTES, 40000 * 2**20, gpu="0", node="node"),
             series(gpu.GPU_POWER_WATTS, 645.0, gpu="0", node="node"),
-            series(gpu.GPU_CLOCK_HERTZ, 1.755e9, gpu="0", clock="sm", node="node"),
+            series(gpu.GPU_CLOCK_HERTZ.alone(clock="sm"), 1.755e9, gpu="0", node="node"),
         )
     )
 

@@ -13,8 +13,7 @@ from tests.gpu.report import REHEARSAL
 from tests.gpu.runner import result_of
 from tests.gpu.session import ROOT
 
-SHORT, LONGER = "single", ("leaving", "counters")
-"""`make gpu-rehearsal` tries all."""
+pytestmark = pytest.mark.slow
 
 
 def _rehearse(output: Path, name: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +34,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gpu") / "results"
 
 
-@pytest.mark.parametrize("name", [SHORT, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)])
+@pytest.mark.parametrize("name", ["single", "leaving", "counters"])  # `make gpu-rehearsal` tries all.
 def test_a_rehearsed_check_runs_real_commands_and_keeps_its_result(name: str, output: Path) -> None:
     done = _rehearse(output, name)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

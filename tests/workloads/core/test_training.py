@@ -59,6 +59,19 @@ def test_clipping_limits_the_norm_and_keeps_the_direction() -> None:
         torch.testing.assert_close(clipped[name], gradient * (0.5 / norm_of(free)), rtol=1e-4, atol=1e-8)
 
 
+def test_the_norm_is_that_of_the_whole_gradient_before_clipping() -> None:
+    _, free, _ = step_of(clip=0.0)
+    _, _, trainer = step_of(clip=0.5)
+    norm = trainer.gradient_norm()
+    assert norm is not None
+    assert norm.item() == pytest.approx(norm_of(free), rel=1e-5)
+
+
+def test_where_nothing_is_clipped_no_norm_is_computed() -> None:
+    _, _, trainer = step_of(clip=0.0)
+    assert trainer.gradient_norm() is None
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_fp16_gradients_are_read_and_clipped_unscaled(clip: float) -> None:
     _, gradients, _ = step_of(clip=clip)

@@ -268,7 +268,7 @@ def test_a_file_with_a_key_is_its_owner_s_alone(settings: Path, tmp_path: Path) 
         ('image = "a b"\nimage_by_tag = true', 'image "a b" names no image'),
         ('image = "x"\nimage_by_tag = true\nclaim = "My Volume"', 'claim "My Volume" cannot be a name'),
         ("gpus = -1", "gpus is -1; it may be 0 to 1024"),
-        ('gpus = "8"', "Expected `int"),
+        ('gpus = "8"', "gpus is '8'; it may be a whole number"),
         ('shm = "much"', 'shm "much" is no quantity'),
         (f'name = "{"n" * 41}"', "has at most 40 characters"),
     ],

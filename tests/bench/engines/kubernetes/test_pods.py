@@ -24,6 +24,7 @@ from tests.bench.engines.kubernetes.pods import HEAD, WITHIN_S, Pods, agents_ben
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_a_suite_runs_over_two_pods_which_both_end_well(short_path: Path) -> None:
     pods = Pods(short_path, HEAD + "[case.ddp]\nranks = 2\n", nodes=2)
     others, first = pods.start(1), pods.start(0)
