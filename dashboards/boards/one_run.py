@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from collectors.metrics import gpu, rank, results
 from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
@@ -10,6 +11,7 @@ from collectors.metrics.metric import Metric
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from dashboards import promql
 from dashboards.boards import choices
+from dashboards.boards.lines import lines
 from dashboards.model import (
     Column,
     Dashboard,
@@ -17,11 +19,9 @@ from dashboards.model import (
     Query,
     Row,
     Stat,
-    Steps,
     Table,
     TimeSeries,
     Variable,
-    Worst,
     falling,
     rising,
 )
@@ -167,25 +167,7 @@ _ABOUT = Table(
 # Where the time goes.
 
 
-def _lines(
-    title: str,
-    *queries: Query,
-    worst: Worst = "highest",
-    is_stacked: bool = False,
-    steps: Steps | None = None,
-    absent: str = _NO_RUN,
-    note: str = "",
-) -> TimeSeries:
-    return TimeSeries(
-        title=title,
-        queries=queries,
-        worst=worst,
-        stacked=is_stacked,
-        legend="right",
-        steps=steps,
-        absent=absent,
-        note=note,
-    )
+_lines = partial(lines, absent=_NO_RUN)
 
 
 _PHASES = promql.mean(_of_ranks(rank.PHASE_SECONDS), by=("phase",))
@@ -236,13 +218,13 @@ _STANDING_OUT = (
         "Phases of a step, mean of ranks",
         _query(rank.PHASE_SECONDS, _PHASES, "{{phase}}"),
         _query(rank.STEP_SECONDS, promql.above(_BESIDE, 0), "beside the phases"),
-        is_stacked=True,
+        stacked=True,
         note="The parts add up to the mean step.",
     ),
     _lines(
         "Parts of a traced step, mean of ranks",
         *(_query(metric, _mean(metric), words) for words, metric in _PARTS),
-        is_stacked=True,
+        stacked=True,
         absent=_NOT_TRACED,
     ),
 )
@@ -264,7 +246,7 @@ _TIME = Row(
         _lines(
             "Collectives of a traced step, mean of ranks",
             _query(rank.COLLECTIVE_SECONDS, _mean(rank.COLLECTIVE_SECONDS), "{{collective}}"),
-            is_stacked=True,
+            stacked=True,
             absent=_NOT_TRACED,
         ),
         _lines(
@@ -353,7 +335,7 @@ _MEMORY = Row(
         _lines(
             "State of training",
             _fullest(rank.STATE_BYTES, "{{part}}"),
-            is_stacked=True,
+            stacked=True,
             absent="The run has not told the bytes of its state yet; it does so after its first trial's warm-up.",
         ),
         _lines("Peak of each phase", _fullest(rank.PHASE_PEAK_BYTES, "{{phase}}"), absent=_NO_ALLOCATOR),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from collectors.metrics import gpu, gpu_health
 from collectors.metrics.metric import Metric
 from dashboards import promql
 from dashboards.boards.choices import OF_NODE
+from dashboards.boards.lines import lines
 from dashboards.boards.nodes import soundness
-from dashboards.model import Column, Query, Row, Steps, Table, TimeSeries, Worst, falling
+from dashboards.model import Column, Query, Row, Table, TimeSeries, falling
 from dashboards.promql import GPU, SLICE, WORK, Match, with_work
 from dashboards.queries.fleets import standing_out
 
@@ -40,51 +43,31 @@ def rate(metric: Metric, unit: str, legend: str) -> Query:
     return query(metric, promql.recent_rate(metric, **OF_GPU), unit, legend)
 
 
-def lines(
-    title: str,
-    *queries: Query,
-    worst: Worst = "highest",
-    steps: Steps | None = None,
-    goes_below_zero: bool = False,
-    note: str = "",
-    absent: str = UNANSWERED,
-    width: int = 12,
-) -> TimeSeries:
-    return TimeSeries(
-        title=title,
-        queries=queries,
-        worst=worst,
-        steps=steps,
-        goes_below_zero=goes_below_zero,
-        legend="right",
-        note=note,
-        absent=absent,
-        width=width,
-    )
+gpu_lines = partial(lines, absent=UNANSWERED)
 
 
 _DETAIL_OF_HEAT = (
-    lines(
+    gpu_lines(
         "Temperature",
         gauge(gpu.GPU_TEMPERATURE_CELSIUS, "die"),
         gauge(gpu.GPU_MEMORY_TEMPERATURE_CELSIUS, "memory"),
     ),
-    lines(
+    gpu_lines(
         "Power",
         gauge(gpu.GPU_POWER_WATTS, "over a second"),
         gauge(gpu.GPU_POWER_INSTANT_WATTS, "at the moment"),
     ),
-    lines("Power by the energy counter", rate(gpu.GPU_ENERGY_JOULES, "watts", "")),
-    lines(
+    gpu_lines("Power by the energy counter", rate(gpu.GPU_ENERGY_JOULES, "watts", "")),
+    gpu_lines(
         "Limits of power",
         *(gauge(form, told["limit"]) for told, form in gpu.GPU_POWER_LIMIT_WATTS.forms()),
         note="A current limit below the default was lowered by somebody.",
     ),
-    lines("Clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_HERTZ.forms()), worst="lowest"),
-    lines("Limits of clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_LIMIT_HERTZ.forms())),
+    gpu_lines("Clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_HERTZ.forms()), worst="lowest"),
+    gpu_lines("Limits of clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_LIMIT_HERTZ.forms())),
 )
 _DETAIL_OF_WORK = (
-    lines(
+    gpu_lines(
         "Busy: with any kernel, its multiprocessors, its tensor cores",
         gauge(gpu.GPU_UTILIZATION, "any kernel"),
         gauge(gpu_health.GPU_SM_ACTIVITY, "multiprocessors"),
@@ -92,25 +75,25 @@ _DETAIL_OF_WORK = (
         worst="lowest",
         note="Any kernel may run while most of the GPU is idle; multiprocessors and tensor cores tell how much of it.",
     ),
-    lines(
+    gpu_lines(
         "Tensor cores by kind of product",
         gauge(gpu_health.GPU_TENSOR_ACTIVITY, "{{kind}}", kind=promql.none_of("any")),
         absent=_GPM,
     ),
-    lines("Arithmetic outside of tensor cores", gauge(gpu_health.GPU_PIPE_ACTIVITY, "{{pipe}}"), absent=_GPM),
-    lines(
+    gpu_lines("Arithmetic outside of tensor cores", gauge(gpu_health.GPU_PIPE_ACTIVITY, "{{pipe}}"), absent=_GPM),
+    gpu_lines(
         "Contexts and resident warps",
         gauge(gpu_health.GPU_GRAPHICS_ACTIVITY, "any context"),
         gauge(gpu_health.GPU_SM_OCCUPANCY, "resident warps, of the most"),
         worst="lowest",
         absent=_GPM,
     ),
-    lines(
+    gpu_lines(
         "Video encoder and decoder",
         gauge(gpu.GPU_ENCODER_UTILIZATION, "encoder"),
         gauge(gpu.GPU_DECODER_UTILIZATION, "decoder"),
     ),
-    lines(
+    gpu_lines(
         "Processes with a context",
         gauge(gpu.GPU_TASKS),
         gauge(gpu.GPU_INSTANCE_TASKS, "slice {{slice}}"),
@@ -118,7 +101,7 @@ _DETAIL_OF_WORK = (
     ),
 )
 _DETAIL_OF_MEMORY = (
-    lines(
+    gpu_lines(
         "Memory in use, of what processes can have",
         query(gpu.GPU_MEMORY_USED_BYTES, soundness.memory_share(**OF_GPU), "ratio", ""),
         Query(
@@ -134,13 +117,13 @@ _DETAIL_OF_MEMORY = (
             unit="ratio",
         ),
     ),
-    lines(
+    gpu_lines(
         "Memory by whom it is held",
         gauge(gpu.GPU_MEMORY_USED_BYTES, "processes"),
         gauge(gpu.GPU_MEMORY_RESERVED_BYTES, "driver"),
         gauge(gpu.GPU_MEMORY_FREE_BYTES, "free"),
     ),
-    lines(
+    gpu_lines(
         "Memory of each rank's process",
         Query(
             metric=gpu.RANK_GPU_MEMORY,
@@ -150,12 +133,12 @@ _DETAIL_OF_MEMORY = (
         ),
         absent="No rank of a run computes here, or the driver counts no memory by process.",
     ),
-    lines(
+    gpu_lines(
         "Memory: bandwidth in use, and time in which it is read or written",
         gauge(gpu_health.GPU_DRAM_ACTIVITY, "bandwidth"),
         gauge(gpu.GPU_MEMORY_UTILIZATION, "time"),
     ),
-    lines(
+    gpu_lines(
         "Window of the GPU's memory that others reach it through (BAR1), in use",
         query(
             gpu.GPU_BAR1_USED_BYTES,
@@ -169,17 +152,17 @@ _DETAIL_OF_MEMORY = (
     ),
 )
 _DETAIL_OF_LINKS = (
-    lines(
+    gpu_lines(
         "PCIe traffic",
         rate(gpu_health.GPU_PCIE_BYTES, "bytes_per_second", "{{direction}}"),
     ),
-    lines(
+    gpu_lines(
         "NVLink traffic",
         rate(gpu_health.GPU_NVLINK_BYTES, "bytes_per_second", "{{direction}}"),
     ),
-    lines("PCIe traffic, by the monitors", gauge(gpu_health.GPU_PCIE_RATE, "{{direction}}"), absent=_GPM),
-    lines("NVLink traffic, by the monitors", gauge(gpu_health.GPU_NVLINK_RATE, "{{direction}}"), absent=_GPM),
-    lines(
+    gpu_lines("PCIe traffic, by the monitors", gauge(gpu_health.GPU_PCIE_RATE, "{{direction}}"), absent=_GPM),
+    gpu_lines("NVLink traffic, by the monitors", gauge(gpu_health.GPU_NVLINK_RATE, "{{direction}}"), absent=_GPM),
+    gpu_lines(
         "PCIe link now, of what it can",
         query(soundness.PCIE_LINK, soundness.pcie_share(**OF_GPU), "ratio", ""),
         worst="lowest",
@@ -212,20 +195,20 @@ _DETAIL_OF_LINKS = (
         is_falling=False,
         absent=WATCHED,
     ),
-    lines(
+    gpu_lines(
         "Errors of links per second",
         rate(gpu_health.GPU_PCIE_RETRIES, "per_second", "PCIe sent again"),
         rate(gpu_health.GPU_PCIE_ERRORS, "per_second", "PCIe {{kind}}"),
         rate(gpu_health.GPU_NVLINK_ERRORS, "per_second", "NVLink {{kind}}"),
     ),
-    lines(
+    gpu_lines(
         "Traffic of each NVLink",
         rate(gpu_health.GPU_NVLINK_LINK_BYTES, "bytes_per_second", "link {{link}} {{direction}}"),
         absent="Each link is shown only where it is asked for: `observatory serve --nvlink-per-link`.",
     ),
 )
 _DETAIL_OF_ERRORS = (
-    lines(
+    gpu_lines(
         "Lost, late, or waiting for a repair",
         query(
             gpu.GPU_STATE,
@@ -246,13 +229,13 @@ _DETAIL_OF_ERRORS = (
         ),
         absent=WATCHED,
     ),
-    lines(
+    gpu_lines(
         "Errors that the driver reported, since the agent began",
         gauge(gpu_health.GPU_XIDS, "XID {{xid}} {{slice}}"),
         gauge(gpu_health.GPU_EVENTS, "{{event}}", event=promql.none_of("xid")),
         absent=_NONE_YET,
     ),
-    lines(
+    gpu_lines(
         "Memory errors that ECC could not correct",
         gauge(gpu_health.GPU_ECC_VOLATILE_ERRORS, "since the driver was loaded", kind="uncorrected"),
         gauge(gpu_health.GPU_ECC_AGGREGATE_ERRORS, "in its life", kind="uncorrected"),
@@ -264,7 +247,7 @@ _DETAIL_OF_ERRORS = (
             "rows remapped",
         ),
     ),
-    lines(
+    gpu_lines(
         "Memory errors that ECC corrected",
         gauge(gpu_health.GPU_ECC_VOLATILE_ERRORS, "since the driver was loaded ", kind="corrected"),
         gauge(gpu_health.GPU_ECC_AGGREGATE_ERRORS, "in its life ", kind="corrected"),
@@ -378,8 +361,8 @@ _IDENTITY = (
     ),
 )
 _READING = (
-    lines("Age of what is shown", gauge(gpu_health.GPU_AGE_SECONDS), absent=WATCHED),
-    lines("Readings that GPUs missed per second", rate(gpu_health.GPU_MISSED, "per_second", ""), absent=WATCHED),
+    gpu_lines("Age of what is shown", gauge(gpu_health.GPU_AGE_SECONDS), absent=WATCHED),
+    gpu_lines("Readings that GPUs missed per second", rate(gpu_health.GPU_MISSED, "per_second", ""), absent=WATCHED),
     TimeSeries(
         title="Time of a driver's call, by function: the ten longest",
         queries=(

@@ -15,7 +15,7 @@ from dashboards.boards.nodes.gpu_details import (
     WATCHED,
     WORK_NAME,
     gauge,
-    lines,
+    gpu_lines,
     query,
 )
 from dashboards.model import (
@@ -134,7 +134,7 @@ _STATES = States(
 )
 
 _HEAT = (
-    lines(
+    gpu_lines(
         "Share of time in which clocks are held back, by reason",
         query(
             gpu.GPU_CLOCK_HELD_SECONDS,
@@ -157,18 +157,18 @@ _HEAT = (
         note="At the factory's power limit it is normal that software_power_cap holds back a busy GPU.",
         absent="Nothing holds a clock back, or the driver does not tell.",
     ),
-    lines(
+    gpu_lines(
         "Degrees below slowing down",
         gauge(gpu.GPU_TEMPERATURE_MARGIN_CELSIUS),
         worst="lowest",
         goes_below_zero=True,
     ),
-    lines(
+    gpu_lines(
         "Clock of the multiprocessors, of its maximum",
         query(soundness.CLOCK, soundness.clock_share(**OF_GPU), "ratio", ""),
         worst="lowest",
     ),
-    lines("Power, of the limit in force", query(gpu.GPU_POWER_WATTS, soundness.power_share(**OF_GPU), "ratio", "")),
+    gpu_lines("Power, of the limit in force", query(gpu.GPU_POWER_WATTS, soundness.power_share(**OF_GPU), "ratio", "")),
 )
 
 

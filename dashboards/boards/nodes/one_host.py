@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from collectors.metrics import agent, host, process
 from collectors.metrics.metric import Metric
 from dashboards import promql
 from dashboards.alerts import hosts, links
 from dashboards.boards.choices import ALERTS_OF_NODES, CLUSTER, OF_NODE, ONE_NODE, alerts_marked, runs_marked
+from dashboards.boards.lines import lines
 from dashboards.boards.nodes import soundness
 from dashboards.model import (
     Column,
@@ -18,9 +21,7 @@ from dashboards.model import (
     Step,
     Steps,
     Table,
-    TimeSeries,
     Word,
-    Worst,
     falling,
     rising,
 )
@@ -54,27 +55,7 @@ def _rate(metric: Metric, unit: str, legend: str) -> Query:
     return _query(metric, promql.recent_rate(metric, **OF_NODE), unit, legend)
 
 
-def _lines(
-    title: str,
-    *queries: Query,
-    worst: Worst = "highest",
-    steps: Steps | None = None,
-    goes_below_zero: bool = False,
-    stacked: bool = False,
-    note: str = "",
-    absent: str = _ABSENT,
-) -> TimeSeries:
-    return TimeSeries(
-        title=title,
-        queries=queries,
-        worst=worst,
-        steps=steps,
-        goes_below_zero=goes_below_zero,
-        stacked=stacked,
-        legend="right",
-        note=note,
-        absent=absent,
-    )
+_lines = partial(lines, absent=_ABSENT)
 
 
 def _stat(
