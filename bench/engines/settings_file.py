@@ -20,7 +20,14 @@ from bench.errors import Misuse
 from bench.runs.files import read_small
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
-_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "object": "a table", "array": "a list"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
 """What msgspec calls the types of TOML."""
 
 
@@ -54,11 +61,12 @@ def _refusal(path: Path | None, given: dict[str, Any], text: str, form: type[msg
                 f"{of}'s settings lack {missing[1]}; name a file that has it with --engine-file (docs/clusters.md)"
             )
         return Misuse(f"{path} lacks the field {missing[1]}, which {of} needs (docs/clusters.md)")
-    mistaken = re.fullmatch(r"Expected (.*?)(?:, got `\w+`)? - at `\$\.(\w+(?:\.\w+)*)`", text)
+    mistaken = re.fullmatch(r"Expected (.*?)(?:, got `\w+`)? - at `\$\.(\w+(?:\.\w+)*)(\[\.\.\.\])?`", text)
     if mistaken is not None:
-        expected, field = mistaken.groups()
+        expected, field, within = mistaken.groups()
         value: Any = reduce(operator.getitem, field.split("."), given)
-        return Misuse(f"{path}: {field} is {value!r}; it may be {re.sub(r'`(.*?)`', _in_words, expected)}")
+        what = "each of its values" if within else "it"
+        return Misuse(f"{path}: {field} is {value!r}; {what} may be {re.sub(r'`(.*?)`', _in_words, expected)}")
     unknown = re.search(r"unknown field `(.*?)`(?: - at `\$\.(\w+)`)?", text)
     if unknown is None:
         return Misuse(f"{path}: {text}")
