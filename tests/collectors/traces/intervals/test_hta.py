@@ -77,7 +77,6 @@ def hta() -> None:
         pytest.skip(f"HolisticTraceAnalysis cannot be installed: {error}")
 
 
-@pytest.mark.timeout(1200)  # HTA's own time, on a machine that does other things.
 @pytest.mark.parametrize("name", SETS)
 def test_with_its_rounding_and_its_steps_hta_finds_the_same_to_the_microsecond(name: str, hta: None) -> None:
     paths, answer = _ask(name)
@@ -92,7 +91,6 @@ def test_with_its_rounding_and_its_steps_hta_finds_the_same_to_the_microsecond(n
         assert round(ours.overlap_percent, 2) == its.overlap_percent
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", IN_NANOSECONDS)
 def test_without_its_rounding_hta_finds_the_same_but_for_its_floating_point(name: str, hta: None) -> None:
     paths, answer = _ask(name, keeps_nanoseconds=True)
