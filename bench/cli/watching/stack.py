@@ -15,7 +15,7 @@ from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 if TYPE_CHECKING:
     from bench.exporter.stack.coverage import Target
-    from bench.exporter.stack.lifecycle import StackState
+    from bench.exporter.stack.lifecycle import StackPlan, StackState
     from bench.exporter.stack.size import Size
 
 SCHEMA_VERSION = 1
@@ -95,8 +95,6 @@ def up(
     from bench.engines.settings_file import read_settings
     from bench.exporter.service_discovery import Targets
     from bench.exporter.stack import lifecycle
-    from bench.exporter.stack.coverage import targets_once_asked
-    from bench.exporter.stack.files import LOOPBACK
     from bench.exporter.stack.settings import StackSettings, check
     from bench.runs.database import parse_url
 
@@ -123,6 +121,18 @@ def up(
     interrupt_in_order()
     programs = lifecycle.installed()
     state = lifecycle.up(plan, programs, tell=say)
+    try:
+        _say_what_is_up(state, plan)
+    except KeyboardInterrupt:
+        say("the stack is up and goes on; `observatory stack status` shows its targets, and `down` ends it")
+        raise
+
+
+def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
+    """Print the servers, and the targets once each was asked."""
+    from bench.exporter.stack.coverage import targets_once_asked
+    from bench.exporter.stack.files import LOOPBACK
+
     _print_servers(state, "table")
     if "grafana" not in state.urls:
         click.echo(
@@ -131,17 +141,13 @@ def up(
         )
     click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/watching.md")
     click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
-    if not (has_agent or has_demo or lists):
+    if not (plan.has_agent or plan.has_demo or plan.lists):
         say("nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FILE other nodes")
         return
-    asked_s = _DISCOVERY_S + settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
+    asked_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
     say(f"waiting until each target was asked, {asked_s} s at most")
     own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
-    try:
-        targets = targets_once_asked(state.prometheus_url, own, limit_s=asked_s)
-    except KeyboardInterrupt:
-        say("the stack is up and goes on; `observatory stack status` shows its targets, and `down` ends it")
-        raise
+    targets = targets_once_asked(state.prometheus_url, own, limit_s=asked_s)
     _print_targets(targets, "table")
     for target in targets:
         if target.missing is not None:
