@@ -1,29 +1,36 @@
-"""Clock and power of a rank's GPU while the rank measured: the rank's log joined with its node's log, by time."""
+"""Clock, power and energy of a rank's GPU while the rank measured: its log joined with its node's, by time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_INFO, GPU_INSTANCE, GPU_POWER_WATTS
+from bench.analysis.mfu import Absent
+from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_ENERGY_JOULES, GPU_INFO, GPU_INSTANCE, GPU_POWER_WATTS
 from collectors.metrics.metric import Sample
 from collectors.node.node_log import NodeState
 from collectors.sample_log import read
 
 CLOCK = "sm"
+LEAST_ENERGY_S = 2.0
+"""Time for which energy is counted at least. Drivers renew the counter each 20 to 100 ms, so that it is off by no more
+than 5 % of so long a time (Yang et al. 2023, Part-time Power Measurements)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """A GPU's clock and power as its node read them at one beat; None where the driver does not report one.
+    """A GPU's clock, power and energy as its node read them at one beat; None where the driver does not report one.
 
-    time_ns: Unix time of the beat.
+    time_ns: Unix time of the beat. energy_joules: the counter since the driver was loaded; None for a MIG instance,
+    which has none of its own.
     """
 
     time_ns: int
     clock_hertz: float | None
     power_watts: float | None
+    energy_joules: float | None = None
 
 
 def clock_and_power(clock_hertz: float | None, power_watts: float | None) -> str:
@@ -56,22 +63,57 @@ class GpuBeats:
 
         gpu_uuid: of the GPU, or of its MIG instance, as CUDA gives it.
         """
-        within = [beat for beat in self._by_uuid.get(gpu_uuid, ()) if begun_ns <= beat.time_ns <= ended_ns]
+        within = self._within(gpu_uuid, begun_ns, ended_ns)
         return within[-1] if within else None
+
+    def mean_power_w(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> float | Absent:
+        """Return the power of a GPU between two Unix times, by its energy counter."""
+        counted: list[tuple[int, float]] = []
+        for beat in self._within(gpu_uuid, begun_ns, ended_ns):
+            # A beat that shows the counter of the beat before did not read it anew.
+            if beat.energy_joules is not None and (not counted or beat.energy_joules != counted[-1][1]):
+                counted.append((beat.time_ns, beat.energy_joules))
+        if not counted:
+            return Absent(reason="no beat of its node's log has the energy counter of its GPU")
+        (first_ns, first_joules), (last_ns, last_joules) = counted[0], counted[-1]
+        elapsed_s = (last_ns - first_ns) / 1e9
+        if elapsed_s < LEAST_ENERGY_S:
+            return Absent(
+                reason=f"its node read the energy counter of its GPU over {elapsed_s:.1f} s of them, and"
+                f" {LEAST_ENERGY_S:g} s are needed; more --steps take longer"
+            )
+        if any(now < before for (_, before), (_, now) in pairwise(counted)):
+            return Absent(reason="the energy counter of its GPU began anew meanwhile")
+        return (last_joules - first_joules) / elapsed_s
+
+    def _within(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> list[GpuReading]:
+        return [beat for beat in self._by_uuid.get(gpu_uuid, ()) if begun_ns <= beat.time_ns <= ended_ns]
 
     def _take(self, time_ns: int, samples: Sequence[Sample]) -> None:
         uuids: dict[str, list[str]] = {}  # By GPU index: the GPU's UUID, and those of its MIG instances.
         clocks: dict[str, float] = {}
         powers: dict[str, float] = {}
+        energies: dict[str, float] = {}
+        instances: set[str] = set()
         for sample in samples:
             if sample.metric in (GPU_INFO.name, GPU_INSTANCE.name):
                 # NVML puts "GPU-" or "MIG-" before the UUID that CUDA gives.
-                uuids.setdefault(sample.labels["gpu"], []).append(sample.labels["uuid"].partition("-")[2])
+                uuid = sample.labels["uuid"].partition("-")[2]
+                uuids.setdefault(sample.labels["gpu"], []).append(uuid)
+                if sample.metric == GPU_INSTANCE.name:
+                    instances.add(uuid)
             elif sample.metric == GPU_CLOCK_HERTZ.name and sample.labels["clock"] == CLOCK:
                 clocks[sample.labels["gpu"]] = sample.value
             elif sample.metric == GPU_POWER_WATTS.name:
                 powers[sample.labels["gpu"]] = sample.value
-        for gpu in clocks.keys() | powers.keys():
-            beat = GpuReading(time_ns=time_ns, clock_hertz=clocks.get(gpu), power_watts=powers.get(gpu))
+            elif sample.metric == GPU_ENERGY_JOULES.name:
+                energies[sample.labels["gpu"]] = sample.value
+        for gpu in clocks.keys() | powers.keys() | energies.keys():
             for uuid in uuids.get(gpu, ()):
+                beat = GpuReading(
+                    time_ns=time_ns,
+                    clock_hertz=clocks.get(gpu),
+                    power_watts=powers.get(gpu),
+                    energy_joules=None if uuid in instances else energies.get(gpu),
+                )
                 self._by_uuid.setdefault(uuid, []).append(beat)

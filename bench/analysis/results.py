@@ -14,7 +14,7 @@ from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, mfu, peak_of
 from bench.analysis.pipeline import AXIS, pipeline_estimates
 from bench.analysis.probes import read_probe_trials, results_of_probe
-from bench.analysis.trials import Trial, read_trials
+from bench.analysis.trials import Power, Trial, read_trials
 from bench.case import Case
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -184,6 +184,11 @@ def results_of(
         found += accounts
         notes += absent
     found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
+    powers = [trial.power for trial in trials]
+    if whys := [power.reason for power in powers if isinstance(power, Absent)]:
+        notes.append(f"power and energy are absent: {whys[0]}")
+    else:
+        found += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
     found += _traced(trials)
@@ -206,6 +211,13 @@ def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCov
         axes = " and ".join(sorted(others))
         return NotCovered(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
     return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
+
+
+def _energy(step_tokens: int, steps_s: Sequence[float], powers: Sequence[Power]) -> Iterator[Estimate]:
+    """Yield power of a GPU and energy of a token. steps_s: the mean step of each trial."""
+    yield from _positive(results.RUN_GPU_POWER_WATTS, [power.watts / power.gpus for power in powers])
+    of_a_token = [power.watts * step_s / step_tokens for power, step_s in zip(powers, steps_s, strict=True)]
+    yield from _positive(results.RUN_TOKEN_ENERGY_JOULES, of_a_token)
 
 
 def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from bench.analysis.estimate import spread
+from bench.analysis.gpu_clocks import GpuBeats
+from bench.analysis.mfu import Absent
 from bench.analysis.pipeline import TimedStep, join_steps
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Metric, Sample
@@ -203,6 +205,17 @@ def join_traced(readings_by_rank: Sequence[Sequence[Reading]]) -> Traced | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power of all GPUs of a trial together while their ranks measured. gpus: how many there are."""
+
+    watts: float
+    gpus: int
+
+
+_NO_GPU = Absent(reason="they are counted of GPUs, and no rank's log names one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One complete trial, joined over its ranks.
 
@@ -218,6 +231,7 @@ class Trial:
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
     loss: mean over ranks of the last measured step's loss; None where a rank that computes one has no finite one there.
     observer_ratio: the largest share of any rank's measured steps that its own collectors took.
+    power: of its GPUs, or why it is not known.
     traced: the steps under the profiler, None where there were none.
     timed_steps: the steps in which the actions of pipeline stages were timed; empty without stages.
     """
@@ -235,6 +249,7 @@ class Trial:
     stage_activation_bytes: dict[int, float]
     loss: float | None
     observer_ratio: float
+    power: Power | Absent = _NO_GPU
     traced: Traced | None
     timed_steps: tuple[TimedStep, ...]
 
@@ -254,10 +269,12 @@ def read_trials(folder: Path, ranks: int) -> Logs:
         NewerSchema: a newer version wrote the logs.
     """
     logs = read_rank_logs(folder, ranks, mark="measured")
-    return Logs(trials=tuple(_join(number, parts) for number, parts in logs.trials.items()), notes=logs.notes)
+    has_gpus = any(part.gpu_uuid for parts in logs.trials.values() for part in parts)
+    beats = GpuBeats(folder) if has_gpus else None  # Without GPUs nothing in the nodes' logs is asked for here.
+    return Logs(trials=tuple(_join(number, parts, beats) for number, parts in logs.trials.items()), notes=logs.notes)
 
 
-def _join(number: int, ranks: Sequence[RankTrial]) -> Trial:
+def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Trial:
     measured = [rank.of("measured") for rank in ranks]
     steps_by_rank = [list(values_of(readings, STEP_SECONDS)) for readings in measured]
     slowest = max(steps_by_rank, key=median)
@@ -302,9 +319,29 @@ def _join(number: int, ranks: Sequence[RankTrial]) -> Trial:
             sum(values_of(readings, OBSERVER_SECONDS)) / sum(steps_s)
             for readings, steps_s in zip(measured, steps_by_rank, strict=True)
         ),
+        power=_NO_GPU if beats is None else _power(number, ranks, beats),
         traced=join_traced([rank.of("traced") for rank in ranks]),
         timed_steps=join_steps([rank.timed_actions for rank in ranks]),
     )
+
+
+def _power(number: int, ranks: Sequence[RankTrial], beats: GpuBeats) -> Power | Absent:
+    """Return the power of a trial's GPUs, each by the first rank that computes on it."""
+    powers_w: dict[str, float] = {}
+    for rank, part in enumerate(ranks):
+        if part.gpu_uuid is None:
+            return Absent(reason=f"the log of rank {rank} does not name its GPU")
+        if part.gpu_uuid in powers_w:
+            continue
+        measured = part.of("measured")
+        begun_ns, ended_ns = measured[0].time_ns, measured[-1].time_ns
+        if any(begun_ns < traced.time_ns < ended_ns for traced in part.of("traced")):
+            return Absent(reason="profiler windows lie between the measured steps; without --trace-every none do")
+        power_w = beats.mean_power_w(part.gpu_uuid, begun_ns, ended_ns)
+        if isinstance(power_w, Absent):
+            return Absent(reason=f"in the measured steps of rank {rank} in trial {number}, {power_w.reason}")
+        powers_w[part.gpu_uuid] = power_w
+    return Power(watts=sum(powers_w.values()), gpus=len(powers_w))
 
 
 def _loss(parts: Iterable[RankTrial]) -> float | None:

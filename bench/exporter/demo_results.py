@@ -16,6 +16,8 @@ HELD_BACK = 3
 FAILED_STRATEGY = "fsdp"
 """Its newest run failed; its result is of a night earlier."""
 _GIB = 1 << 30
+_IDLE_W, _BUSY_W = 120.0, 660.0
+"""Power of a GPU that does nothing, and of one that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
     step_s = training.step_s * largest / efficiency
     share = 0.0 if world == 1 else (1 - efficiency) / (1 - largest)
     exposed, hidden = share * training.exposed, (0.0 if world == 1 else training.hidden)
+    power_w = _IDLE_W + (_BUSY_W - _IDLE_W) * (1 - exposed)  # A GPU that waits takes less.
     medians = [
         results.RUN_STEP_SECONDS.at(step_s),
         results.RUN_MEAN_STEP_SECONDS.at(1.01 * step_s),
@@ -89,6 +92,8 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
         results.RUN_FLOPS.at(406e12 * 0.5 / step_s),
         results.RUN_MFU.at(0.41 * 0.5 / step_s),
         results.RUN_MEASURED_MFU.at(0.52 * 0.5 / step_s),
+        results.RUN_GPU_POWER_WATTS.at(power_w),
+        results.RUN_TOKEN_ENERGY_JOULES.at(power_w * 1.01 * step_s / step_tokens),
         results.RUN_LOSS.at(1.8),
         results.RUN_OBSERVER_RATIO.at(0.0004),
         results.RUN_PEAK_MEMORY_BYTES.at(training.peak * _GIB, account="allocator"),

@@ -149,6 +149,8 @@ _METRIC_SCALES: dict[str, Sequence[_Scale]] = {
     "bytes": ((2**30, 2**30, "GiB"), (2**20 / 100, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "B")),
     "bytes_per_second": ((1e8, 1e9, "GB/s"), (0, 1e6, "MB/s")),
     "ratio": ((0, 0.01, "%"),),
+    "watts": ((0, 1, "W"),),
+    "joules": ((1, 1, "J"), (1e-3, 1e-3, "mJ"), (0, 1e-6, "uJ")),
 }
 _SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if metric.unit in _METRIC_SCALES} | {
     metric.name: _FLOPS

@@ -262,6 +262,8 @@ _ALL: tuple[_Rows, ...] = (
     _figures("MFU, measured ceiling", results.RUN_MEASURED_MFU),
     _figures("peak memory", results.RUN_PEAK_MEMORY_BYTES),
     _memory,
+    _figures("power of a GPU", results.RUN_GPU_POWER_WATTS),
+    _figures("energy of a token", results.RUN_TOKEN_ENERGY_JOULES),
     _figures("loss, last step", results.RUN_LOSS),
     _figures("observer's share", results.RUN_OBSERVER_RATIO),
     _figures("traced step", results.RUN_TRACED_STEP_SECONDS),

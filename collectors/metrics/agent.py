@@ -85,5 +85,22 @@ RUN_LAST_FAILURE = NODE.gauge(
     "Unix time at which the newest run of a series ended without a result: failed, timed_out or interrupted; absent"
     " where it ended well. Neither ad hoc runs nor cases of suites, which are told of with their suite.",
 )
+SERIES_NEWEST_RUN = NODE.info(
+    "observatory_series_newest_run_info{strategy, ranks, device, precision, series, run, outcome}",
+    "The newest run of a series that is not ad hoc, whoever asked for it, and how it ended: done, failed, timed_out or"
+    " interrupted; the value is always 1.",
+)
+USUAL_STEP_SECONDS = NODE.gauge(
+    "observatory_series_usual_step_seconds{strategy, ranks, device, precision, series}",
+    "What the step of a series was before its newest result: the median over the last nights that have one, 14 at most,"
+    " each with the median of its runs. A night is a day (UTC); runs with other numbers of steps do not count.",
+    better="lower",
+)
+USUAL_EFFICIENCY = NODE.gauge(
+    "observatory_series_usual_scaling_efficiency_ratio{strategy, ranks, device, precision, series, scaling, baseline}",
+    "What the scaling efficiency of a series against baselines of one kind was before its newest result: the median"
+    " over the last nights that have one, 14 at most, each with the median of its runs.",
+    better="higher",
+)
 
 METRICS = metrics_in(globals())

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from collectors.metrics.host import HOST_FILESYSTEM_BYTES
 from collectors.metrics.metric import STATISTICS, Metric, Sample
 from collectors.metrics.registry import METRICS, SHOWN
+from collectors.metrics.results import RUN_EXPECTED_EFFICIENCY, RUN_GPU_POWER_WATTS, RUN_TOKEN_ENERGY_JOULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,12 @@ def _split(metric: Metric) -> Renamed:
     return _renamed(metric, *(Successor(metric=form, old_labels=told) for told, form in metric.forms() if told))
 
 
+NEW = (HOST_FILESYSTEM_BYTES, RUN_EXPECTED_EFFICIENCY, RUN_GPU_POWER_WATTS, RUN_TOKEN_ENERGY_JOULES)
+"""New in this release, so that they have no old names."""
 RENAMED: tuple[Renamed, ...] = tuple(
     _figure(metric) if metric.scope == "run" else _split(metric)
     for metric in METRICS
-    if metric.scope == "run" or metric.splits
+    if (metric.scope == "run" or metric.splits) and metric not in NEW
 )
 _STAY = {metric.name for metric in SHOWN}
 DEPRECATED: tuple[Metric, ...] = tuple(one.old for one in RENAMED if one.old.name not in _STAY)

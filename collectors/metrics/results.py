@@ -89,6 +89,18 @@ RUN_OBSERVER_RATIO = RUN.gauge(
     " the largest rank's, and the median over trials.",
     better="lower",
 )
+RUN_GPU_POWER_WATTS = RUN.gauge(
+    "observatory_run_gpu_power_watts",
+    "Power of a GPU of a run while its ranks measure: what the driver's energy counters gained from the first to the"
+    " last beat of the node in the measured steps, divided by the time between these beats, and the mean over the run's"
+    " GPUs, each counted once; the median over trials.",
+)
+RUN_TOKEN_ENERGY_JOULES = RUN.gauge(
+    "observatory_run_token_energy_joules",
+    "Energy that all GPUs of a run take for one token: their power together, times the mean step, divided by the step's"
+    " tokens; the median over trials. Hosts, switches and cooling are not in it, and other work on the same GPUs is.",
+    better="lower",
+)
 RUN_LOSS = RUN.gauge(
     "observatory_run_loss_nats", "Cross-entropy of the last measured step, as the mean over ranks that compute a loss."
 )

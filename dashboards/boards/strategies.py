@@ -95,10 +95,14 @@ _FIGURES = Table(
         column("MFU", results.RUN_MFU, _CHOSEN),
         column("MFU of measured peak", results.RUN_MEASURED_MFU, _CHOSEN),
         column("Efficiency (weak)", results.RUN_SCALING_EFFICIENCY, {**_CHOSEN, "scaling": "weak"}, steps=_EFFICIENT),
+        column("Energy of a token", results.RUN_TOKEN_ENERGY_JOULES, _CHOSEN),
+        column("Power of a GPU", results.RUN_GPU_POWER_WATTS, _CHOSEN),
         column("Loss", results.RUN_LOSS, _CHOSEN),
         age_column(_CHOSEN),
     ),
     sorted_by="Tokens/s and device",
+    note="Energy is that of all GPUs of a run by their own counters, without hosts and switches; it needs two seconds"
+    " of measured steps.",
     absent=ABSENT,
 )
 
@@ -233,6 +237,7 @@ DASHBOARD = Dashboard(
                     part="exposed_communication",
                 ),
                 _lines("Communication that computation hides", results.RUN_OVERLAP_RATIO, "lowest"),
+                _lines("Energy of a token, all GPUs", results.RUN_TOKEN_ENERGY_JOULES, "highest"),
                 _lines("What watching takes of the steps", results.RUN_OBSERVER_RATIO, "highest"),
             ),
         ),

@@ -1,6 +1,6 @@
 """What has another name now is shown by its old one, too, which says so."""
 
-from collectors.metrics.deprecated import DEPRECATED, RENAMED, by_old_name
+from collectors.metrics.deprecated import DEPRECATED, NEW, RENAMED, by_old_name
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import LIVE_TENSOR_BYTES, STEP_SECONDS
 from collectors.metrics.registry import METRICS, SHOWN, as_shown
@@ -18,9 +18,14 @@ def test_what_keeps_its_name_has_no_old_one() -> None:
     assert by_old_name(LIVE_TENSOR_BYTES.at(1, category="activations")) is None
 
 
+def test_what_is_new_has_no_old_name() -> None:
+    for metric in NEW:
+        assert not any(by_old_name(Sample(shown.name, 1.0, {})) for shown in metric.shown())
+
+
 def test_what_a_collector_gives_is_shown_by_a_new_name_and_by_its_own() -> None:
     for metric in METRICS:
-        for split in metric.splits if metric.scope != "run" else ():
+        for split in metric.splits if metric.scope != "run" and metric not in NEW else ():
             for value in split.values:
                 labels = {one.label: one.values[0] for one in metric.splits} | {split.label: value}
                 given = metric.at(1.0, **dict.fromkeys(metric.labels, "x") | labels)
