@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from bench.exporter.demo_results import FAILED_STRATEGY, results_of
 from bench.exporter.latest_results import statistics_of
 from bench.exporter.server import answering, once, refusal
-from collectors.metrics import agent, gate, host, run_counts, suites
+from collectors.metrics import agent, gate, host, results, run_counts, suites
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
@@ -228,6 +228,8 @@ _ENDS = {
     FAILED_STRATEGY: {"done": 29, "failed": 1, "timed_out": 0, "interrupted": 0},
 }
 """How often runs of each strategy ended in which way."""
+_LONGER = 0.058
+"""How much longer the step of the series in the story is than in the nights before."""
 _VERSIONS = {"commit": "", "torch": "made-up", "driver": "made-up", "nccl": "made-up", "gpu": "8 x made-up GPU"}
 
 
@@ -253,6 +255,14 @@ def made_results(completed_s: float) -> Iterator[Owned]:
         }
         yield agent.RESULT_INFO.at(1, series=result.series, run=RUN, **of_case, **_VERSIONS), {}
         yield agent.RUN_LAST_COMPLETION.at(completed_s - (DAY_S if result.is_old else 0), **owner), {}
+        yield agent.SERIES_NEWEST_RUN.at(1, **owner, run=RUN, outcome="failed" if result.is_old else "done"), {}
+        for sample in result.medians:
+            if sample.metric == results.RUN_STEP_SECONDS.name:
+                # The step that the gate finds longer.
+                usual_s = sample.value / (1 + (_LONGER if result.series == SERIES else 0.002))
+                yield agent.USUAL_STEP_SECONDS.at(usual_s, **owner), {}
+            elif sample.metric == results.RUN_SCALING_EFFICIENCY.name:
+                yield agent.USUAL_EFFICIENCY.at(sample.value * 1.002, **owner, **sample.labels), {}
         for sample in result.medians:
             low, high = (factor * sample.value for factor in (1 - INTERVAL_RATIO, 1 + INTERVAL_RATIO))
             for shown in statistics_of(sample.metric, sample.labels, (sample.value, low, high)):
@@ -299,7 +309,7 @@ def _verdicts(night_s: float) -> Iterator[Sample]:
     figure = {"suite": SUITE, "ranks": str(RANKS), "hardware": "8 x made-up GPU", "figure": "step"}
     worse = {**figure, "case": STRATEGY, "series": SERIES}
     same = {**figure, "case": "fsdp", "series": "demonstration-fsdp"}
-    for of_figure, verdict, change in ((worse, "confirmed", 0.058), (same, "same", 0.002)):
+    for of_figure, verdict, change in ((worse, "confirmed", _LONGER), (same, "same", 0.002)):
         yield gate.VERDICT.at(1, **of_figure, verdict=verdict)
         yield gate.VERDICT_NIGHT.at(night_s, **of_figure)
         yield gate.VERDICT_CHANGE.at(change, **of_figure)

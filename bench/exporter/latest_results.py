@@ -1,26 +1,38 @@
-"""The results shown at /metrics: of each series, the newest run in the history that ended well and is not ad hoc."""
+"""The results shown at /metrics: of each series, the newest run in the history that ended well and is not ad hoc.
+
+Beside it what is usual: what the series' step and scaling efficiency were in the nights before.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from statistics import quantiles
+from statistics import median, quantiles
 
 import msgspec
 
 from bench.analysis.estimate import Estimate
+from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.case import why_ad_hoc
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.info_labels import case_labels, membership, option_words, versions
 from bench.machine.machine import Machine
 from bench.runs.history import History
+from bench.runs.nights import day_of, is_of_a_night
 from bench.runs.summary import Summary, series_of
 from collectors.errors import in_words
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, RUN_LAST_FAILURE
+from collectors.metrics.agent import (
+    RESULT_INFO,
+    RUN_LAST_COMPLETION,
+    RUN_LAST_FAILURE,
+    SERIES_NEWEST_RUN,
+    USUAL_EFFICIENCY,
+    USUAL_STEP_SECONDS,
+)
 from collectors.metrics.metric import QUANTILES, STATISTICS, Sample
 from collectors.metrics.registry import METRICS, form_of
-from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 from collectors.prometheus.exposition import Owned
 
 
@@ -37,6 +49,7 @@ class NewestResults:
         self._newest: dict[str, Summary] = {}
         self._machines: dict[str, Machine | None] = {}
         self._ended: dict[str, Summary] = {}
+        self._nights: dict[str, SeriesNights] = defaultdict(SeriesNights)
         self._samples: tuple[Owned, ...] = ()
 
     def samples(self) -> tuple[Owned, ...]:
@@ -63,7 +76,12 @@ class NewestResults:
                 for summary in self._newest.values()
                 for owned in _samples(summary, self._machines.get(summary.run))
             ),
-            *(owned for summary in self._ended.values() for owned in _failure(summary)),
+            *(
+                (sample, {})
+                for series, summary in self._newest.items()
+                for sample in self._nights[series].usual(summary)
+            ),
+            *(owned for summary in self._ended.values() for owned in _end(summary)),
         )
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
@@ -94,6 +112,8 @@ class NewestResults:
         if why_ad_hoc(summary.case, summary.purpose):
             return
         series = series_of(summary.case, summary.hardware)
+        if summary.outcome == "done" and is_of_a_night(summary):
+            self._nights[series].take(summary)
         for kept in (self._ended, self._newest) if summary.outcome == "done" else (self._ended,):
             before = kept.get(series)
             if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
@@ -111,8 +131,12 @@ def _owner(summary: Summary) -> dict[str, str]:
     }
 
 
-def _failure(summary: Summary) -> Iterator[Owned]:
-    """Yield that the newest run of a series failed; nothing of a suite's case, which is told of with its suite."""
+def _end(summary: Summary) -> Iterator[Owned]:
+    """Yield how the newest run of a series ended, and when it failed.
+
+    The latter not of a suite's case, which is told of with its suite.
+    """
+    yield SERIES_NEWEST_RUN.at(1, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
     if summary.outcome != "done" and summary.purpose.member is None:
         ended_s = summary.ended_ns / 1e9
         yield RUN_LAST_FAILURE.at(ended_s, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
@@ -125,22 +149,71 @@ def _info(summary: Summary, series: str, machine: Machine | None) -> Sample:
 
 
 def _samples(summary: Summary, machine: Machine | None) -> Iterator[Owned]:
-    """Yield what is shown of a result.
-
-    In the metric a baseline measured beside the run means one rank, and so it does for accepted efficiencies: the
-    efficiency of a curve is left out unless the curve begins with 1 rank.
-    """
+    """Yield what is shown of a result."""
     owner = _owner(summary)
     yield _info(summary, owner["series"], machine), {}
     yield RUN_LAST_COMPLETION.at(summary.ended_ns / 1e9, **owner), {}
     for sample in _of_estimates(summary.estimates):
         yield sample, owner
-    for scaling in summary.scaling:
-        if scaling.is_beside and scaling.baseline_ranks != 1:
-            continue
+    for scaling in _shown_efficiencies(summary):
         ratio, labels = scaling.ratio, {"scaling": scaling.scaling, "baseline": scaling.baseline}
         for sample in statistics_of(RUN_SCALING_EFFICIENCY.name, labels, (ratio.value, ratio.low, ratio.high)):
             yield sample, owner
+
+
+def _shown_efficiencies(summary: Summary) -> Iterator[ScalingEfficiency]:
+    """Yield the run's efficiencies that /metrics shows.
+
+    There a baseline measured beside the run means one rank, and so it does for accepted efficiencies: the efficiency of
+    a curve is left out unless the curve begins with 1 rank.
+    """
+    yield from (one for one in summary.scaling if not one.is_beside or one.baseline_ranks == 1)
+
+
+USUAL_NIGHTS = 14
+"""Of how many nights the usual is; as many as alerts on efficiency look back."""
+
+
+class SeriesNights:
+    """What step and scaling efficiency of one series were in its last nights."""
+
+    def __init__(self) -> None:
+        # By day, and there by the run's id: its numbers of steps, and its figures by metric, scaling and baseline.
+        self._days: dict[int, dict[str, tuple[tuple[int, int], dict[tuple[str, ...], float]]]] = defaultdict(dict)
+
+    def take(self, run: Summary) -> None:
+        """Remember a run that counts as a night's."""
+        figures: dict[tuple[str, ...], float] = {
+            (one.metric,): one.median for one in run.estimates if one.metric == RUN_STEP_SECONDS.name
+        }
+        figures |= {
+            (RUN_SCALING_EFFICIENCY.name, one.scaling, one.baseline): one.ratio.value
+            for one in _shown_efficiencies(run)
+        }
+        self._days[day_of(run)][run.run] = (run.case.steps, run.case.warm_up), figures
+        if len(self._days) > USUAL_NIGHTS + 1:  # The newest result's own night is one more.
+            del self._days[min(self._days)]
+
+    def usual(self, newest: Summary) -> Iterator[Sample]:
+        """Yield what was usual before the night of the series' newest result; nothing on its first night."""
+        steps, owner = (newest.case.steps, newest.case.warm_up), _owner(newest)
+        nights: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for day in sorted(self._days, reverse=True):
+            if day >= day_of(newest):
+                continue
+            of_night: dict[tuple[str, ...], list[float]] = defaultdict(list)
+            for steps_of_run, figures in self._days[day].values():
+                for figure, value in figures.items() if steps_of_run == steps else ():
+                    of_night[figure].append(value)
+            for figure, values in of_night.items():
+                nights[figure].append(median(values))
+        for figure, medians in nights.items():
+            value = median(medians[:USUAL_NIGHTS])
+            if figure == (RUN_STEP_SECONDS.name,):
+                yield USUAL_STEP_SECONDS.at(value, **owner)
+            else:
+                _, scaling, baseline = figure
+                yield USUAL_EFFICIENCY.at(value, **owner, scaling=scaling, baseline=baseline)
 
 
 MOST_RANKS, WORST_RANKS = 16, 8

@@ -14,21 +14,29 @@ from collectors.metrics.metric import Metric
 _DAY_NS = 86_400 * 10**9
 
 
+def is_of_a_night(run: Summary) -> bool:
+    """Return whether a run counts as a night's: one of a suite and no rerun of the gate, or one that is not ad hoc."""
+    member = run.purpose.member
+    if member is not None:
+        return not member.is_rerun  # Those are chosen by what they would show.
+    return not why_ad_hoc(run.case, run.purpose)
+
+
+def day_of(run: Summary) -> int:
+    """Return the day (UTC) on which a run began, counted since 1970."""
+    return run.started_ns // _DAY_NS
+
+
 def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
     """Return the runs of a series by the day (UTC) on which they began, oldest first.
 
-    Counted are runs of suites without the gate's reruns, and others that are no ad hoc ones, with as many steps as the
-    case has: more steps have less noise.
+    Counted are those of a night with as many steps as the case has: more steps have less noise.
     runs: of the case's key on one hardware.
     """
     days: dict[int, list[Summary]] = {}
     for run in runs:
-        member = run.purpose.member
-        if member is not None and member.is_rerun:
-            continue  # Chosen by what they would show.
-        is_night = member is not None or not why_ad_hoc(run.case, run.purpose)
-        if is_night and (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up):
-            days.setdefault(run.started_ns // _DAY_NS, []).append(run)
+        if is_of_a_night(run) and (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up):
+            days.setdefault(day_of(run), []).append(run)
     return [days[day] for day in sorted(days)]
 
 

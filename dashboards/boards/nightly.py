@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collectors.metrics import gate, results, suites
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_FAILURE
+from collectors.metrics.agent import (
+    RESULT_INFO,
+    RUN_LAST_FAILURE,
+    SERIES_NEWEST_RUN,
+    USUAL_EFFICIENCY,
+    USUAL_STEP_SECONDS,
+)
 from collectors.metrics.metric import Metric
 from collectors.metrics.run_counts import RUNS
 from dashboards import promql
@@ -41,7 +47,6 @@ from dashboards.queries import joins, marks
 from dashboards.thresholds import shipped
 
 _LIMITS = shipped()
-_DAYS = _LIMITS.efficiency.window_days
 _CHOSEN: Chosen = {**OF_SUITE, "strategy": "$strategy", "shape": promql.none_of("")}
 _NO_SUITE = "No suite has run. `observatory suite run nightly` runs one, docs/nightly.md has it run each night."
 _NOT_JUDGED = "No night of the suite was judged: `observatory check --suite` with its name judges the newest."
@@ -146,11 +151,18 @@ _STATS = (
 # Each series, and each figure of the gate.
 
 
-def _series(name: str, metric: Metric, *, is_higher_better: bool) -> tuple[Column, ...]:
+def _series(name: str, metric: Metric, usual_metric: Metric, *, is_higher_better: bool) -> tuple[Column, ...]:
     """Return a figure's newest value, the median of the nights before it, and the change from that."""
     newest = median(metric, _CHOSEN)
-    usual = joins.of_nights(newest, days=_DAYS)
-    change = promql.less_one(promql.divide(f"({newest})", f"({usual})"))
+    usual = joins.info_of_results(usual_metric, by=OF_SERIES, **_CHOSEN)
+    # Efficiencies against baselines of one kind are compared, and of several kinds the worst change is shown.
+    change = promql.less_one(
+        promql.divide(
+            f"({median(metric, _CHOSEN, *metric.labels)})",
+            f"({joins.info_of_results(usual_metric, by=(*OF_SERIES, *metric.labels), **_CHOSEN)})",
+        )
+    )
+    worst = promql.smallest if is_higher_better else promql.largest
     drop = _LIMITS.efficiency.critical_drop_ratio
     worse = (
         Steps(below="bad", steps=(Step(value=-drop, colour="plain"),))
@@ -159,8 +171,8 @@ def _series(name: str, metric: Metric, *, is_higher_better: bool) -> tuple[Colum
     )
     return (
         Column(name=name, source=now(metric, newest)),
-        Column(name=f"{name}: usual", source=now(metric, usual)),
-        Column(name=f"{name}: change", source=now(metric, change, "ratio"), steps=worse),
+        Column(name=f"{name}: usual", source=now(usual_metric, usual)),
+        Column(name=f"{name}: change", source=now(metric, worst(change, by=OF_SERIES), "ratio"), steps=worse),
     )
 
 
@@ -188,13 +200,33 @@ def _graded() -> str:
     return joins.told_of_results(found, by=OF_SERIES, **_CHOSEN)
 
 
+_ENDS = (
+    (Word(value=1, text="done", colour="good"), "done"),
+    (Word(value=2, text="interrupted", colour="warning"), "interrupted"),
+    (Word(value=3, text="timed out", colour="bad"), "timed_out"),
+    (Word(value=4, text="failed", colour="bad"), "failed"),
+)
+
+
+def _ended() -> str:
+    """Return how the newest run of each series ended, as the value of a word."""
+    ends = (
+        promql.times(
+            word.value,
+            promql.largest(promql.select(SERIES_NEWEST_RUN, **choices.OF_CLUSTER, outcome=outcome), by=("series",)),
+        )
+        for word, outcome in _ENDS
+    )
+    return joins.told_of_results(promql.either(*ends), by=OF_SERIES, **_CHOSEN)
+
+
 _SERIES = Table(
-    title=f"Series: the newest night, and the median of {_DAYS} days",
+    title="Series: the newest result, and the median of the 14 nights before",
     width=24,
     height=10,
     columns=(
         NAME,
-        *_series("Step", results.RUN_STEP_SECONDS, is_higher_better=False),
+        *_series("Step", results.RUN_STEP_SECONDS, USUAL_STEP_SECONDS, is_higher_better=False),
         Column(
             name="+-",
             source=now(
@@ -203,14 +235,19 @@ _SERIES = Table(
                 "ratio",
             ),
         ),
-        *_series("Efficiency", results.RUN_SCALING_EFFICIENCY, is_higher_better=True),
+        *_series("Efficiency", results.RUN_SCALING_EFFICIENCY, USUAL_EFFICIENCY, is_higher_better=True),
+        Column(
+            name="Newest run",
+            source=now(SERIES_NEWEST_RUN, _ended(), "count"),
+            words=tuple(word for word, _ in _ENDS),
+        ),
         Column(name="Gate", source=now(gate.VERDICT, _graded(), "count"), words=tuple(word for word, _ in _GRADES)),
         age_column(_CHOSEN, steps=rising(_LIMITS.efficiency.fresh_hours * 3600)),
     ),
     sorted_by="Step: change",
-    note="What is usual is the median of what stood at four moments of each day: a night that did not run counts the"
-    " result before it again. The change is plain arithmetic, and coloured from a tenth on; what is a regression, the"
-    " gate says below.",
+    note="A night that did not run is none of the 14, which may be fewer. The change is plain arithmetic, and coloured"
+    " from a tenth on; what is a regression, the gate says below. Where the newest run failed, the figures are of the"
+    " newest that ended well, whose age is at the end.",
     absent=ABSENT,
 )
 _FIGURE = tuple(label for label in gate.VERDICT.labels if label != "verdict")

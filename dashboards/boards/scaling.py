@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collectors.metrics import gate, results
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, USUAL_EFFICIENCY
 from collectors.metrics.metric import Metric, Statistic
 from dashboards import promql
 from dashboards.alerts.efficiency import ACCEPTED, ACCEPTED_FOR, ACCEPTED_OF_RANKS
@@ -87,6 +87,7 @@ def _bound(name: str, which: Statistic) -> Column:
 
 _AGE = promql.age(joins.info_of_results(RUN_LAST_COMPLETION, by=("series",), **OF_SHAPE))
 _MEDIAN = median(_EFFICIENCY, _CHOSEN, *_KINDS)
+_USUAL = joins.info_of_results(USUAL_EFFICIENCY, by=(*OF_SERIES, *_KINDS), **_CHOSEN)
 _BY_WORLD = Table(
     title="Efficiency by world size, beside what is accepted and what is usual",
     width=24,
@@ -103,7 +104,7 @@ _BY_WORLD = Table(
         Column(name="Predicted", source=now(_EXPECTED, median(_EXPECTED, _CHOSEN, *_KINDS))),
         _kind("Accepted (thresholds.toml)", _ACCEPTED_OF_SERIES),
         _kind("Accepted (gate)", _ACCEPTED_BY_GATE),
-        _kind("Usual of 14 nights", joins.of_nights(_MEDIAN, days=_LIMITS.efficiency.window_days)),
+        Column(name="Usual of 14 nights", source=now(USUAL_EFFICIENCY, _USUAL)),
         _kind("Age", joins.level_of(_MEDIAN, _AGE, on=("series",)), "seconds"),
     ),
     sorted_by="Efficiency",

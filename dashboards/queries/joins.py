@@ -111,16 +111,16 @@ def interval_share(metric: Metric, *, by: Sequence[str], **chosen: str | Match) 
     return f"({high} - {low}) / (2 * {median})"
 
 
-def of_nights(expression: str, *, days: int, quantile: float = 0.5) -> str:
-    """Return a quantile of an expression over so many days, asked four times a day: a result stands until the next."""
-    return f"quantile_over_time({quantile:g}, ({expression})[{days}d:6h])"
-
-
 def info_of_results(metric: Metric, *, by: Sequence[str], **chosen: str | Match) -> str:
-    """Return a metric of series that has no statistics, such as when they ended, with labels of the results' info."""
+    """Return a metric of series that has no statistics, such as when they ended, with labels of the results' info.
+
+    chosen: labels of the info, or else of the metric.
+    """
     told = [label for label in by if label not in metric.labels]
-    info = largest(select(RESULT_INFO, **chosen), by=("series", *told))
-    shown = largest(select(metric, **_of_cluster(chosen)), by=metric.labels)
+    of_info = {label: value for label, value in chosen.items() if label in (*RESULT_INFO.labels, "cluster")}
+    of_metric = {label: value for label, value in chosen.items() if label not in RESULT_INFO.labels}
+    info = largest(select(RESULT_INFO, **of_info), by=("series", *told))
+    shown = largest(select(metric, **of_metric), by=metric.labels)
     return largest(f"{shown} * on (series) group_left ({', '.join(told)}) {info}", by=by)
 
 

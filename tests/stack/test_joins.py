@@ -235,14 +235,6 @@ def test_an_account_that_a_metrics_name_tells_is_asked_for_by_that_name(tmp_path
         )
 
 
-def test_what_is_usual_is_the_median_of_the_nights(tmp_path: Path) -> None:
-    # A sample a minute for a day: 1 s for 13 hours, and 3 s after.
-    series = {**shown(RESULT_INFO, "1x1500", **ABOUT), **shown(MEDIAN, "1x780 3x719", **RESULT)}
-    expression = joins.of_nights(joins.results(RUN_STEP_SECONDS, "median", by=("series",)), days=1)
-    # At 0, 6, 12 and 18 o'clock, and at 24: 1, 1, 1, 3, 3.
-    Rehearsal(series=series, folder=tmp_path).gives(expression, {'{series="s1"}': 1.0}, at_minutes=1440)
-
-
 def test_a_level_belongs_to_the_series_of_its_kind(tmp_path: Path) -> None:
     level = {'accepted{strategy="ddp"}': "0.8x9"}
     series = {**shown(MEDIAN, "2x9", **RESULT), **level}

@@ -13,7 +13,14 @@ from bench.exporter.latest_results import NewestResults
 from bench.rank.messages import Outcome
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, RUN_LAST_FAILURE
+from collectors.metrics.agent import (
+    RESULT_INFO,
+    RUN_LAST_COMPLETION,
+    RUN_LAST_FAILURE,
+    SERIES_NEWEST_RUN,
+    USUAL_EFFICIENCY,
+    USUAL_STEP_SECONDS,
+)
 from collectors.metrics.metric import QUANTILES, STATISTICS, Metric
 from collectors.metrics.probes import RUN_PAIR_BANDWIDTH
 from collectors.metrics.results import (
@@ -364,3 +371,77 @@ def test_a_failed_case_of_a_suite_or_an_ad_hoc_run_is_told_elsewhere(url: str, n
     )
     newest.ask()
     assert _shown(newest, RUN_LAST_FAILURE) == []
+
+
+# What is usual, and how the newest run ended.
+
+DAY_S = 86_400
+
+
+def _night(day: int, step_s: float, run: str = "", **changes: Any) -> Summary:
+    """A run at noon of a day whose step is as long as this, and whose efficiency is a tenth of it."""
+    (scaling,) = make_summary().scaling
+    ratio = replace(scaling.ratio, value=step_s / 10)
+    made = {"estimates": (estimate(RUN_STEP_SECONDS, (step_s,)),), "scaling": (replace(scaling, ratio=ratio),)}
+    return _summary(run or f"night-{day}", day * DAY_S + 43_200, **{**made, **changes})
+
+
+def _usual_s(newest: NewestResults) -> list[float]:
+    return [value for value, _ in _shown(newest, USUAL_STEP_SECONDS)]
+
+
+def test_what_is_usual_is_the_median_of_the_nights_before_the_newest(url: str, newest: NewestResults) -> None:
+    _add(url, *(_night(day, step_s) for day, step_s in enumerate((1.0, 2.0, 4.0, 9.0))))
+    newest.ask()
+    ((step_s, owner),) = _shown(newest, USUAL_STEP_SECONDS)
+    assert step_s == 2.0
+    assert owner == {label: _shown(newest, RUN_LAST_COMPLETION)[0][1][label] for label in USUAL_STEP_SECONDS.labels}
+    ((efficiency, labels),) = _shown(newest, USUAL_EFFICIENCY)
+    assert efficiency == pytest.approx(0.2)
+    assert labels == {**owner, "scaling": "weak", "baseline": "unknown"}
+
+
+def test_runs_of_one_night_count_as_one(url: str, newest: NewestResults) -> None:
+    many = (_night(1, step_s, f"of-one-night-{step_s}") for step_s in (7.0, 8.0, 9.0))
+    _add(url, _night(0, 1.0), *many, _night(2, 3.0), _night(3, 5.0), _night(3, 6.0, "later-that-day"))
+    newest.ask()
+    assert _usual_s(newest) == [3.0]  # Of 1, 8 and 3; the newest night, which has two runs, is not in it.
+
+
+def test_fourteen_nights_that_ran_are_usual_and_what_lies_before_is_not(url: str, newest: NewestResults) -> None:
+    _add(url, *(_night(day, 100.0) for day in range(9)), *(_night(day, 1.0) for day in range(20, 55, 5)))
+    newest.ask()
+    assert _usual_s(newest) == [100.0]  # Eight of 100 s and six of 1 s before the newest.
+    for day in range(60, 75):  # Each is read when it comes, as by an exporter that goes on.
+        _add(url, _night(day, 2.0))
+        newest.ask()
+    assert _usual_s(newest) == [2.0]
+
+
+def test_of_what_was_measured_otherwise_nothing_is_usual(url: str, newest: NewestResults) -> None:
+    longer = make_case(steps=50)
+    rerun = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp", is_rerun=True)
+    _add(
+        url,
+        _night(1, 1.0, "longer", case=longer),
+        _night(2, 1.0, "failed", outcome="failed"),
+        _night(3, 1.0, "rerun", purpose=Purpose(origin="nightly", member=rerun)),
+        _night(4, 5.0),
+    )
+    newest.ask()
+    assert _runs(newest) == ["night-4"]
+    assert _usual_s(newest) == []
+
+
+def test_each_series_says_how_its_newest_run_ended(url: str, newest: NewestResults) -> None:
+    member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp")
+    other = make_case("single", ranks=1, batch=4)
+    _add(
+        url,
+        _summary("well", 10),
+        _summary("late", 20, outcome="timed_out", purpose=Purpose(origin="nightly", member=member)),
+        _summary("other", 5, case=other),
+    )
+    newest.ask()
+    ends = {labels["run"]: labels["outcome"] for _, labels in _shown(newest, SERIES_NEWEST_RUN)}
+    assert ends == {"late": "timed_out", "other": "done"}
