@@ -14,6 +14,8 @@ command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 || pac
 command -v munged >/dev/null 2>&1 || packages="$packages munge"
 command -v faketime >/dev/null 2>&1 || packages="$packages faketime"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
+# For its schema of compose.yaml; it starts no container.
+[ -e /usr/lib/python3/dist-packages/compose/config/compose_spec.json ] || packages="$packages docker-compose"
 # Not in every release of Debian.
 command -v victoria-metrics >/dev/null 2>&1 || ! apt-cache show victoria-metrics >/dev/null 2>&1 || packages="$packages victoria-metrics"
 [ -z "$packages" ] && exit 0

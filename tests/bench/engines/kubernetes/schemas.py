@@ -34,6 +34,8 @@ def _closed(schema: Any) -> Any:
         closed["properties"] = {name: _closed(one) for name, one in schema["properties"].items()}
         if not schema.get("x-kubernetes-preserve-unknown-fields"):
             closed.setdefault("additionalProperties", False)
+    if isinstance(pattern := closed.get("pattern"), str) and "(?i)" in pattern:
+        closed["pattern"] = "(?i)" + pattern.replace("(?i)", "")  # Go's may stand anywhere, Python's at the front.
     if schema.get("x-kubernetes-int-or-string"):
         closed.pop("type", None)
     for key in ("anyOf", "allOf", "oneOf"):
