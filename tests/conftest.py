@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -40,6 +41,13 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     Path(folder).chmod(0o711)  # Servers that run as users of their own have folders in there.
     # After multiprocessing's own end, at -100, which wants to remove what it has in there itself.
     Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell has what it starts in its background ignore Ctrl-C, and all that tests start inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ pytestmark = pytest.mark.timeout(500)
 SMALL = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 
 
-def _hear_interrupts() -> None:
-    """Whoever started the tests may have had them ignore Ctrl-C, as a shell does in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def _running(home: Path, *arguments: str, temporary: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     """A run that measures, and is killed if the test leaves it alive; what it started ends with it."""
@@ -37,7 +32,6 @@ def _running(home: Path, *arguments: str, temporary: Path | None = None) -> Iter
             "XDG_DATA_HOME": str(home),
             **({} if temporary is None else {"TMPDIR": str(temporary)}),
         },
-        preexec_fn=_hear_interrupts,
     ) as runner:
         try:
             yield runner

@@ -108,7 +108,6 @@ def test_ctrl_c_ends_what_runs_and_leaves_the_table(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         until = time.monotonic() + 100
         while not (children := psutil.Process(running.pid).children(recursive=True)) and time.monotonic() < until:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -48,11 +47,6 @@ ranks = 4
 steps = 2
 options = { max_bytes = 65536 }
 """
-
-
-def heeding_ctrl_c() -> None:
-    """A shell starts what runs in its background with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Night:
@@ -99,7 +93,6 @@ class Night:
             return subprocess.Popen(
                 self.command(*words, suite=suite),
                 env=self.environment | variables,
-                preexec_fn=heeding_ctrl_c,
                 stdout=out,
                 stderr=errors,
                 text=True,
