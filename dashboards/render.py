@@ -6,6 +6,7 @@ case or of a node, so the command treats it as misuse, with code 2.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from dashboards.boards import (
 )
 from dashboards.boards.nodes import fleet, one_gpu, one_host
 from dashboards.grafana.document import to_json
+from dashboards.grafana.looks import TAG
 from dashboards.model import Alert, Dashboard, Group, Variable
 from dashboards.promql import OWNER_LABELS
 from dashboards.thresholds import Links, Thresholds, shipped
@@ -161,7 +163,8 @@ METRICS_PAGE = Path("docs") / "metrics.md"
 
 SCRAPE_S = 15
 """Seconds between two scrapes in a cluster, as in stack/prometheus.yml."""
-_RULES_HEAD = "# Made by `observatory dashboards render` from dashboards/alerts/; change it there.\n"
+_MADE_BY = "Made by `observatory dashboards render`"
+_RULES_HEAD = f"# {_MADE_BY} from dashboards/alerts/; change it there.\n"
 
 
 def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
@@ -177,10 +180,24 @@ def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     return {**files, RULES: rules_text(groups(thresholds), thresholds.links), METRICS_PAGE: page()}
 
 
+class NotOurs(ValueError):
+    """Where a rendered file would be written is one that somebody else made."""
+
+
 def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
-    """Render into a checkout; return the files that changed, and those deleted because nothing makes them any more."""
+    """Render into a checkout; return the files that changed, and those deleted because nothing makes them any more.
+
+    Raises:
+        NotOurs: a file by that name was not rendered here; nothing is written.
+    """
     files = render(thresholds)
     changed = stale(root, files)
+    for path in changed:
+        if (root / path).is_file() and not any(mark in _text(root / path) for mark in (_MADE_BY, TAG)):
+            raise NotOurs(
+                f"{root / path} was not made by `observatory dashboards render`, which would overwrite it; move it, or"
+                " name another folder"
+            )
     for path in changed:
         if path in files:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -191,12 +208,26 @@ def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
 
 
 def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
-    """Return the rendered files of a checkout that are missing, differ, or that nothing makes any more."""
-    differing = [
-        path for path, text in files.items() if not (root / path).is_file() or (root / path).read_text() != text
-    ]
-    there = sorted(path.relative_to(root) for path in (root / RENDERED).glob("*.*"))
-    return [*differing, *(path for path in there if path not in files)]
+    """Return the rendered files of a checkout that are missing, differ, or that nothing makes any more.
+
+    The last are dashboards with our tag; what else is in their folder is somebody else's.
+    """
+    differing = [path for path, text in files.items() if not (root / path).is_file() or _text(root / path) != text]
+    there = sorted(path for path in (root / RENDERED).glob("*.json") if path.is_file() and _has_our_tag(path))
+    return [*differing, *(own for path in there if (own := path.relative_to(root)) not in files)]
+
+
+def _has_our_tag(path: Path) -> bool:
+    try:
+        document = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        return False
+    tags = document.get("tags") if isinstance(document, dict) else None
+    return isinstance(tags, list) and TAG in tags
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")
 
 
 def rules_text(groups: tuple[Group, ...], links: Links) -> str:

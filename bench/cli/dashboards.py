@@ -78,7 +78,8 @@ def command() -> None:
 def render(check: bool, root: Path | None, thresholds_file: Path | None, form: str, labels: dict[str, str]) -> None:
     """Write dashboards, rules and the page of metrics, from the catalogue and the thresholds of the alerts.
 
-    Wants Grafana's SDK: pip install 'parallel-observatory[dashboards]'.
+    Deletes our dashboards that are made no more, and no file of somebody else's. Wants Grafana's SDK: pip install
+    'parallel-observatory[dashboards]'.
 
     \b
     Example:
@@ -101,13 +102,13 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
         return
     try:
         paths = rendering.stale(root, rendering.render(thresholds)) if check else rendering.write(root, thresholds)
-    except SdkMissing as error:
+    except (SdkMissing, rendering.NotOurs) as error:
         raise Misuse(str(error)) from None
     except OSError as error:
         raise InfrastructureFailed(f"{error.filename}: {error.strerror}; rendered files cannot be written") from None
     if not check:
         for path in paths:
-            click.echo(path)
+            click.echo(path if (root / path).is_file() else f"deleted {path}")
         return
     for path in paths:
         say(f"{path} is not what the catalogue gives")

@@ -29,6 +29,42 @@ def test_render_names_what_it_wrote_and_then_nothing(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == ""
 
 
+def test_render_deletes_our_own_and_leaves_what_is_somebody_elses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / render.RENDERED
+    (folder / "sub.json").mkdir(parents=True)
+    theirs = {
+        "my-own.json": b'{"tags": ["ours"], "uid": "parallel-observatory"}',
+        "list.json": b'["parallel-observatory"]',
+        "no-json.json": b"parallel-observatory \xff",
+        "deep.json": b"[" * 100_000,
+        "notes.txt": b"parallel-observatory",
+        "rules.yml": b"groups: []",
+    }
+    for name, text in theirs.items():
+        (folder / name).write_bytes(text)
+    (folder / "gone.json").write_text('{"tags": ["parallel-observatory"]}')
+    assert _observatory("render", "--into", tmp_path) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"deleted {render.RENDERED / 'gone.json'}"
+    assert not (folder / "gone.json").exists()
+    assert {name: (folder / name).read_bytes() for name in theirs} == theirs
+    assert _observatory("render", "--check", "--into", tmp_path) == 0
+
+
+@pytest.mark.parametrize("path", [render.METRICS_PAGE, render.RULES, render.RENDERED / "fleet.json"])
+def test_render_overwrites_no_file_that_it_did_not_make(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(b"theirs \xff")
+    assert _observatory("render", "--into", tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path} was not made by `observatory dashboards render`, which would overwrite it; move it" in line
+    assert [one.relative_to(tmp_path) for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert (tmp_path / path).read_bytes() == b"theirs \xff"
+
+
 def test_the_rules_have_the_thresholds_of_a_users_file(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text("[gpus]\nbraked_ratio = 0.375\n[links]\ngrafana = 'https://grafana.example'\n")

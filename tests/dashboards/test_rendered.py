@@ -52,10 +52,11 @@ def test_the_committed_files_are_what_the_catalogue_gives() -> None:
 
 def test_a_changed_a_missing_and_an_orphaned_file_are_stale_until_written(tmp_path: Path) -> None:
     render.write(tmp_path)
-    (tmp_path / render.RULES).write_text("groups: []\n")
+    rules = (tmp_path / render.RULES).read_text()
+    (tmp_path / render.RULES).write_text(rules.replace("for: 5m", "for: 6m"))
     (tmp_path / render.METRICS_PAGE).unlink()
     orphan = render.RENDERED / "gone.json"
-    (tmp_path / orphan).write_text("{}")
+    (tmp_path / orphan).write_text('{"tags": ["parallel-observatory"]}')
     assert render.stale(tmp_path, render.render()) == [render.RULES, render.METRICS_PAGE, orphan]
     assert render.write(tmp_path) == [render.RULES, render.METRICS_PAGE, orphan]
     assert render.stale(tmp_path, render.render()) == []
