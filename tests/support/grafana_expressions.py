@@ -23,3 +23,15 @@ def with_choices(expression: str, **chosen: str) -> str:
 def _escaped(value: str) -> str:
     """A text as a regular expression within a quoted one."""
     return re.escape(value).replace("\\", "\\\\")
+
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NO_NAMES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
+"""Selectors, ranges, and lists of labels."""
+_NAME = re.compile(r"(?<![\w:.$])[a-zA-Z_:][\w:]*(?![\w:]|\s*\()")
+_WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "group_left", "group_right", "inf"}
+
+
+def metric_names(expression: str) -> set[str]:
+    """The metrics and records that a PromQL expression reads: names that no function, label or keyword has."""
+    return set(_NAME.findall(_NO_NAMES.sub("", _QUOTED.sub('""', expression)))) - _WORDS
