@@ -206,7 +206,7 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     """
     from bench.cli.main import INFRASTRUCTURE
     from bench.exporter.stack import lifecycle
-    from bench.exporter.stack.coverage import of_ours, targets_of
+    from bench.exporter.stack.coverage import left_out, of_ours, targets_of
 
     state = None
     problems: list[str] = []
@@ -220,7 +220,8 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         ]
         prometheus_url = state.prometheus_url
     is_asked = not any(one.startswith("prometheus ") for one in problems)
-    targets = of_ours(targets_of(prometheus_url)) if is_asked else []
+    every = targets_of(prometheus_url) if is_asked else []
+    targets = of_ours(every)
     if is_asked and not targets:
         problems.append(
             f"{prometheus_url} has no target; `observatory stack up` takes --agent, --demo and --targets FILE"
@@ -242,8 +243,8 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         if state is not None and format_name == "table":
             _print_servers(state, format_name)
         _print_targets(targets, format_name)
-    for problem in problems:
-        say(problem)
+    for line in (*left_out(every), *problems):
+        say(line)
     return INFRASTRUCTURE if problems else None
 
 

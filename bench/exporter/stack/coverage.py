@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -14,7 +15,7 @@ from urllib.request import build_opener
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack.files import JOB
-from dashboards.promql import series_by_target
+from dashboards.promql import jobs_of_ours, series_by_target
 
 _ANSWER_S = 30.0
 _LOOK_S = 0.5
@@ -26,7 +27,7 @@ class Target:
     """What a Prometheus knows of a target.
 
     health: "up", "down", or "unknown" before it is asked for the first time. error: of the last scrape, "" where it was
-    answered. series: how many of ours it shows.
+    answered. series: how many of ours it shows. was_ours: whether one of its job answered as ours within a day.
     """
 
     job: str
@@ -34,6 +35,7 @@ class Target:
     health: str
     error: str
     series: int
+    was_ours: bool = False
 
     @property
     def missing(self) -> str | None:
@@ -59,6 +61,7 @@ def targets_of(url: str) -> list[Target]:
         (one["metric"].get("job", ""), one["metric"].get("instance", "")): int(one["value"][1])
         for one in _ask(url, "/api/v1/query", {"query": series_by_target()})["result"]
     }
+    jobs = {one["metric"].get("job", "") for one in _ask(url, "/api/v1/query", {"query": jobs_of_ours()})["result"]}
     found = [
         Target(
             job=(job := one["labels"].get("job", "")),
@@ -66,6 +69,7 @@ def targets_of(url: str) -> list[Target]:
             health=one["health"],
             error=" ".join(one["lastError"].split()),
             series=counted.get((job, address), 0),
+            was_ours=job in jobs,
         )
         for one in active
     ]
@@ -73,12 +77,24 @@ def targets_of(url: str) -> list[Target]:
 
 
 def of_ours(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets that should show our series: of the jobs in which one does, or that are called as ours.
+    """Return the targets that should show our series: of jobs in which one does or did, or that are called as ours.
 
     Of a Prometheus that has none at all, these are all its targets.
     """
-    jobs = {target.job for target in targets if target.series or target.job == JOB}
+    jobs = {target.job for target in targets if target.series or target.was_ours or target.job == JOB}
     return [target for target in targets if not jobs or target.job in jobs]
+
+
+def left_out(targets: Sequence[Target]) -> list[str]:
+    """Return what to say of each job that need not show our series, as nothing of ours was seen in it."""
+    ours = {target.job for target in of_ours(targets)}
+    others = Counter(target.job for target in targets if target.job not in ours)
+    down = Counter(target.job for target in targets if target.health == "down")
+    return [
+        f"left out: job {job} ({number} target{'s' * (number != 1)}, {down[job]} down); nothing of ours answered there"
+        " within a day"
+        for job, number in others.items()
+    ]
 
 
 def targets_once_asked(url: str, expected: Collection[str], *, limit_s: float) -> list[Target]:

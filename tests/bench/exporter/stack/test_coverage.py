@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.exporter.stack.coverage import Target, of_ours
+from bench.exporter.stack.coverage import Target, left_out, of_ours
 
 
-def _target(job: str, address: str, *, health: str = "up", error: str = "", series: int = 0) -> Target:
-    return Target(job=job, address=address, health=health, error=error, series=series)
+def _target(
+    job: str, address: str, *, health: str = "up", error: str = "", series: int = 0, was_ours: bool = False
+) -> Target:
+    return Target(job=job, address=address, health=health, error=error, series=series, was_ours=was_ours)
 
 
 def test_targets_of_other_jobs_need_not_show_our_series() -> None:
@@ -19,6 +21,16 @@ def test_targets_of_other_jobs_need_not_show_our_series() -> None:
 def test_a_job_of_our_name_is_ours_even_without_series() -> None:
     silent = _target("observatory", "a:9464", health="down", error="refused")
     assert of_ours([_target("node", "a:9100"), silent]) == [silent]
+
+
+def test_a_job_that_showed_our_series_is_ours_though_all_of_it_is_down() -> None:
+    down = _target("gpus", "a:9464", health="down", error="refused", was_ours=True)
+    other, shown = _target("node", "a:9100"), _target("results", "b:9464", series=9)
+    assert of_ours([down, other, shown]) == [down, shown]
+    assert left_out([down, other, shown]) == [
+        "left out: job node (1 target, 0 down); nothing of ours answered there within a day"
+    ]
+    assert left_out([other]) == []
 
 
 def test_where_no_target_shows_our_series_all_are_named() -> None:
