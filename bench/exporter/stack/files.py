@@ -52,7 +52,6 @@ def _prometheus(settings: StackSettings, lists: Sequence[Path]) -> str:
         "scrape_interval": f"{settings.prometheus.scrape_seconds}s",
         # It must not be longer than the interval, and would inherit 10 s.
         "scrape_timeout": f"{min(settings.prometheus.scrape_seconds, 10)}s",
-        "evaluation_interval": f"{settings.prometheus.evaluation_seconds}s",
     }
     document["alerting"] = {
         "alertmanagers": [{"static_configs": [{"targets": [f"{LOOPBACK}:{settings.alertmanager.port}"]}]}]

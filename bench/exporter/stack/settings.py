@@ -13,9 +13,9 @@ from dashboards.thresholds import shipped
 SCHEMA_VERSION = 1
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Interval = Annotated[int, Meta(ge=1, le=300)]
-"""In seconds; Prometheus forgets a series that it has not seen for five minutes."""
 Days = Annotated[int, Meta(ge=1, le=3650)]
+MOST_SCRAPE_S = 120
+"""Pages and rules look back five minutes, in which they need two scrapes, though one came late."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,8 +26,7 @@ class PrometheusSettings(_Table, frozen=True):
     """Where Prometheus listens, how often it asks, and how long it keeps what it got."""
 
     port: Port = 9090
-    scrape_seconds: Interval = 15
-    evaluation_seconds: Interval = 15
+    scrape_seconds: Annotated[int, Meta(ge=1)] = 15
     retention_days: Days = 30
 
 
@@ -75,7 +74,8 @@ def check(settings: StackSettings, file: str) -> None:
     """Refuse settings that contradict each other, or the rules. file: their name, for messages.
 
     Raises:
-        Misuse: two servers have one port, samples go before the rules ask for them, or the file is of a newer program.
+        Misuse: two servers have one port, samples come too seldom for the rules or go before these ask for them, or the
+            file is of a newer program.
     """
     if settings.schema_version > SCHEMA_VERSION:
         raise Misuse(
@@ -88,6 +88,11 @@ def check(settings: StackSettings, file: str) -> None:
         if port in owners:
             raise Misuse(f"{file}: {owners[port]}.port and {name}.port are both {port}; give one of them another")
         owners[port] = name
+    if settings.prometheus.scrape_seconds > MOST_SCRAPE_S:
+        raise Misuse(
+            f"{file}: prometheus.scrape_seconds is {settings.prometheus.scrape_seconds}, and pages and rules look back"
+            f" 5 minutes, in which they need two scrapes, late ones included; give {MOST_SCRAPE_S} or less"
+        )
     if settings.prometheus.retention_days < (least := looks_back_days()):
         raise Misuse(
             f"{file}: prometheus.retention_days is {settings.prometheus.retention_days}, and the rules look back"

@@ -34,6 +34,8 @@ def make_files(folder: Path) -> None:
         "levels.toml": '[[accepted_efficiency]]\nstrategy="dpp"\ndevice="cuda"\nscaling="weak"\nratio=1',
         "stack.toml": "[prometheus]\nprot = 9090",
         "brief.toml": "[prometheus]\nretention_days = 7",
+        "seldom.toml": "[prometheus]\nscrape_seconds = 121",
+        "older.toml": "[prometheus]\nevaluation_seconds = 15",
         "twice.toml": "[grafana]\nport = 9090",
         "newer.toml": "schema_version = 99",
         "by-tag.toml": 'image = "x:1"\nclaim = "results"',

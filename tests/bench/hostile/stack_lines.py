@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.bench.hostile.line import Line
 
 _UP = "stack up --config"
-_FIELDS = "it may be port, scrape_seconds, evaluation_seconds, retention_days"
+_FIELDS = "it may be port, scrape_seconds, retention_days"
 _NOTHING = "no stack is up in"
 
 LINES = (
@@ -25,6 +25,12 @@ LINES = (
         f"{_UP} stack.toml", 2, f'stack.toml: prometheus: the field "prot" is unknown; did you mean "port"?; {_FIELDS}'
     ),
     Line(f"{_UP} brief.toml", 2, "retention_days is 7, and the rules look back 15 days; give 15 or more"),
+    Line(
+        f"{_UP} seldom.toml",
+        2,
+        "scrape_seconds is 121, and pages and rules look back 5 minutes, in which they need two",
+    ),
+    Line(f"{_UP} older.toml", 2, f'"evaluation_seconds" is unknown; did you mean "scrape_seconds"?; {_FIELDS}'),
     Line(f"{_UP} twice.toml", 2, "prometheus.port and grafana.port are both 9090; give one of them another"),
     Line(f"{_UP} newer.toml", 2, "schema_version is 99, and this program knows 1"),
     Line("stack up --targets ''", 2, "it is empty; name a file"),

@@ -14,7 +14,7 @@ import yaml
 from bench.engines.settings_file import read_settings
 from bench.errors import Misuse
 from bench.exporter.stack.files import SHIPPED, files, grafana_ini
-from bench.exporter.stack.settings import PrometheusSettings, StackSettings, check, looks_back_days
+from bench.exporter.stack.settings import MOST_SCRAPE_S, PrometheusSettings, StackSettings, check, looks_back_days
 from dashboards.grafana.looks import DATA_SOURCE_UID
 from dashboards.publishing.plan import FOLDER_UID
 from dashboards.publishing.publish import RENDERED
@@ -53,6 +53,17 @@ def test_samples_are_kept_for_as_long_as_the_rules_look_back() -> None:
     check(StackSettings(prometheus=PrometheusSettings(retention_days=looks_back_days())), "x")
     with pytest.raises(Misuse, match="give 15 or more"):
         check(StackSettings(prometheus=PrometheusSettings(retention_days=looks_back_days() - 1)), "x")
+
+
+def test_two_scrapes_are_in_the_time_that_pages_and_rules_look_back() -> None:
+    check(StackSettings(prometheus=PrometheusSettings(scrape_seconds=MOST_SCRAPE_S)), "x")
+    with pytest.raises(Misuse, match="give 120 or less"):
+        check(StackSettings(prometheus=PrometheusSettings(scrape_seconds=MOST_SCRAPE_S + 1)), "x")
+    text = "".join(path.read_text() for path in RENDERED.iterdir())
+    sizes_s = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    assert (
+        min(int(number) * sizes_s[unit] for number, unit in re.findall(r"\[(\d+)([smhd])\]", text)) > 2 * MOST_SCRAPE_S
+    )
 
 
 def test_no_rule_looks_further_back_than_the_least_retention() -> None:
