@@ -6,7 +6,7 @@ import ipaddress
 import signal
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
 """Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
+_OF_DEMO = ("runs_folder", "store_url", "mapping_folder", "results")
+"""Options that name the user's own data, of which the demonstration shows nothing."""
+_OF_NODE = ("beat_s", "mapping_folder", "is_per_nvlink", "has_read_costs", "runs_folder")
+"""Options of the node and its runs, of which an exporter of results shows nothing."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 """Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
 
@@ -113,18 +117,13 @@ def command(
     from collectors.node.registry import PollingConfig
     from collectors.prometheus.http_server import ServerConfig
 
-    if results == "only" and mapping_folder is not None:
-        raise Misuse("--results only watches no GPU of this node; leave out --job-mapping, or say --results all")
-    if results == "only" and is_per_nvlink:
-        raise Misuse("--results only watches no NVLink of this node; leave out --nvlink-per-link, or say --results all")
-    is_beat_said = click.get_current_context().get_parameter_source("beat_s") is ParameterSource.COMMANDLINE
-    if results == "only" and is_beat_said:
-        raise Misuse("--results only polls nothing of this node; leave out --beat, or say --results all")
-    if results == "only" and has_read_costs:
-        raise Misuse("--results only reads no GPU of this node; leave out --read-costs, or say --results all")
     if is_demo:
-        _refuse_own("runs_folder", "store_url", "mapping_folder", "results")
-    elif store_url is not None:
+        _refuse_said(_OF_DEMO, "--demo shows nothing of yours; leave out {}, or --demo")
+    if results == "only":
+        _refuse_said(_OF_NODE, "--results only watches nothing of this node; leave out {}, or say --results all")
+    if results == "none":
+        _refuse_said(("store_url",), "--results none reads no history; leave out {}, or say --results all")
+    if store_url is not None and not is_demo:
         parse_url(store_url)
     if targets_file is not None:
         _refuse_unreachable(host)
@@ -199,10 +198,10 @@ def _refuse_unreachable(host: str) -> None:
         )
 
 
-def _refuse_own(*names: str) -> None:
-    """Refuse options that name the user's own data, of which the demonstration shows nothing."""
+def _refuse_said(names: Sequence[str], message: str) -> None:
+    """Refuse options of the command line that are of no use, by a message with a place for the option."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_said = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
         if parameter.name in names and is_said:
-            raise Misuse(f"--demo shows nothing of yours; leave out {parameter.opts[0]}, or --demo")
+            raise Misuse(message.format(parameter.opts[0]))

@@ -28,6 +28,8 @@ LINES = (
     Line("serve --results only --read-costs", 2, "leave out --read-costs, or say --results all"),
     Line("serve --results only --nvlink-per-link", 2, "leave out --nvlink-per-link, or say --results all"),
     Line("serve --results only --beat 1", 2, "leave out --beat, or say --results all"),
+    Line("serve --results only --runs folder", 2, "leave out --runs, or say --results all"),
+    Line("serve --results none --store sqlite:///x", 2, "--results none reads no history; leave out --store, or say"),
     Line("serve --demo --results none", 2, "--demo shows nothing of yours; leave out --results, or --demo"),
     Line("serve --beat 0", 2, f"0 s is no beat; {_BEAT}"),
     Line("serve --beat -1", 2, f"-1 s is no beat; {_BEAT}"),
