@@ -158,7 +158,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
 @click.option("--keep-data", "keeps_data", is_flag=True, help="Keep what the servers stored, for the next `up`.")
 @_FOLDER
 def down(keeps_data: bool, folder: Path) -> None:
-    """End what `stack up` started and delete all that it made, Prometheus's data with it.
+    """End what `stack up` started and delete all that it made, Prometheus's data with it; also data that was kept.
 
     \b
     Example:
@@ -168,21 +168,32 @@ def down(keeps_data: bool, folder: Path) -> None:
     from bench.reports.format import readable
 
     folder = folder.absolute()
+    size = readable(lifecycle.data_bytes(folder), "bytes")
     state = lifecycle.read_state(folder)
     if state is None:
-        if not (left := processes.strays(folder, ())):
+        if left := processes.strays(folder, ()):
+            names = ", ".join(f"{one.name} (process {one.pid})" for one in left)
+            say(f"ending {names}, of a stack without its state.json")
+            lifecycle.end_strays(folder)
+            say(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
+            return
+        if not lifecycle.has_kept_data(folder):
             raise Misuse(lifecycle.nothing_is_up(folder))
-        say(f"ending {', '.join(f'{one.name} (process {one.pid})' for one in left)}, of a stack without its state.json")
-        lifecycle.end_strays(folder)
-        say(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
+        if keeps_data:
+            raise Misuse(f"no stack is up, and {folder} keeps {size} of data; leave out --keep-data to delete it")
+        say(f"no stack is up; deleting {size} of data that was kept in {folder}")
+        lifecycle.delete_kept_data(folder)
         return
-    size = readable(lifecycle.data_bytes(folder), "bytes")
     parts = [f"{one.name} (process {one.pid})" for one in lifecycle.running(folder, state)]
     parts += ["the containers"] * state.is_compose
     if parts:
         say(f"ending {', '.join(parts)}")
-    kept = f"keeping {size} of data in {folder} for the next `up`; delete that folder where nobody needs it"
-    say(kept if keeps_data else f"deleting {folder} with {size} of data")
+    if not keeps_data:
+        say(f"deleting {folder} with {size} of data")
+    elif state.is_compose:
+        say("keeping the containers' volumes for the next `up`; `docker volume ls` shows them")
+    else:
+        say(f"keeping {size} of data in {folder} for the next `up`; another `down` deletes it")
     lifecycle.down(folder, keeps_data=keeps_data)
 
 

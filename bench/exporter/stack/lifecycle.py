@@ -38,6 +38,9 @@ from dashboards.publishing.publish import RENDERED
 SCHEMA_VERSION = 1
 STATE = "state.json"
 DATA, LOGS = "data", "logs"
+DATA_MARK = "made-by-observatory-stack"
+"""A file beside the servers' data that says whose it is, after the state file is gone."""
+_IN_DATA = ("prometheus", "alertmanager", "grafana", DATA_MARK)
 _GRAFANA_INI = "grafana.ini"
 FEATURES = "native-histograms,exemplar-storage"
 """What Prometheus keeps of ours only where it is told to: a newer one knows the first by itself, and says so."""
@@ -271,9 +274,10 @@ def _check_folder(folder: Path) -> None:
             f"{folder} holds a stack whose servers have all ended; `observatory stack down --keep-data` clears it, and"
             " the next `up` goes on with its data"
         )
-    others = sorted(path.name for path in folder.iterdir() if path.name != DATA) if folder.is_dir() else []
-    if others:
-        raise Misuse(f"{folder} holds {others[0]}, which is no stack's; name an empty folder, or a new one")
+    for place, known in ((folder, (DATA,)), (folder / DATA, _IN_DATA)):
+        others = sorted(path.name for path in place.iterdir() if path.name not in known) if place.is_dir() else []
+        if others:
+            raise Misuse(f"{place} holds {others[0]}, which is no stack's; name an empty folder, or a new one")
 
 
 def _check_port(name: str, port: int) -> None:
@@ -294,6 +298,8 @@ def _write(folder: Path, state: StackState, texts: Mapping[Path, str]) -> None:
     _keep(folder, state)
     for name in (LOGS, TARGETS, f"{DATA}/prometheus", f"{DATA}/alertmanager"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    if not state.is_compose:  # Else the data is in Docker's volumes.
+        (folder / DATA / DATA_MARK).touch()
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -346,6 +352,25 @@ def down(folder: Path, *, keeps_data: bool) -> None:
         _take_down(folder, state, keeps_data=keeps_data)
 
 
+def has_kept_data(folder: Path) -> bool:
+    """Return whether the folder has data of a stack that is down."""
+    return read_state(folder) is None and (folder / DATA / DATA_MARK).is_file()
+
+
+def delete_kept_data(folder: Path) -> None:
+    """Delete what `down` kept, and the folder where nothing else is in it.
+
+    Raises:
+        Misuse: another `up` or `down` is at work there, or was.
+    """
+    with _alone(folder), uninterrupted():
+        if not has_kept_data(folder):
+            raise Misuse(nothing_is_up(folder))
+        _delete_data(folder)
+        with suppress(OSError):  # It holds somebody else's.
+            folder.rmdir()
+
+
 def end_strays(folder: Path) -> None:
     """End servers of a folder whose state file is gone.
 
@@ -370,16 +395,28 @@ def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
             f"{', '.join(f'{one.name} (process {one.pid})' for one in left)} does not end, even killed; its files in"
             f" {folder} stay"
         )
-    for name in (*state.made, *(() if keeps_data else (DATA,))):
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in state.made:
+        _delete(folder / name)
+    if not keeps_data:
+        _delete_data(folder)
     (folder / STATE).unlink(missing_ok=True)
     for made in dict.fromkeys((str(folder), *state.made_folders)):
         with suppress(OSError):  # It holds data that is kept, or somebody else's.
             Path(made).rmdir()
+
+
+def _delete_data(folder: Path) -> None:
+    for name in _IN_DATA:  # The mark is last, so that a second call goes on.
+        _delete(folder / DATA / name)
+    with suppress(OSError):  # It is not there, or holds somebody else's.
+        (folder / DATA).rmdir()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

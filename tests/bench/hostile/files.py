@@ -62,6 +62,9 @@ def make_files(folder: Path) -> None:
     ):
         (folder / name).mkdir()
         (folder / name / "state.json").write_text(text)
+    for name in ("prometheus", "alertmanager"):
+        (folder / "by-hand" / "data" / name).mkdir(parents=True)
+    (folder / "by-hand" / "data" / "mine.csv").write_text("1")
     (folder / "loop").symlink_to("loop")
     (folder / "zero.json").symlink_to("/dev/zero")
     ledgers = {

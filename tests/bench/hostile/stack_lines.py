@@ -47,6 +47,8 @@ LINES = (
         2,
         "old-stack holds a stack whose servers have all ended; `observatory stack down",
     ),
+    Line("stack up --folder by-hand", 2, "by-hand/data holds mine.csv, which is no stack's; name an empty folder"),
+    Line("stack down --folder by-hand", 2, _NOTHING),
     Line("stack down x", 2, "unexpected extra argument (x)"),
     Line("stack down", 2, _NOTHING),
     Line("stack down --folder folder", 2, _NOTHING),

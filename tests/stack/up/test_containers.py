@@ -73,7 +73,9 @@ def test_containers_are_started_and_taken_away_with_their_volumes(machine: Conta
 
 def test_volumes_stay_where_data_is_kept(machine: Containers, tmp_path: Path) -> None:
     machine.call("up", "--config", _settings(tmp_path))
-    assert machine.call("down", "--keep-data").returncode == 0
+    said = machine.call("down", "--keep-data")
+    assert said.returncode == 0
+    assert "keeping the containers' volumes for the next `up`" in said.stderr
     assert machine.told()[-1] == "down --remove-orphans"
 
 

@@ -249,6 +249,22 @@ def test_data_is_kept_where_that_is_asked_for(user: User, tmp_path: Path) -> Non
     assert not user.folder.exists()
 
 
+def test_data_that_was_kept_is_deleted_by_another_down(user: User, tmp_path: Path) -> None:
+    assert user.call("up", "--config", str(tmp_path / "stack.toml")).returncode == 0
+    kept = user.call("down", "--keep-data")
+    assert "another `down` deletes it" in kept.stderr
+    (user.folder / "data" / "notes.txt").write_text("mine")
+    again = user.call("down", "--keep-data")
+    assert again.returncode == 2
+    assert "leave out --keep-data to delete it" in again.stderr
+    assert (user.folder / "data" / "prometheus" / "wal").is_dir()
+    said = user.call("down")
+    assert said.returncode == 0
+    assert "no stack is up; deleting" in said.stderr
+    assert [str(path.relative_to(user.folder)) for path in user.folder.rglob("*")] == ["data", "data/notes.txt"]
+    assert user.call("down").returncode == 2
+
+
 def test_a_server_that_does_not_start_takes_the_others_down(user: User, tmp_path: Path) -> None:
     kept = user.folder / "data" / "prometheus" / "wal"
     kept.parent.mkdir(parents=True)
