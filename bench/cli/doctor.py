@@ -119,13 +119,10 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.engines.local import LocalEngine
     from bench.machine import machine
     from bench.reports.doctor.page import print_page
-    from bench.runs.database import parse_url
     from bench.runs.files import data_folder
     from bench.runs.history import History
     from collectors.nvml.collector import NvmlCollector
 
-    if store_url is not None:
-        parse_url(store_url)
     say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)
     say(f"doctor: asking {len(read.gpus)} GPU(s) each question of NVML")

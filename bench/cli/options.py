@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from bench.errors import Misuse
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 MOST_S = 366 * 86400.0
@@ -40,6 +41,21 @@ class NamedText(click.types.StringParamType):
         if value == "":
             self.fail("it is empty; leave it out, or name one", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class StoreURL(NamedText):
+    """The URL of a history, in a form that can be one; whether anything is there is not asked."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        from bench.runs.database import parse_url
+
+        try:
+            parse_url(text)
+        except Misuse as error:
+            if ctx is None or not ctx.resilient_parsing:  # A completing shell is no place to say so.
+                self.fail(str(error), param, ctx)
+        return text
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
@@ -90,7 +106,7 @@ STORE = click.option(
     "--store",
     "store_url",
     metavar="URL",
-    type=NamedText(),
+    type=StoreURL(),
     envvar=STORE_VARIABLE,
     show_envvar=True,
     show_default="SQLite in the user's data folder",

@@ -36,7 +36,7 @@ def parse_url(text: str) -> URL:
     """Parse a store's URL, and set the driver that we install.
 
     Raises:
-        InfrastructureFailed: it is not a URL, is of another kind of database, or is SQLite without a file.
+        Misuse: it is not a URL, is of another kind of database, or is SQLite without a file.
     """
     try:
         text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8. A NUL would end a name.
@@ -44,17 +44,15 @@ def parse_url(text: str) -> URL:
             raise ValueError
         url = make_url(text)
     except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.
-        raise InfrastructureFailed(
+        raise Misuse(
             "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
     if url.drivername in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InfrastructureFailed(
-            f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql"
-        )
+        raise Misuse(f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        raise InfrastructureFailed(
+        raise Misuse(
             f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
         )
     return url
@@ -72,7 +70,8 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
 
     Raises:
         NoStoreYet: it is to be read, and does not exist.
-        InfrastructureFailed: the folder or the driver is missing, or the URL asks for something impossible.
+        Misuse: the URL asks for something impossible.
+        InfrastructureFailed: the folder or the driver is missing.
     """
     try:
         if url.get_backend_name() == "sqlite":
@@ -84,7 +83,7 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
             " pip install 'parallel-observatory[postgres]', and write the URL as postgresql://"
         ) from None
     except ValueError as error:
-        raise InfrastructureFailed(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
+        raise Misuse(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
 
 
 @contextlib.contextmanager

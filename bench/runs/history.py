@@ -36,6 +36,7 @@ class History:
     is_glance: the store is read for a moment only: it is not migrated, and SQLite leaves no files of its own behind.
 
     Raises:
+        Misuse: the URL is none of a store.
         InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
     """
 

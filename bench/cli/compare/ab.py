@@ -18,7 +18,6 @@ from bench.runner.checkouts import Checkout, check_checkout, check_out
 from bench.runner.measure import CaseOrder, Place, TrialSettings, measure
 from bench.runner.persist import Kept, persist
 from bench.runner.recover import recover_runs
-from bench.runs.database import parse_url
 from bench.runs.history import History
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
@@ -55,8 +54,6 @@ class Places:
         """
         if not 1 <= self.limit_s < float("inf"):
             raise Misuse(f"limit is {self.limit_s:g}; it must be a number of seconds, 1 or more")
-        if self.store is not None:
-            parse_url(self.store)
         check_place(self.runs)
 
 

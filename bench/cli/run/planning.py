@@ -24,7 +24,6 @@ from bench.rank.fault_injection import Fault, parse_fault
 from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline
-from bench.runs.database import parse_url
 from bench.runs.history import find_run
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
@@ -123,8 +122,6 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     is_curve = len(counts) > 1
     _refuse_combinations(spec, args, options)
     purpose = check_purpose(Purpose(origin="nightly" if options.is_nightly else "run", note=options.note))
-    if options.store_url is not None:
-        parse_url(options.store_url)
 
     # One case for each number of ranks, checked against this machine.
     node = read_node(options.nodes, options.ranks_per_node, engine=options.engine_name, engine_file=options.engine_file)

@@ -81,15 +81,12 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
     Raises:
         Misuse: the suite is unknown or wrong.
     """
-    from bench.runs.database import parse_url
     from bench.runs.history import History, NoStoreYet
     from bench.suites.form.document import find_suite
     from bench.suites.plan import plan_suite
     from bench.suites.suite_file import read_suite
 
     suite = read_suite(find_suite(suite_name), settings)
-    if store_url is not None:
-        parse_url(store_url)
     try:
         with History(store_url, writable=False, is_glance=True) as history:
             return plan_suite(suite, node, history)

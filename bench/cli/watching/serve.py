@@ -113,7 +113,6 @@ def command(
     from bench.exporter.demo import open_demonstration
     from bench.exporter.server import NodePlan, once, open_server
     from bench.exporter.service_discovery import Targets, listed, published_address
-    from bench.runs.database import parse_url
     from collectors.node.registry import PollingConfig
     from collectors.prometheus.http_server import ServerConfig
 
@@ -123,8 +122,6 @@ def command(
         _refuse_said(_OF_NODE, "--results only watches nothing of this node; leave out {}, or say --results all")
     if results == "none":
         _refuse_said(("store_url",), "--results none reads no history; leave out {}, or say --results all")
-    if store_url is not None and not is_demo:
-        parse_url(store_url)
     if targets_file is not None:
         _refuse_unreachable(host)
         Targets(targets_file, on_notice=say).check()

@@ -96,12 +96,9 @@ def up(
     from bench.exporter.service_discovery import Targets
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.settings import StackSettings, check
-    from bench.runs.database import parse_url
 
     settings = read_settings(config_file, StackSettings, "the stack")
     check(settings, str(config_file or "stack.toml"))
-    if store_url is not None:
-        parse_url(store_url)
     for path in lists:
         Targets(path, on_notice=say).check()
         if not path.exists():

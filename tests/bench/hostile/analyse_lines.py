@@ -82,7 +82,7 @@ LINES = (
     Line("analyse merge trace.json --output missing/new.json", 4, "missing/new.json cannot be written"),
     Line("analyse summary x --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("analyse summary x --runs ''", 2, "it is empty; name a folder"),
-    Line("analyse summary x --store notaurl", 4, "the store's URL cannot be read"),
+    Line("analyse summary x --store notaurl", 2, "the store's URL cannot be read"),
     Line("analyse summary x --store ''", 2, "it is empty; leave it out, or name one"),
     Line("analyse summary x --store sqlite:///garbage.sqlite", 4, "file is not a database"),
     Line("analyse summary x --store sqlite:///other.sqlite", 4, "the store is another program's database"),

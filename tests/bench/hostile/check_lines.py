@@ -15,7 +15,7 @@ LINES = (
     Line("check --since ''", 2, "it is empty"),
     Line("check --since 2026-11-23 --format junit", 2, "--since shows earlier nights as table or json"),
     Line("check --store sqlite:///garbage.sqlite", 4, "file is not a database"),
-    Line("check --store mysql://host/name", 4, "mysql is not supported"),
+    Line("check --store mysql://host/name", 2, "mysql is not supported"),
     Line("check --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("check --runs ''", 2, "it is empty; name a folder"),
     # --accept

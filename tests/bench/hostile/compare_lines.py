@@ -43,7 +43,7 @@ LINES = (
     Line(f"{_AB} --b bucket_mb=1 --trials 1", 2, "trials is 1; two sides are compared by 2 trials or more"),
     Line(f"{_AB} --b bucket_mb=1 --limit nan", 2, "limit is nan; it must be a number of seconds"),
     Line(f"{_AB} --b bucket_mb=1 --runs /dev/null/x", 4, "no run can be written in /dev/null/x"),
-    Line(f"{_AB} --b bucket_mb=1 --store notaurl", 4, "the store's URL cannot be read"),
+    Line(f"{_AB} --b bucket_mb=1 --store notaurl", 2, "the store's URL cannot be read"),
     Line("compare --ab dpp --b ranks=3", 2, 'side A: strategy "dpp" is unknown; did you mean "ddp"?'),
     Line(f"{_AB} --checkout-a folder", 2, "folder is no source tree of this program: bench/__init__.py is missing"),
     Line(f"{_AB} --checkout-b nothing", 2, '"nothing" is neither a folder nor a commit of this source tree'),

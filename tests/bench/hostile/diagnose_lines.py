@@ -28,7 +28,7 @@ LINES = (
     Line("diagnose x --details", 2, "No such option '--details'"),
     Line("diagnose x --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("diagnose x --runs ''", 2, "it is empty; name a folder"),
-    Line("diagnose x --store notaurl", 4, "the store's URL cannot be read"),
+    Line("diagnose x --store notaurl", 2, "the store's URL cannot be read"),
     Line("diagnose x --store ''", 2, "it is empty; leave it out, or name one"),
     Line("diagnose x --store sqlite:///garbage.sqlite", 4, "file is not a database"),
 )

@@ -48,7 +48,7 @@ LINES = (
     # where, and how it is said
     Line("suite run smoke --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("suite run smoke --runs ''", 2, "it is empty; name a folder"),
-    Line("suite run smoke --store nonsense", 4, "the store's URL cannot be read"),
+    Line("suite run smoke --store nonsense", 2, "the store's URL cannot be read"),
     Line("suite run smoke --engine mpi", 2, "'mpi' is not one of 'local', 'ray', 'slurm'"),
     Line("suite run smoke --engine-file garbage.json", 2, "--engine-file is of a cluster, and the engine is local"),
     Line("suite run smoke --engine slurm --engine-file garbage.json", 2, "garbage.json is no TOML"),
@@ -88,7 +88,7 @@ LINES = (
     Line("suite show smoke smoke", 2, "unexpected extra argument (smoke)"),
     Line("suite show --limit 0", 2, "0 is not in the range 1<=x<=1000000"),
     Line("suite show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
-    Line("suite show --store nonsense", 4, "the store's URL cannot be read"),
+    Line("suite show --store nonsense", 2, "the store's URL cannot be read"),
     Line("suite show 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
     # scaling
     Line("suite scaling", 2, "no suite has run yet; `observatory suite run scaling` runs one"),
@@ -97,7 +97,7 @@ LINES = (
     Line("suite scaling smoke smoke", 2, "unexpected extra argument (smoke)"),
     Line("suite scaling --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
     Line("suite scaling --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
-    Line("suite scaling --store nonsense", 4, "the store's URL cannot be read"),
+    Line("suite scaling --store nonsense", 2, "the store's URL cannot be read"),
     Line("suite scaling 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
     Line("show --suite ''", 2, "it is empty; leave it out, or name one"),
     Line("show --suite smoke --rebuild", 2, "--rebuild takes all runs of a folder"),

@@ -110,13 +110,13 @@ def test_a_dry_run_shows_no_password(
 
 
 @pytest.mark.parametrize("arguments", [["show"], ["run", "ddp", "--device=cpu"], ["show", "x"], ["serve", "--port=0"]])
-def test_a_password_of_a_store_that_cannot_be_reached_is_told_nobody(
+def test_a_variable_that_names_no_store_is_told_by_name_and_without_its_password(
     arguments: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(STORE_VARIABLE, "mysql://me:hush@localhost:1/runs")
-    assert main.run(arguments) == main.INFRASTRUCTURE
+    assert main.run(arguments) == main.MISUSE
     said = capsys.readouterr()
-    assert "mysql" in said.err
+    assert "(env var: 'OBSERVATORY_STORE'): store mysql://me:***@localhost:1/runs: mysql is not supported" in said.err
     assert "hush" not in said.out + said.err
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.database import default_url, parse_url, shown
 from bench.runs.history import History, NoStoreYet
 from tests.bench.made.examples import make_machine, make_summary
@@ -22,6 +22,12 @@ def _refusal(url: str, *, writable: bool = True) -> str:
     message = str(refused.value)
     assert "\n" not in message
     return message
+
+
+def _misuse(url: str) -> str:
+    with pytest.raises(Misuse) as refused:
+        parse_url(url)
+    return str(refused.value)
 
 
 def test_the_default_is_a_file_in_the_users_data_folder() -> None:
@@ -118,13 +124,13 @@ def test_a_store_opened_only_for_reading_cannot_be_written(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("url", ["mysql://root:hunter2@host/db", "oracle://root:hunter2@host/db"])
 def test_another_kind_of_database_is_refused(url: str) -> None:
-    message = _refusal(url)
+    message = _misuse(url)
     assert "is not supported; it may be sqlite or postgresql" in message
     assert "hunter2" not in message
 
 
 def test_what_is_no_url_is_refused_without_showing_it() -> None:
-    message = _refusal("root:hunter2@host")
+    message = _misuse("root:hunter2@host")
     assert "it may be sqlite:////FOLDER/history.sqlite or postgresql://" in message
     assert "hunter2" not in message
 
