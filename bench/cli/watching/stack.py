@@ -316,7 +316,7 @@ def size(
     check(settings, str(config_file or "stack.toml"))
     fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
     found = sizing.size(fleet, settings, sizing.series_by_unit())
-    _print_size(found, settings.prometheus.scrape_seconds, settings.prometheus.retention_days, format_name)
+    print_size(found, settings.prometheus.scrape_seconds, settings.prometheus.retention_days, format_name)
     for part in found.parts:
         if part.each is None and part.number:
             say(f"this machine has no {part.unit}, so that the series of one are unknown and left out")
@@ -325,7 +325,8 @@ def size(
 _SIZE_COLUMNS = ("unit", "number", "series_each", "series")
 
 
-def _print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
+def print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
+    """Print the size in one of the forms of --format."""
     from bench.exporter.stack.size import UNITS
     from bench.reports.format import (
         digits,
@@ -356,6 +357,7 @@ def _print_size(found: Size, scrape_seconds: int, retention_days: int, format_na
                 "samples_per_second": found.samples_per_second,
                 "memory_bytes": found.memory_bytes,
                 "disk_bytes": found.disk_bytes,
+                "late_disk_bytes": found.late_disk_bytes,
             }
         )
     else:
@@ -379,7 +381,8 @@ def _print_size(found: Size, scrape_seconds: int, retention_days: int, format_na
             f"series:             {found.series:,.0f}",
             f"samples per second: {digits(found.samples_per_second)}, each series every {scrape_seconds} s",
             f"memory:             {readable(found.memory_bytes, 'bytes')}, without queries; give it twice that",
-            f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full",
+            f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full;"
+            f" {readable(found.late_disk_bytes, 'bytes')} where scrapes come late",
         )
 
 

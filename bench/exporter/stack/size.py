@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.demo import made_ports, made_ranks, made_results, made_suites, open_recorded_collectors
+from bench.exporter.own_process import own_process
 from bench.exporter.server import page_of
 from bench.exporter.stack.settings import StackSettings
 from collectors.metrics.agent import AGENT_BEATS
@@ -34,6 +35,8 @@ SERIES_BYTES = 4000.0
 """Resident memory of each series in the head, its scrape and the rules on it included."""
 CHUNK_BYTES_PER_SAMPLE = 1.8
 """With scrapes on time. Each time that is not an interval after the one before takes up to two bytes more."""
+LATE_CHUNK_BYTES_PER_SAMPLE = 3.4
+"""On a machine that had too much to do, so that scrapes came late and a tenth was missed."""
 INDEX_BYTES_PER_SERIES = 73.0
 """What each block keeps of a series beside its samples."""
 WAL_BYTES_PER_SAMPLE = 6.5
@@ -65,11 +68,11 @@ OF_FLEET = ("result", "strategy", "suite", "figure")
 """Units that one exporter shows for the whole fleet."""
 _LABELS = (
     ("figure", ("suite", "case", "figure")),
-    ("suite", ("suite",)),
     ("rank", ("slot", "rank")),
     ("run", ("slot",)),
+    ("result", ("series",)),  # Its info names suite and GPUs, too.
+    ("suite", ("suite",)),
     ("gpu", ("gpu",)),
-    ("result", ("series",)),
     ("strategy", ("strategy",)),
     ("port", ("device", "port")),
     ("disk", ("device",)),
@@ -139,7 +142,8 @@ def made_up_node(at_s: Callable[[], float] = lambda: 0.0) -> Iterator[Callable[[
     """
     polling = PollingConfig(beat_s=BEAT_S)
     with NodeWatch(lambda: open_recorded_collectors(polling), beat_s=BEAT_S, on_notice=lambda _: None) as watch:
-        sources: tuple[Source, ...] = (watch.samples, lambda: made_ranks(at_s()), lambda: made_ports(at_s()))
+        made: tuple[Source, ...] = (lambda: made_ranks(at_s()), lambda: made_ports(at_s()))
+        sources = (own_process(), watch.samples, *made)
         until_s = time.monotonic() + _COUNTED_S
         while not _is_whole(watch):
             if time.monotonic() >= until_s:
@@ -184,7 +188,7 @@ class Fleet:
 
 
 def usual_fleet(nodes: int, gpus_per_node: int, changed: Mapping[str, int]) -> Fleet:
-    """Return a fleet with a port and a rank for each GPU, all of one run, and the usual rest.
+    """Return a fleet with a port and a rank for each GPU, all of a node in one run, and the usual rest.
 
     changed: numbers of units that shall differ.
 
@@ -195,7 +199,7 @@ def usual_fleet(nodes: int, gpus_per_node: int, changed: Mapping[str, int]) -> F
         "node": 1,
         "gpu": gpus_per_node,
         "rank": gpus_per_node,
-        "run": 1,
+        "run": min(1, gpus_per_node),
         "port": gpus_per_node,
         "disk": 4,
         "interface": gpus_per_node + 2,
@@ -234,7 +238,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a Prometheus needs for a fleet. disk_bytes: once the retention is full."""
+    """What a Prometheus needs for a fleet.
+
+    disk_bytes: once the retention is full, with scrapes on time. late_disk_bytes: with late ones, as measured.
+    """
 
     parts: tuple[Part, ...]
     own_series: int
@@ -242,6 +249,7 @@ class Size:
     samples_per_second: float
     memory_bytes: float
     disk_bytes: float
+    late_disk_bytes: float
 
 
 def size(fleet: Fleet, settings: StackSettings, each: Mapping[str, float]) -> Size:
@@ -251,14 +259,20 @@ def size(fleet: Fleet, settings: StackSettings, each: Mapping[str, float]) -> Si
     series = sum(part.series for part in parts) + own
     samples_per_second = series / settings.prometheus.scrape_seconds
     retention_s = settings.prometheus.retention_days * 86400.0
+    log_bytes = WAL_BYTES_PER_SAMPLE * samples_per_second * min(HEAD_S, retention_s)
+    on_time, late = (
+        log_bytes
+        + blocks_bytes(series, samples_per_second * retention_s, of_sample, blocks=round(1 / LONGEST_BLOCK_RATIO))
+        for of_sample in (CHUNK_BYTES_PER_SAMPLE, LATE_CHUNK_BYTES_PER_SAMPLE)
+    )
     return Size(
         parts=parts,
         own_series=own,
         series=series,
         samples_per_second=samples_per_second,
         memory_bytes=memory_bytes(series),
-        disk_bytes=blocks_bytes(series, samples_per_second * retention_s, blocks=round(1 / LONGEST_BLOCK_RATIO))
-        + WAL_BYTES_PER_SAMPLE * samples_per_second * min(HEAD_S, retention_s),
+        disk_bytes=on_time,
+        late_disk_bytes=late,
     )
 
 
@@ -267,6 +281,9 @@ def memory_bytes(series: float) -> float:
     return BASE_BYTES + SERIES_BYTES * series
 
 
-def blocks_bytes(series: float, samples: float, *, blocks: int) -> float:
-    """Return the size on disk of the samples of these series. blocks: how many the samples are divided among."""
-    return CHUNK_BYTES_PER_SAMPLE * samples + INDEX_BYTES_PER_SERIES * series * blocks
+def blocks_bytes(series: float, samples: float, sample_bytes: float = CHUNK_BYTES_PER_SAMPLE, *, blocks: int) -> float:
+    """Return the size on disk of the samples of these series.
+
+    sample_bytes: of a sample in chunks. blocks: how many the samples are divided among.
+    """
+    return sample_bytes * samples + INDEX_BYTES_PER_SERIES * series * blocks

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+import urllib.request
+from pathlib import Path
 
 import pytest
 
 from bench.cli import main
+from bench.cli.watching.stack import print_size
 from bench.errors import Misuse
-from bench.exporter.demo import RANKS, made_ranks
+from bench.exporter.demo import RANKS, made_ranks, open_demonstration
 from bench.exporter.stack.settings import PrometheusSettings, StackSettings
 from bench.exporter.stack.size import (
+    BEAT_S,
     CHUNK_BYTES_PER_SAMPLE,
     OF_FLEET,
     OWN_SERIES,
@@ -27,7 +32,10 @@ from bench.exporter.stack.size import (
     unit_of,
     usual_fleet,
 )
+from collectors.metrics.agent import AGENT_BEATS
+from collectors.node.registry import PollingConfig
 
+DOCS = Path(__file__).parents[4] / "docs"
 EACH = dict.fromkeys(UNITS, 10.0)
 USUAL = StackSettings()
 
@@ -41,6 +49,7 @@ USUAL = StackSettings()
         ({"device": "mlx5_0", "port": "1"}, "port"),
         ({"device": "nvme0n1", "direction": "read"}, "disk"),
         ({"series": "s", "strategy": "ddp", "rank": "3"}, "result"),
+        ({"series": "s", "suite": "nightly", "case": "ddp", "gpu": "8 x H100"}, "result"),
         ({"suite": "nightly", "case": "ddp", "figure": "step", "series": "s"}, "figure"),
         ({"suite": "nightly", "outcome": "done"}, "suite"),
         ({"mode": "idle"}, "node"),
@@ -74,8 +83,60 @@ def test_each_unit_of_the_fleet_is_in_the_demonstration() -> None:
     assert set(series_of_units(body(fleet_sources()))) == set(OF_FLEET)
 
 
-def test_a_node_has_gpus_ranks_and_ports() -> None:
-    assert {"node", "gpu", "rank", "run", "port", *OF_FLEET} <= set(series_by_unit())
+@pytest.fixture(scope="module")
+def each() -> dict[str, float]:
+    return series_by_unit()
+
+
+def test_a_node_has_gpus_ranks_and_ports(each: dict[str, float]) -> None:
+    assert {"node", "gpu", "rank", "run", "port", *OF_FLEET} <= set(each)
+
+
+@pytest.fixture(scope="module")
+def scraped() -> dict[str, list[int]]:
+    """The series of each unit that `observatory serve --demo` shows, once each GPU has rates."""
+    polling = PollingConfig(beat_s=BEAT_S)
+    with open_demonstration(host="127.0.0.1", port=0, polling=polling, on_notice=lambda _: None) as server:
+        until_s = time.monotonic() + 60
+        beats = 0.0
+        while beats < 3:
+            assert time.monotonic() < until_s, "it has no beats"
+            time.sleep(0.2)
+            with urllib.request.urlopen(server.url, timeout=30) as answer:
+                text = answer.read().decode()
+            beats = sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{AGENT_BEATS.name} "))
+    return series_of_units(text)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_unit_has_the_series_that_a_scrape_of_the_demonstration_has(
+    unit: str, each: dict[str, float], scraped: dict[str, list[int]]
+) -> None:
+    if unit not in scraped:
+        assert unit not in each
+        pytest.skip(f"this machine has no {unit}")
+    assert each[unit] * len(scraped[unit]) == pytest.approx(sum(scraped[unit]), rel=0.25)
+
+
+def test_the_nodes_own_series_are_all_counted(each: dict[str, float], scraped: dict[str, list[int]]) -> None:
+    assert [each["node"]] == scraped["node"]
+
+
+def test_the_page_shows_what_the_command_prints(each: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is recorded or made up is the same on each machine; what the host has is near."""
+    shown = (DOCS / "scale.md").read_text().partition("## 2,000 nodes of 8 GPUs\n\n")[2].partition("\n\nEach 15 s")[0]
+    lines = [line.removeprefix("    ") for line in shown.splitlines()]
+    of_page = {
+        line.split()[0]: float(line.split()[2]) for line in lines[1:] if line.split()[:1] and line.split()[0] in UNITS
+    }
+    assert set(of_page) == set(UNITS)
+    of_host = {"node", "disk", "interface", "filesystem", "numa"} & set(each)
+    assert {unit: of_page[unit] for unit in each if unit not in of_host} == {
+        unit: each[unit] for unit in each if unit not in of_host
+    }
+    assert {unit: of_page[unit] for unit in of_host} == pytest.approx({unit: each[unit] for unit in of_host}, rel=0.25)
+    print_size(size(usual_fleet(2000, 8, {}), USUAL, of_page), 15, 30, "table")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == lines
 
 
 def test_series_are_those_of_all_units_and_prometheus_own() -> None:
@@ -132,4 +193,4 @@ def test_the_command_says_all_four_as_json(capsys: pytest.CaptureFixture[str]) -
     found = json.loads(capsys.readouterr().out)
     assert found["series"] == sum(row["series"] for row in found["units"])
     assert found["samples_per_second"] == found["series"] / found["scrape_seconds"]
-    assert 0 < found["memory_bytes"] < found["disk_bytes"]
+    assert 0 < found["memory_bytes"] < found["disk_bytes"] < found["late_disk_bytes"]
