@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from collectors.metrics import gate, results, suites
 from collectors.metrics.agent import (
     RESULT_INFO,
@@ -92,6 +94,7 @@ _FAILED = promql.total(
     ),
     by=(),
 )
+_MISSING_CASES = promql.largest(promql.select(gate.SUITE_MISSING, **OF_SUITE), by=("suite", "kind"))
 _STATS = (
     _judged("Regressions", _ANY, "confirmed", "regression"),
     _judged("Levels crept", rising(1), "creep"),
@@ -99,14 +102,7 @@ _STATS = (
     _judged("As they were", Steps(below="plain", steps=()), "same"),
     Stat(
         title="Cases missing",
-        queries=(
-            now(
-                gate.SUITE_MISSING,
-                promql.total(
-                    promql.largest(promql.select(gate.SUITE_MISSING, **OF_SUITE), by=("suite", "kind")), by=()
-                ),
-            ),
-        ),
+        queries=(now(gate.SUITE_MISSING, promql.total(_MISSING_CASES, by=())),),
         steps=rising(1),
         absent=_NOT_JUDGED,
     ),
@@ -134,13 +130,7 @@ _STATS = (
     ),
     Stat(
         title="Latest suite",
-        queries=(
-            now(
-                suites.SUITE_PERIOD,
-                promql.largest(joins.lateness(**OF_SUITE), by=()),
-                "ratio",
-            ),
-        ),
+        queries=(now(suites.SUITE_PERIOD, promql.largest(joins.lateness(**OF_SUITE), by=()), "ratio"),),
         steps=rising(1 + _LIMITS.suites.late_ratio),
         note="Time since a suite began, divided by the period that its file declares, of the suite that is latest.",
         absent="No suite declares a period: `period` in its file.",
@@ -176,48 +166,26 @@ def _series(name: str, metric: Metric, usual_metric: Metric, *, is_higher_better
     )
 
 
-_GRADES = (
-    (Word(value=3, text="worse", colour="bad"), ("confirmed", "regression")),
-    (Word(value=2, text="to be watched", colour="warning"), ("creep", "suspicion", "late")),
-    (
-        Word(value=1, text="not worse", colour="good"),
-        ("same", "improvement", "recovered", "faster_baseline", "accepted"),
-    ),
-)
+_GRADES = {
+    Word(value=3, text="worse", colour="bad"): ("confirmed", "regression"),
+    Word(value=2, text="to be watched", colour="warning"): ("creep", "suspicion", "late"),
+    Word(value=1, text="not worse", colour="good"): ("same", "improvement", "recovered", "faster_baseline", "accepted"),
+}
 """What the gate says of a series: the worst of its figures' verdicts."""
+_ENDS = {
+    Word(value=1, text="done", colour="good"): "done",
+    Word(value=2, text="interrupted", colour="warning"): "interrupted",
+    Word(value=3, text="timed out", colour="bad"): "timed_out",
+    Word(value=4, text="failed", colour="bad"): "failed",
+}
+"""How the newest run of a series ended."""
 
 
-def _graded() -> str:
-    found = promql.either(
-        *(
-            promql.times(
-                word.value,
-                promql.largest(promql.select(gate.VERDICT, **OF_SUITE, verdict=promql.one_of(*of_it)), by=("series",)),
-            )
-            for word, of_it in _GRADES
-        )
-    )
-    return joins.told_of_results(found, by=OF_SERIES, **_CHOSEN)
-
-
-_ENDS = (
-    (Word(value=1, text="done", colour="good"), "done"),
-    (Word(value=2, text="interrupted", colour="warning"), "interrupted"),
-    (Word(value=3, text="timed out", colour="bad"), "timed_out"),
-    (Word(value=4, text="failed", colour="bad"), "failed"),
-)
-
-
-def _ended() -> str:
-    """Return how the newest run of each series ended, as the value of a word."""
-    ends = (
-        promql.times(
-            word.value,
-            promql.largest(promql.select(SERIES_NEWEST_RUN, **choices.OF_CLUSTER, outcome=outcome), by=("series",)),
-        )
-        for word, outcome in _ENDS
-    )
-    return joins.told_of_results(promql.either(*ends), by=OF_SERIES, **_CHOSEN)
+def _in_words(name: str, metric: Metric, found: Mapping[Word, str]) -> Column:
+    """Return a column with the first of these words of which a series of results has something."""
+    values = (promql.times(word.value, promql.largest(it, by=("series",))) for word, it in found.items())
+    told = joins.told_of_results(promql.either(*values), by=OF_SERIES, **_CHOSEN)
+    return Column(name=name, source=now(metric, told, "count"), words=tuple(found))
 
 
 _SERIES = Table(
@@ -236,12 +204,22 @@ _SERIES = Table(
             ),
         ),
         *_series("Efficiency", results.RUN_SCALING_EFFICIENCY, USUAL_EFFICIENCY, is_higher_better=True),
-        Column(
-            name="Newest run",
-            source=now(SERIES_NEWEST_RUN, _ended(), "count"),
-            words=tuple(word for word, _ in _ENDS),
+        _in_words(
+            "Newest run",
+            SERIES_NEWEST_RUN,
+            {
+                word: promql.select(SERIES_NEWEST_RUN, **choices.OF_CLUSTER, outcome=outcome)
+                for word, outcome in _ENDS.items()
+            },
         ),
-        Column(name="Gate", source=now(gate.VERDICT, _graded(), "count"), words=tuple(word for word, _ in _GRADES)),
+        _in_words(
+            "Gate",
+            gate.VERDICT,
+            {
+                word: promql.select(gate.VERDICT, **OF_SUITE, verdict=promql.one_of(*verdicts))
+                for word, verdicts in _GRADES.items()
+            },
+        ),
         age_column(_CHOSEN, steps=rising(_LIMITS.efficiency.fresh_hours * 3600)),
     ),
     sorted_by="Step: change",
@@ -377,15 +355,7 @@ _MISSING = Table(
     columns=(
         Column(name="Suite", source="suite"),
         Column(name="What", source="kind"),
-        Column(
-            name="Cases",
-            source=now(
-                gate.SUITE_MISSING,
-                promql.largest(promql.select(gate.SUITE_MISSING, **OF_SUITE), by=("suite", "kind")),
-            ),
-            steps=rising(1, colour="plain"),
-            width=90,
-        ),
+        Column(name="Cases", source=now(gate.SUITE_MISSING, _MISSING_CASES), steps=rising(1, colour="plain"), width=90),
     ),
     sorted_by="Cases",
     note="`observatory check --suite` with its name names the cases.",
