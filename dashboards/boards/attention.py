@@ -58,9 +58,13 @@ _HELD_RATIO = promql.largest(
 _HELD = promql.either(
     promql.number_of(promql.above(_HELD_RATIO, _LIMITS.gpus.braked_ratio)), promql.times(0, promql.number_of(_GPUS))
 )
-_STEPS = promql.middle(_live(rank.STEP_SECONDS), by=(*_OF_RUN, "series"))
-_RESULT = promql.largest(promql.select(results.RUN_STEP_SECONDS.statistic("median")), by=("series",))
-_SLOWER = promql.less_one(promql.divide(_STEPS, _RESULT, on=("series",)))
+# Two clusters may have a result each of the same series.
+_OF_RESULT = ("cluster", "series")
+_STEPS = promql.middle(_live(rank.STEP_SECONDS), by=(*_OF_RUN, *_OF_RESULT))
+_RESULT = promql.largest(
+    promql.select(results.RUN_STEP_SECONDS.statistic("median"), **choices.OF_CLUSTER), by=_OF_RESULT
+)
+_SLOWER = promql.less_one(promql.divide(_STEPS, _RESULT, on=_OF_RESULT))
 _TOKENS = promql.total(_live(rank.TOKENS_PER_SECOND), by=_OF_RUN)
 _MFU = promql.mean(_live(rank.MFU), by=_OF_RUN)
 _SLOWER_STEPS = rising(1 / _LIMITS.live.speed_ratio - 1)
@@ -259,7 +263,7 @@ def _suite(metric: Metric, expression: str, *, by: tuple[str, ...]) -> Query:
     return _now(promql.largest(expression, by=("suite", "run", *by)), metric.unit, metric, words)
 
 
-_FIGURE = ("suite", "case", "ranks", "figure")
+_FIGURE = ("cluster", *(label for label in gate.VERDICT.labels if label != "verdict"))
 _VERDICTS = Table(
     title="Figures that the gate does not find the same",
     columns=(
@@ -267,6 +271,8 @@ _VERDICTS = Table(
         Column(name="Case", source="case"),
         Column(name="Ranks", source="ranks", width=60),
         Column(name="Figure", source="figure"),
+        Column(name="Hardware", source="hardware"),
+        Column(name="Cluster", source="cluster"),
         Column(
             name="Verdict",
             source="verdict",

@@ -31,6 +31,8 @@ from dashboards.thresholds import shipped
 
 _LIMITS = shipped()
 _CHOSEN = {**choices.OF_CLUSTER, "strategy": "$strategy", "name": "$series", "run": "$run"}
+_OF_RESULT = ("cluster", "series")
+"""What a run has in common with its result: two clusters may have one each of the same series."""
 _NO_RUN = (
     "The run had not begun or had ended by then. `observatory run ddp` starts one; choose another time for one that"
     " has ended."
@@ -46,7 +48,7 @@ def _query(metric: Metric, expression: str, legend: str = "", unit: str | None =
 def _of_run(metric: Metric, **labels: str) -> str:
     """Return the values of all ranks of the run; several exporters of one folder count once."""
     shown = promql.of_chosen_runs(promql.select(metric, **labels), **_CHOSEN)
-    return promql.largest(shown, by=("rank", "series", *metric.labels))
+    return promql.largest(shown, by=("rank", *_OF_RESULT, *metric.labels))
 
 
 def _of_ranks(metric: Metric, **labels: str) -> str:
@@ -60,8 +62,10 @@ def _mean(metric: Metric, **labels: str) -> str:
 
 # Numbers of now.
 
-_STEP = promql.middle(_of_run(rank.STEP_SECONDS), by=("series",))
-_RESULT = promql.largest(promql.select(results.RUN_STEP_SECONDS.statistic("median")), by=("series",))
+_STEP = promql.middle(_of_run(rank.STEP_SECONDS), by=_OF_RESULT)
+_RESULT = promql.largest(
+    promql.select(results.RUN_STEP_SECONDS.statistic("median"), **choices.OF_CLUSTER), by=_OF_RESULT
+)
 _WHOLE = promql.mean(_of_run(rank.STEP_SECONDS), by=())
 _WATTS = promql.total(joins.of_gpus_of_run(promql.select(gpu.GPU_POWER_WATTS), run="$run"), by=())
 _TOKENS = promql.total(_of_run(rank.TOKENS_PER_SECOND), by=())
@@ -82,7 +86,7 @@ _STATS = (
         queries=(
             _query(
                 rank.STEP_SECONDS,
-                promql.less_one(promql.divide(_STEP, _RESULT, on=("series",))),
+                promql.less_one(promql.divide(_STEP, _RESULT, on=_OF_RESULT)),
                 unit="ratio",
             ),
         ),
