@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectors.metrics import gate, gpu, rank, results, suites
-from collectors.metrics.agent import RUN_LAST_PROGRESS
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.metric import Metric
 from dashboards import promql
 from dashboards.boards import choices
@@ -29,6 +29,8 @@ _LIMITS = shipped()
 _ACCEPTED = min(entry.ratio for entry in _LIMITS.accepted_efficiency)
 _OF_GPU = (*promql.PLACE, "gpu")
 _OF_RUN = ("run", "name", "strategy", "ranks")
+_OF_RESULT = ("cluster", "series")
+"""What a run has in common with its result: two clusters may have one each of the same series."""
 _NO_RUN = "No run goes on. `observatory run ddp` starts one; results are on the dashboard `The nightly`."
 _NO_GPU = "No GPU is watched. `observatory serve` on a node with an NVIDIA driver shows its GPUs."
 
@@ -46,6 +48,16 @@ def _of_runs(metric: Metric, expression: str, unit: str | None = None) -> Query:
     return _now(expression, unit or metric.unit, metric, "{{name}} ({{run}})")
 
 
+# What is chosen. Strategy and series of a figure are told by the info of its result.
+
+_OF_ALERTS = choices.of_alerts(**choices.OF_CLUSTER, suite="$suite", strategy="$strategy", run="$run")
+_OF_SUITE = {**choices.OF_CLUSTER, "suite": "$suite"}
+_OF_SERIES = {**choices.OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
+_OTHER_SERIES = promql.unless(
+    promql.select(RESULT_INFO, **choices.OF_CLUSTER), promql.select(RESULT_INFO, **_OF_SERIES), on=_OF_RESULT
+)
+
+
 # Numbers of now.
 
 _GPUS = promql.select(gpu.GPU_STATE, **choices.OF_CLUSTER)
@@ -58,13 +70,12 @@ _HELD_RATIO = promql.largest(
 _HELD = promql.either(
     promql.number_of(promql.above(_HELD_RATIO, _LIMITS.gpus.braked_ratio)), promql.times(0, promql.number_of(_GPUS))
 )
-# Two clusters may have a result each of the same series.
-_OF_RESULT = ("cluster", "series")
 _STEPS = promql.middle(_live(rank.STEP_SECONDS), by=(*_OF_RUN, *_OF_RESULT))
 _RESULT = promql.largest(
     promql.select(results.RUN_STEP_SECONDS.statistic("median"), **choices.OF_CLUSTER), by=_OF_RESULT
 )
 _SLOWER = promql.less_one(promql.divide(_STEPS, _RESULT, on=_OF_RESULT))
+_EFFICIENCY = results.RUN_SCALING_EFFICIENCY.statistic("median")
 _TOKENS = promql.total(_live(rank.TOKENS_PER_SECOND), by=_OF_RUN)
 _MFU = promql.mean(_live(rank.MFU), by=_OF_RUN)
 _SLOWER_STEPS = rising(1 / _LIMITS.live.speed_ratio - 1)
@@ -73,13 +84,13 @@ _EFFICIENCY_STEPS = falling(_ACCEPTED, _ACCEPTED * (1 - _LIMITS.efficiency.criti
 _STATS = (
     Stat(
         title="Alerts: critical",
-        queries=(_now(promql.or_zero(promql.number_of(promql.firing("critical"))), "count"),),
+        queries=(_now(promql.or_zero(promql.number_of(promql.firing("critical", **_OF_ALERTS))), "count"),),
         steps=Steps(below="good", steps=(Step(value=1, colour="bad"),)),
         note="Alerts that somebody must act on now; each is a row of the table below.",
     ),
     Stat(
         title="Alerts: warnings",
-        queries=(_now(promql.or_zero(promql.number_of(promql.firing("warning"))), "count"),),
+        queries=(_now(promql.or_zero(promql.number_of(promql.firing("warning", **_OF_ALERTS))), "count"),),
         steps=rising(1),
         note="Alerts that somebody should look at on the next working day.",
     ),
@@ -120,9 +131,16 @@ _STATS = (
         note="The lowest scaling efficiency of all newest results.",
         queries=(
             _now(
-                promql.smallest(promql.select(results.RUN_SCALING_EFFICIENCY.statistic("median")), by=()),
+                promql.smallest(
+                    promql.where(
+                        promql.select(_EFFICIENCY, **choices.OF_CLUSTER),
+                        promql.select(RESULT_INFO, **_OF_SERIES, suite="$suite"),
+                        on=_OF_RESULT,
+                    ),
+                    by=(),
+                ),
                 "ratio",
-                results.RUN_SCALING_EFFICIENCY.statistic("median"),
+                _EFFICIENCY,
             ),
         ),
         steps=_EFFICIENCY_STEPS,
@@ -143,7 +161,7 @@ _ALERTS = Table(
         Column(name="Suite", source="suite"),
         Column(name="Case", source="case"),
         Column(name="Strategy", source="strategy"),
-        Column(name="For", source=_now(joins.firing_for(), "seconds"), width=90),
+        Column(name="For", source=_now(joins.firing_for(**_OF_ALERTS), "seconds"), width=90),
     ),
     sorted_by="Severity",
     is_falling=False,
@@ -281,7 +299,14 @@ _VERDICTS = Table(
         Column(
             name="Change",
             source=_now(
-                joins.judged_changes(gate.VERDICT_CHANGE, by=_FIGURE, but=("same", "insufficient_data")),
+                # The gate also judges series that have no result here, as ad hoc runs of a suite.
+                promql.unless(
+                    joins.judged_changes(
+                        gate.VERDICT_CHANGE, by=_FIGURE, but=("same", "insufficient_data"), **_OF_SUITE
+                    ),
+                    _OTHER_SERIES,
+                    on=_OF_RESULT,
+                ),
                 "ratio",
                 gate.VERDICT_CHANGE,
             ),
@@ -292,8 +317,8 @@ _VERDICTS = Table(
     absent="Every figure is as it was, or no suite was judged: `observatory check`.",
 )
 _CASES_AGE = promql.product(
-    promql.largest(promql.select(suites.SUITE_CASE_INFO), by=("suite", "run", "case")),
-    f"({promql.age(promql.largest(promql.select(suites.SUITE_LAST_PROGRESS), by=('suite', 'run')))})",
+    promql.largest(promql.select(suites.SUITE_CASE_INFO, **_OF_SUITE), by=("suite", "run", "case")),
+    f"({promql.age(promql.largest(promql.select(suites.SUITE_LAST_PROGRESS, **_OF_SUITE), by=('suite', 'run')))})",
     on=("suite", "run"),
 )
 _SUITES = Row(
@@ -305,7 +330,7 @@ _SUITES = Row(
             queries=(
                 _suite(
                     suites.SUITE_LAST_CASES,
-                    promql.above(promql.select(suites.SUITE_LAST_CASES), 0),
+                    promql.above(promql.select(suites.SUITE_LAST_CASES, **_OF_SUITE), 0),
                     by=("outcome",),
                 ),
             ),
@@ -342,7 +367,7 @@ DASHBOARD = Dashboard(
     rows=(_SUITES,),
     annotations=(
         *choices.runs_marked(**choices.OF_RUNS),
-        choices.verdicts_marked(suite="$suite", strategy="$strategy", name="$series"),
+        choices.verdicts_marked(**_OF_SERIES, suite="$suite"),
         choices.alerts_marked(**choices.OF_CLUSTER, suite="$suite", strategy="$strategy", run="$run"),
     ),
 )

@@ -82,12 +82,16 @@ def verdicts_marked(**chosen: str | Match) -> Annotation:
     )
 
 
+def of_alerts(**chosen: str | Match) -> dict[str, str | Match]:
+    """Return the conditions on labels of alerts: a variable (`$gpu`) leaves those without the label, too."""
+    return {label: promql.if_any(value) if isinstance(value, str) else value for label, value in chosen.items()}
+
+
 def alerts_marked(**chosen: str | Match) -> Annotation:
-    """Return the marks where alerts begin to fire. chosen: a variable (`$gpu`) leaves those without the label, too."""
-    matched = {label: promql.if_any(value) if isinstance(value, str) else value for label, value in chosen.items()}
+    """Return the marks where alerts begin to fire. chosen: see `of_alerts`."""
     return Annotation(
         name="Alert",
-        expression=marks.alerts("instance", "gpu", "suite", "case", "strategy", "run", **matched),
+        expression=marks.alerts("instance", "gpu", "suite", "case", "strategy", "run", **of_alerts(**chosen)),
         text="{{alertname}} {{what}}",
         colour="bad",
     )

@@ -31,6 +31,7 @@ from dashboards.thresholds import shipped
 
 _LIMITS = shipped()
 _CHOSEN = {**choices.OF_CLUSTER, "strategy": "$strategy", "name": "$series", "run": "$run"}
+_OF_GPUS = {**choices.OF_CLUSTER, "run": "$run"}
 _OF_RESULT = ("cluster", "series")
 """What a run has in common with its result: two clusters may have one each of the same series."""
 _NO_RUN = (
@@ -67,11 +68,11 @@ _RESULT = promql.largest(
     promql.select(results.RUN_STEP_SECONDS.statistic("median"), **choices.OF_CLUSTER), by=_OF_RESULT
 )
 _WHOLE = promql.mean(_of_run(rank.STEP_SECONDS), by=())
-_WATTS = promql.total(joins.of_gpus_of_run(promql.select(gpu.GPU_POWER_WATTS), run="$run"), by=())
+_WATTS = promql.total(joins.of_gpus_of_run(promql.select(gpu.GPU_POWER_WATTS), **_OF_GPUS), by=())
 _TOKENS = promql.total(_of_run(rank.TOKENS_PER_SECOND), by=())
 _FULL = promql.divide(
-    joins.of_gpus_of_run(promql.select(gpu.GPU_MEMORY_USED_BYTES), run="$run"),
-    joins.of_gpus_of_run(joins.memory_for_ranks(), run="$run"),
+    joins.of_gpus_of_run(promql.select(gpu.GPU_MEMORY_USED_BYTES), **_OF_GPUS),
+    joins.of_gpus_of_run(joins.memory_for_ranks(), **_OF_GPUS),
 )
 _STATS = (
     Stat(title="Step, median rank", queries=(_query(rank.STEP_SECONDS, _STEP),), absent=_NO_RUN),
@@ -320,7 +321,7 @@ def _fullest(metric: Metric, words: str) -> Query:
 
 _CAPACITY = _query(
     gpu.GPU_MEMORY_USED_BYTES,
-    promql.smallest(joins.of_gpus_of_run(joins.memory_for_ranks(), run="$run", rank="$rank"), by=()),
+    promql.smallest(joins.of_gpus_of_run(joins.memory_for_ranks(), **_OF_GPUS, rank="$rank"), by=()),
     "what processes can have",
 )
 _NO_ALLOCATOR = "The allocator keeps an account on GPUs only; a CPU's ranks have resident memory."
@@ -368,7 +369,7 @@ _MEMORY = Row(
 
 
 def _gpus(metric: Metric, expression: str, words: str = "rank {{rank}} (gpu {{gpu}} of {{instance}})") -> Query:
-    return _query(metric, joins.of_gpus_of_run(expression, run="$run", rank="$rank"), words)
+    return _query(metric, joins.of_gpus_of_run(expression, **_OF_GPUS, rank="$rank"), words)
 
 
 def _of_gpus(metric: Metric, unit: str | None = None, **labels: str) -> Query:
@@ -430,13 +431,13 @@ DASHBOARD = Dashboard(
         choices.LIVE_STRATEGY,
         choices.LIVE_SERIES,
         choices.ONE_RUN,
-        Variable(name="rank", label="Rank", query=promql.choices(RANK_INFO, "rank", run="$run")),
+        Variable(name="rank", label="Rank", query=promql.choices(RANK_INFO, "rank", **_OF_GPUS)),
     ),
     panels=(*_STATS, _ABOUT, *_STANDING_OUT),
     rows=(_TIME, _LEARNING, _MEMORY, _GPUS),
     annotations=(
         *choices.runs_marked(**_CHOSEN),
-        choices.verdicts_marked(strategy="$strategy", name="$series"),
+        choices.verdicts_marked(**choices.OF_CLUSTER, strategy="$strategy", name="$series"),
         choices.alerts_marked(**choices.OF_CLUSTER, strategy="$strategy", run="$run"),
     ),
 )

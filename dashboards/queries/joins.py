@@ -26,9 +26,12 @@ from dashboards.promql import (
 )
 
 
-def firing_for() -> str:
-    """Return for how many seconds each alert that fires has been true, its time of being held included."""
-    return f"(time() - ALERTS_FOR_STATE) and ignoring (alertstate) {firing()}"
+def firing_for(**chosen: str | Match) -> str:
+    """Return for how many seconds each alert that fires has been true, its time of being held included.
+
+    chosen: labels of the alerts.
+    """
+    return f"(time() - ALERTS_FOR_STATE) and ignoring (alertstate) {firing(None, **chosen)}"
 
 
 def judged_changes(change: Metric, *, by: Sequence[str], but: Sequence[str] = (), **chosen: str | Match) -> str:

@@ -161,6 +161,15 @@ def test_a_board_of_results_asks_for_one_cluster_only(dashboard: Dashboard) -> N
             assert name in of_ranks or 'cluster=~"$cluster"' in labels, expression
 
 
+def test_all_of_a_page_follows_the_cluster_that_is_chosen(rendered: dict[str, Any]) -> None:
+    variables = rendered["templating"]["list"]
+    assert "cluster" in [variable["name"] for variable in variables]
+    asked = [target["expr"] for panel in grafana_lint.all_panels(rendered) for target in panel["targets"]]
+    asked += [mark["expr"] for mark in rendered["annotations"]["list"] if "expr" in mark]
+    asked += [str(one["query"]) for one in variables if one["type"] == "query" and one["name"] != "cluster"]
+    assert [expression for expression in asked if "$cluster" not in expression] == []
+
+
 def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
     spelt = [path for path in (ROOT / "dashboards").rglob("*.py") if _spelt(path.read_text()) & NAMES]
     assert spelt == []

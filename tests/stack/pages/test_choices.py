@@ -1,0 +1,75 @@
+"""What is chosen at the top of a page holds for each of its panels that can tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectors.metrics.agent import RESULT_INFO
+from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from collectors.metrics.suites import SUITE_CASE_INFO, SUITE_LAST_CASES, SUITE_LAST_PROGRESS
+from dashboards.boards import attention
+from tests.stack.alerts.rehearsal import Rehearsal, shown
+from tests.support.grafana_expressions import with_choices
+
+pytestmark = pytest.mark.stack
+
+RESULT = {"strategy": "ddp", "ranks": "8", "device": "cuda", "precision": "bf16", "series": "s"}
+ABOUT = {"strategy": "ddp", "ranks": "8", "series": "s", "name": "ddp on 8", "suite": "nightly"}
+FIGURE = {"suite": "nightly", "case": "ddp", "ranks": "8", "hardware": "h", "series": "s", "figure": "step"}
+OF_RUN = {"suite": "nightly", "run": "n"}
+EAST = {
+    **shown(RESULT_INFO, "1x9", **ABOUT, cluster="east"),
+    **shown(
+        RUN_SCALING_EFFICIENCY.statistic("median"),
+        "0.9x9",
+        **RESULT,
+        scaling="weak",
+        baseline="beside",
+        cluster="east",
+    ),
+    **shown(VERDICT, "1x9", **FIGURE, verdict="confirmed", cluster="east"),
+    **shown(VERDICT_CHANGE, "0.2x9", **FIGURE, cluster="east"),
+    **shown(SUITE_LAST_CASES, "3x9", **OF_RUN, outcome="failed", cluster="east"),
+    **shown(SUITE_CASE_INFO, "1x9", **OF_RUN, case="ddp", cluster="east"),
+    **shown(SUITE_LAST_PROGRESS, "60x9", **OF_RUN, cluster="east"),
+}
+ALERT = 'cluster="east",suite="nightly",strategy="ddp"'
+EAST |= {
+    f'{name}{{alertname="A{severity}",{state}severity="{severity}",{ALERT}}}': "1x9"
+    for severity in ("critical", "warning")
+    for name, state in (("ALERTS", 'alertstate="firing",'), ("ALERTS_FOR_STATE", ""))
+}
+OF_SUITES = ("Cases of the newest run of each suite, and of those that go on", "Cases that run now")
+OF_ALERTS = ("Alerts: critical", "Alerts: warnings", "Alerts that fire")
+OF_RESULTS = ("Efficiency, lowest", "Figures that the gate does not find the same")
+OTHERS = (
+    *((title, {"cluster": "west"}) for title in (*OF_SUITES, *OF_ALERTS, *OF_RESULTS)),
+    *((title, {"suite": "weekly"}) for title in (*OF_SUITES, *OF_ALERTS, *OF_RESULTS)),
+    *((title, {"strategy": "fsdp"}) for title in (*OF_ALERTS, *OF_RESULTS)),
+    *((title, {"series": "ddp on 16"}) for title in OF_RESULTS),
+)
+
+
+def _is_shown(title: str, **chosen: str) -> str:
+    """1 where a panel shows something, else 0; a count of alerts is such a number."""
+    (panel,) = (panel for panel in attention.DASHBOARD.all_panels if panel.title == title)
+    expression = with_choices(panel.queries[0].expression, **chosen)
+    return expression if title.startswith("Alerts: ") else f"sgn(count({expression})) or vector(0)"
+
+
+@pytest.mark.parametrize(("title", "other"), OTHERS, ids=str)
+def test_a_panel_shows_what_is_chosen_and_nothing_else(title: str, other: dict[str, str], tmp_path: Path) -> None:
+    own = {"cluster": "east", "suite": "nightly", "strategy": "ddp", "series": "ddp on 8"}
+    rehearsal = Rehearsal(series=EAST, folder=tmp_path)
+    rehearsal.gives(_is_shown(title, **own), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_is_shown(title, **{**own, **other}), {"{}": 0.0}, at_minutes=5)
+
+
+def test_an_alert_that_has_no_cluster_is_shown_whichever_is_chosen(tmp_path: Path) -> None:
+    series = {'ALERTS{alertname="RunStalled",alertstate="firing",severity="warning",run="a"}': "1x9"}
+    Rehearsal(series=series, folder=tmp_path).gives(
+        _is_shown("Alerts: warnings", cluster="west", suite="nightly"), {"{}": 1.0}, at_minutes=5
+    )
