@@ -272,9 +272,13 @@ def unanswered() -> str:
     return "up == 0"
 
 
-def choices(metric: Metric, label: str, **labels: str | Match) -> str:
-    """Return the choices of a dashboard's variable: the values of a label over the metric's series."""
-    return f"label_values({select(metric, **labels)}, {label})"
+def choices(metric: Metric, label: str, *others: Metric, **labels: str | Match) -> str:
+    """Return the choices of a dashboard's variable: the values of a label over the series of one metric or several."""
+    selected = [select(one, **labels) for one in (metric, *others)]
+    if others:
+        names = one_of(metric.name, *(other.name for other in others))
+        selected = [f"{{{_matchers({'__name__': names, **labels})}}}"]
+    return f"label_values({selected[0]}, {label})"
 
 
 def legend(metric: Metric, *extra: str) -> str:

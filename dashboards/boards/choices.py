@@ -5,6 +5,7 @@ from __future__ import annotations
 from collectors.metrics.agent import RESULT_INFO, RUN_INFO
 from collectors.metrics.gate import VERDICT
 from collectors.metrics.host import HOST_CPU_SECONDS
+from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS
 from dashboards import promql
 from dashboards.model import Annotation, Link, Variable
@@ -25,11 +26,20 @@ ONE_NODE = Variable(
     query=promql.choices(HOST_CPU_SECONDS, "instance", **OF_CLUSTER),
     is_single=True,
 )
-CLUSTER_OF_RESULTS = Variable(
-    name="cluster", label="Cluster", query=promql.choices(RESULT_INFO, "cluster"), is_single=True
-)
-"""Exactly one, or none where Prometheus adds no such label: two clusters may have a result each of the same series, and
-one history that exporters of several clusters show is to be seen once."""
+
+
+def one_cluster(*others: Metric) -> Variable:
+    """Return the choice of exactly one cluster of those that have results, or one of these metrics before any result.
+
+    None where Prometheus adds no such label. Two clusters may have a result each of the same series, and one history
+    that exporters of several clusters show is to be seen once.
+    """
+    return Variable(
+        name="cluster", label="Cluster", query=promql.choices(RESULT_INFO, "cluster", *others), is_single=True
+    )
+
+
+CLUSTER_OF_RESULTS = one_cluster()
 SUITE = Variable(name="suite", label="Suite", query=promql.choices(RESULT_INFO, "suite", **OF_CLUSTER))
 STRATEGY = Variable(name="strategy", label="Strategy", query=promql.choices(RESULT_INFO, "strategy", **OF_CLUSTER))
 SERIES = Variable(

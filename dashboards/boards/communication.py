@@ -224,7 +224,7 @@ DASHBOARD = Dashboard(
     title="Who waits for whom?",
     summary="The newest result of one series: which rank holds the others up, what collectives take beside the wait,"
     " and how far its clocks are known; and what runs of its strategy that go on expose.",
-    variables=one_series(results.RUN_WAITING_RATIO),
+    variables=one_series(results.RUN_WAITING_RATIO, has_live=True),
     panels=(*_STATS, *_FIRST),
     rows=(
         Row(title="By collective and size", panels=_BY_COLLECTIVE),

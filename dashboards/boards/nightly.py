@@ -476,7 +476,7 @@ DASHBOARD = Dashboard(
     title="The nightly",
     summary="Thirty days of the suites that run each night: what is worse, by how much and since when, what is missing,"
     " and how a series went from night to night.",
-    variables=(choices.CLUSTER_OF_RESULTS, choices.SUITE, choices.STRATEGY, ONE_SERIES),
+    variables=(choices.one_cluster(suites.SUITE_LAST_START), choices.SUITE, choices.STRATEGY, ONE_SERIES),
     panels=(*_STATS, _SERIES, _FIGURES, *_TRENDS, _SUITES, _MISSING, _CAUSES, _FAILURES),
     rows=(_MORE_TRENDS, _OUTCOMES),
     annotations=(

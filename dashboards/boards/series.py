@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collectors.metrics.agent import RESULT_INFO
+from collectors.metrics.agent import RESULT_INFO, RUN_INFO
 from collectors.metrics.metric import STATISTICS, Metric, Statistic
 from dashboards import promql
-from dashboards.boards.choices import CLUSTER_OF_RESULTS, OF_CLUSTER
+from dashboards.boards.choices import OF_CLUSTER, one_cluster
 from dashboards.model import Query, Variable
 from dashboards.queries import joins
 
 OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
 
 
-def one_series(metric: Metric) -> tuple[Variable, ...]:
+def one_series(metric: Metric, *, has_live: bool = False) -> tuple[Variable, ...]:
     """Return the variables: a cluster, a strategy that has this figure there, and a series of it on several ranks.
 
-    The list begins with the series on most ranks.
+    The list begins with the series on most ranks. has_live: the page also shows runs that go on, so that clusters and
+    strategies that have none but the first runs of all on several ranks can be chosen, too.
     """
+    live, several = ((RUN_INFO,), {"ranks": promql.none_of("1")}) if has_live else ((), {})
     return (
-        CLUSTER_OF_RESULTS,
+        one_cluster(*live),
         Variable(
             name="strategy",
             label="Strategy",
-            query=promql.choices(metric.shown()[0], "strategy", **OF_CLUSTER),
+            query=promql.choices(metric.shown()[0], "strategy", *live, **OF_CLUSTER, **several),
             is_single=True,
         ),
         Variable(

@@ -11,9 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
+from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.deprecated import DEPRECATED
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
+from collectors.metrics.suites import SUITE_LAST_START
 from dashboards import render
 from dashboards.boards import ceilings, choices, communication, nightly, pipeline, scaling, strategies
 from dashboards.boards.not_shown import NOT_SHOWN
@@ -152,13 +154,20 @@ def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
     ids=lambda dashboard: dashboard.name,
 )
 def test_a_board_of_results_asks_for_one_cluster_only(dashboard: Dashboard) -> None:
-    assert dashboard.variables[0] == choices.CLUSTER_OF_RESULTS
+    assert (dashboard.variables[0].name, dashboard.variables[0].is_single) == ("cluster", True)
     of_ranks = {metric.name for metric in SHOWN if metric.scope == "rank"}  # Joined with their run, which is chosen.
-    asked = [variable.query for variable in dashboard.variables[1:]]
-    asked += [query.expression for query in dashboard.queries]
-    for expression in asked:
+    for variable in dashboard.variables[1:]:
+        assert 'cluster=~"$cluster"' in variable.query
+    for expression in (query.expression for query in dashboard.queries):
         for name, labels in re.findall(r"(?<!:)\b(observatory_\w+)(\{[^}]*\})?", expression):
             assert name in of_ranks or 'cluster=~"$cluster"' in labels, expression
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "metric"), [(communication.DASHBOARD, RUN_INFO), (nightly.DASHBOARD, SUITE_LAST_START)]
+)
+def test_a_cluster_can_be_chosen_before_it_has_a_result(dashboard: Dashboard, metric: Metric) -> None:
+    assert metric.name in dashboard.variables[0].query
 
 
 def test_all_of_a_page_follows_the_cluster_that_is_chosen(rendered: dict[str, Any]) -> None:

@@ -14,12 +14,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards.render import CHECKOUT, RENDERED
 from tests.dashboards import grafana_lint
 from tests.support.servers import PrometheusServer
 
 _SPECIAL = re.compile(r"([\\^$*+?.()|\[\]{}])")
 _LISTED = re.compile(r"label_values\((.*),\s*(\w+)\)", re.DOTALL)
 _METRIC = re.compile(r"\bobservatory_\w+")
+
+
+MAY_BE_EMPTY = {
+    "Errors of NVLinks in this time range": "no link has one",
+    "Errors of PCIe links in this time range": "no link has one",
+    "Parts of the bubble of the chosen series": "it is no pipeline",
+    "Below the accepted level": "no rule records the level",
+}
+"""Panels that show nothing though their metrics are there, and why that is right."""
+
+
+def rendered(name: str) -> dict[str, Any]:
+    """A dashboard as it is rendered for Grafana."""
+    found: dict[str, Any] = json.loads((CHECKOUT / RENDERED / f"{name}.json").read_text())
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +94,13 @@ class Page:
         return frozenset(
             one["metric"]["__name__"] for one in self._ask("query", query=every, time=self.end_s)["result"]
         )
+
+    def empty(self) -> set[str]:
+        """The panels that show nothing though all metrics of one of their targets are there."""
+        answers, shown = self.answers(), self.shown()
+        due = {answer.panel for answer in answers if answer.metrics and answer.metrics <= shown}
+        filled = {answer.panel for answer in answers if answer.series}
+        return due - filled - MAY_BE_EMPTY.keys()
 
     @property
     def _start_s(self) -> float:

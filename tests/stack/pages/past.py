@@ -52,14 +52,19 @@ class Past:
 
 
 @contextmanager
-def made_past(folder: Path, *, nodes: int, scrape_s: int, parts: tuple[Part, ...] = PARTS) -> Iterator[Past]:
-    """Serve the past of so many nodes, the first of which shows the runs and the results."""
+def made_past(
+    folder: Path, *, nodes: int, scrape_s: int, parts: tuple[Part, ...] = PARTS, cluster: str = ""
+) -> Iterator[Past]:
+    """Serve the past of so many nodes, the first of which shows the runs and the results.
+
+    cluster: what Prometheus was told that their cluster is called; empty where it was told nothing.
+    """
     now_s = time.time()
     begun_s = now_s // 3600 * 3600 - _HOURS_AGO * 3600
     blocks = folder / "data"
     text = folder / "past.txt"
     with text.open("w") as written:
-        for line in _lines(nodes, scrape_s, parts, begun_s):
+        for line in _lines(nodes, scrape_s, parts, begun_s, cluster):
             written.write(line)
     create_blocks(text, blocks)
     text.unlink()
@@ -83,7 +88,7 @@ def create_blocks(text: Path, blocks: Path) -> None:
     assert made.returncode == 0, made.stdout + made.stderr
 
 
-def _lines(nodes: int, scrape_s: int, parts: tuple[Part, ...], begun_s: float) -> Iterator[str]:
+def _lines(nodes: int, scrape_s: int, parts: tuple[Part, ...], begun_s: float, cluster: str) -> Iterator[str]:
     """Yield all samples as OpenMetrics, those of one metric together, and of one series in the order of time."""
     shown: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     clock = FakeClock()
@@ -98,7 +103,9 @@ def _lines(nodes: int, scrape_s: int, parts: tuple[Part, ...], begun_s: float) -
             alone = list(exposed(every)) if nodes > 1 else []
             for node in range(nodes):
                 for series, value in alone if node else with_runs:
-                    shown[series.partition("{")[0]][_at_node(series, node)].append(f"{value} {begun_s + at_s:.0f}\n")
+                    shown[series.partition("{")[0]][_at_node(series, node, cluster)].append(
+                        f"{value} {begun_s + at_s:.0f}\n"
+                    )
     for of_metric in shown.values():
         for series, values in of_metric.items():
             yield from (f"{series} {value}" for value in values)
@@ -150,7 +157,7 @@ def exposed(given: Sequence[Owned]) -> Iterator[tuple[str, str]]:
             yield series, value
 
 
-def _at_node(series: str, node: int) -> str:
+def _at_node(series: str, node: int, cluster: str) -> str:
     name, brace, labels = series.partition("{")
-    where = f'instance="node{node}:9464",job="observatory"'
+    where = f'instance="node{node}:9464",job="observatory"' + (f',cluster="{cluster}"' if cluster else "")
     return f"{name}{{{where},{labels}" if brace else f"{name}{{{where}}}"

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Any
 
 import pytest
 
 from bench.exporter.demo import RUN, STRATEGY
-from dashboards.render import CHECKOUT, DASHBOARDS, RENDERED
-from tests.stack.pages.asking import Answer, Page
+from dashboards.render import DASHBOARDS
+from tests.stack.pages.asking import Page, rendered
 from tests.stack.pages.past import OTHER_RUN, PART_S, PARTS, Part, Past, made_past
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAMES = [dashboard.name for dashboard in DASHBOARDS]
-MAY_BE_EMPTY = {
-    "Errors of NVLinks in this time range": "no link has one",
-    "Errors of PCIe links in this time range": "no link has one",
-    "Parts of the bubble of the chosen series": "it is no pipeline",
-    "Below the accepted level": "no rule records the level",
-}
-"""Panels that show nothing though their metrics are there, and why that is right."""
-CHOSEN = {"who-waits-for-whom": {"strategy": "ddp"}}
-"""What is chosen where the list, which is of results, is empty during the first run of all."""
 MOST_SAMPLES = 5_000_000
 """What a query may read: a Prometheus reads some ten million a second."""
 NODES = 50
-
-
-def _dashboard(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHECKOUT / RENDERED / f"{name}.json").read_text())
-    return found
 
 
 @pytest.fixture(scope="module", params=[15, 60], ids=lambda scrape_s: f"scraped each {scrape_s} s")
@@ -54,32 +38,23 @@ def _page(
 ) -> Page:
     """The page at the end of a part. told_s: the interval that the data source was told; None for the true one."""
     return Page(
-        dashboard=_dashboard(name),
+        dashboard=rendered(name),
         prometheus=past.prometheus,
         end_s=past.end_of(part),
         back_s=PART_S - 2 * past.scrape_s,
         scrape_s=told_s or past.scrape_s,
-        chosen={**CHOSEN.get(name, {}), **(chosen or {})},
+        chosen=chosen or {},
     )
-
-
-def _empty(answers: list[Answer], shown: frozenset[str]) -> set[str]:
-    """The panels that show nothing though all metrics of one of their targets are there."""
-    due = {answer.panel for answer in answers if answer.metrics and answer.metrics <= shown}
-    filled = {answer.panel for answer in answers if answer.series}
-    return due - filled - MAY_BE_EMPTY.keys()
 
 
 @pytest.mark.parametrize(("name", "part"), list(product(NAMES, PARTS)))
 def test_no_panel_is_empty_whose_metrics_are_there(name: str, part: Part, past: Past) -> None:
-    page = _page(past, name, part)
-    assert _empty(page.answers(), page.shown()) == set()
+    assert _page(past, name, part).empty() == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_panel_is_empty_where_grafana_was_told_a_shorter_interval(name: str, past: Past) -> None:
-    page = _page(past, name, "two runs", told_s=15)
-    assert _empty(page.answers(), page.shown()) == set()
+    assert _page(past, name, "two runs", told_s=15).empty() == set()
 
 
 @pytest.mark.parametrize(
