@@ -19,9 +19,11 @@ from dashboards.model import (
     Query,
     Row,
     Stat,
+    Steps,
     Table,
     TimeSeries,
     Variable,
+    Word,
     falling,
     rising,
 )
@@ -31,12 +33,17 @@ from dashboards.thresholds import shipped
 
 _LIMITS = shipped()
 _CHOSEN = {**choices.OF_CLUSTER, "strategy": "$strategy", "name": "$series", "run": "$run"}
+_LAST = "Of a run that has ended, the last of this time range."
 _OF_GPUS = {**choices.OF_CLUSTER, "run": "$run"}
 _OF_RESULT = ("cluster", "series")
 """What a run has in common with its result: two clusters may have one each of the same series."""
 _NO_RUN = (
     "The run had not begun or had ended by then. `observatory run ddp` starts one; choose another time for one that"
     " has ended."
+)
+_NOT_TOLD = (
+    "The run told none at a whole minute of this time range. `observatory run ddp` starts one; choose another time for"
+    " one that has ended."
 )
 _NOT_TRACED = "The run has traced no step by then; `--trace-steps` says how many it traces."
 _NO_GPU = "The run has no GPU that is watched: `observatory serve` on its nodes shows which rank is on which."
@@ -50,6 +57,13 @@ def _of_run(metric: Metric, **labels: str) -> str:
     """Return the values of all ranks of the run; several exporters of one folder count once."""
     shown = promql.of_chosen_runs(promql.select(metric, **labels), **_CHOSEN)
     return promql.largest(shown, by=("rank", *_OF_RESULT, *metric.labels))
+
+
+def _stat(title: str, query: Query, *, steps: Steps | None = None, note: str = "", absent: str = _NOT_TOLD) -> Stat:
+    """Return a number of now; of a run that has ended, its last."""
+    last = replace(query, expression=joins.now_or_last(query.expression))
+    note = " ".join(text for text in (note, _LAST) if text)
+    return Stat(title=title, queries=(last,), steps=steps, note=note, absent=absent)
 
 
 def _of_ranks(metric: Metric, **labels: str) -> str:
@@ -75,62 +89,54 @@ _FULL = promql.divide(
     joins.of_gpus_of_run(joins.memory_for_ranks(), **_OF_GPUS),
 )
 _STATS = (
-    Stat(title="Step, median rank", queries=(_query(rank.STEP_SECONDS, _STEP),), absent=_NO_RUN),
-    Stat(
-        title="p99 of steps",
-        queries=(_query(STEP_DURATION, joins.quantile_in_run(STEP_DURATION, 0.99, **_CHOSEN)),),
+    _stat("Step, median rank", _query(rank.STEP_SECONDS, _STEP)),
+    _stat(
+        "p99 of steps",
+        # While no step is measured the quantile is no number.
+        _query(STEP_DURATION, promql.above(joins.quantile_in_run(STEP_DURATION, 0.99, **_CHOSEN), 0)),
         note="Of all measured steps of all ranks lately, by the histogram of their times.",
-        absent=_NO_RUN,
     ),
-    Stat(
-        title="Against result",
-        queries=(
-            _query(
-                rank.STEP_SECONDS,
-                promql.less_one(promql.divide(_STEP, _RESULT, on=_OF_RESULT)),
-                unit="ratio",
-            ),
-        ),
+    _stat(
+        "Against result",
+        _query(rank.STEP_SECONDS, promql.less_one(promql.divide(_STEP, _RESULT, on=_OF_RESULT)), unit="ratio"),
         steps=rising(1 / _LIMITS.live.speed_ratio - 1),
-        absent="The run's series has no result yet: only a run that ended well, and is not ad hoc, is one.",
+        note="The result is the newest at that moment.",
+        absent="The run's series had no result by then: only a run that ended well, and is not ad hoc, is one.",
     ),
     Stat(
         title="Slowest rank",
-        queries=(_query(rank.STEP_SECONDS, joins.most_now(1, _of_run(rank.STEP_SECONDS)), "rank {{rank}}"),),
-        is_text=True,
-        absent=_NO_RUN,
-    ),
-    Stat(
-        title="MFU",
-        queries=(_query(rank.MFU, promql.mean(_of_run(rank.MFU), by=())),),
-        absent="No data sheet names the peak of the run's devices (a CPU has none), or the run has ended.",
-    ),
-    Stat(
-        title="Exposed comm.",
         queries=(
             _query(
-                rank.EXPOSED_COMMUNICATION_RATIO,
-                promql.mean(_of_run(rank.EXPOSED_COMMUNICATION_RATIO), by=()),
+                rank.STEP_SECONDS, joins.most_now(1, joins.now_or_last(_of_run(rank.STEP_SECONDS))), "rank {{rank}}"
             ),
         ),
+        is_text=True,
+        note=_LAST,
+        absent=_NOT_TOLD,
+    ),
+    _stat(
+        "MFU",
+        _query(rank.MFU, promql.mean(_of_run(rank.MFU), by=())),
+        absent="No data sheet names the peak of the run's devices (a CPU has none).",
+    ),
+    _stat(
+        "Exposed comm.",
+        _query(rank.EXPOSED_COMMUNICATION_RATIO, promql.mean(_of_run(rank.EXPOSED_COMMUNICATION_RATIO), by=())),
         steps=rising(_LIMITS.live.exposed_ratio),
         absent=_NOT_TRACED,
     ),
-    Stat(
-        title="Waits for data",
-        queries=(
-            _query(
-                rank.PHASE_SECONDS,
-                promql.divide(promql.mean(_of_run(rank.PHASE_SECONDS, phase="data"), by=()), _WHOLE),
-                unit="ratio",
-            ),
+    _stat(
+        "Waits for data",
+        _query(
+            rank.PHASE_SECONDS,
+            promql.divide(promql.mean(_of_run(rank.PHASE_SECONDS, phase="data"), by=()), _WHOLE),
+            unit="ratio",
         ),
         steps=rising(_LIMITS.live.input_ratio),
-        absent=_NO_RUN,
     ),
-    Stat(
-        title="Fullest GPU",
-        queries=(_query(gpu.GPU_MEMORY_USED_BYTES, promql.largest(_FULL, by=()), unit="ratio"),),
+    _stat(
+        "Fullest GPU",
+        _query(gpu.GPU_MEMORY_USED_BYTES, promql.largest(_FULL, by=()), unit="ratio"),
         absent=_NO_GPU,
     ),
 )
@@ -139,6 +145,15 @@ _STATS = (
 # What it is.
 
 _WHICH = tuple(label for label in RUN_INFO.labels if label not in ("slot", "series"))
+_IN_VIEW, _PROGRESS = (
+    f"({joins.case_of_run(metric, by=_WHICH, **_CHOSEN)})" for metric in (RUN_INFO, RUN_LAST_PROGRESS)
+)
+
+
+def _while_it_goes_on(expression: str) -> str:
+    return promql.where(expression, promql.select(RUN_INFO, **_CHOSEN), on=("run",))
+
+
 _ABOUT = Table(
     title="The run",
     height=4,
@@ -155,17 +170,22 @@ _ABOUT = Table(
         Column(name="Suite", source="suite"),
         Column(name="Commit", source="commit"),
         Column(
-            name="Last step ended",
+            name="State",
             source=_query(
-                RUN_LAST_PROGRESS,
-                promql.age(f"({joins.case_of_run(RUN_LAST_PROGRESS, by=_WHICH, **_CHOSEN)})"),
-                unit="seconds",
+                RUN_INFO, promql.either(_while_it_goes_on(_IN_VIEW), promql.times(0, _IN_VIEW)), unit="count"
             ),
+            words=(Word(value=1, text="goes on", colour="good"), Word(value=0, text="has ended", colour="plain")),
+            width=90,
+        ),
+        Column(
+            name="Last step ended",
+            source=_query(RUN_LAST_PROGRESS, promql.age(f"({_while_it_goes_on(_PROGRESS)})"), unit="seconds"),
             steps=rising(60, _LIMITS.live.still_minutes * 60),
             width=130,
         ),
     ),
-    absent=_NO_RUN,
+    note="When the last step of a run ended is told while it goes on.",
+    absent="No run of what is chosen above went on in this time range. `observatory run ddp` starts one.",
 )
 
 

@@ -18,7 +18,6 @@ from dashboards.promql import (
     firing,
     largest,
     none_of,
-    of_chosen_runs,
     plus,
     select,
     total,
@@ -170,13 +169,29 @@ def least_now(number: int, expression: str) -> str:
 def case_of_run(metric: Metric, *, by: Sequence[str], **chosen: str | Match) -> str:
     """Return a metric of these runs with their case in words as a label, `about`: the suite's name for it.
 
-    Of what no suite runs that is strategy and ranks: "ddp on 2". by: labels of the runs' info.
+    Of what no suite runs that is strategy and ranks: "ddp on 2". What a run was is no state: of one that has ended
+    within the time range, the metric's last value is told.
+    metric: has the labels run and slot. by: labels of the runs' info.
     """
-    of_suite, alone = (
-        largest(of_chosen_runs(select(metric), **chosen, case=case), by=by) for case in (none_of(""), "")
-    )
+    on = (*PLACE, "slot", "run")
+    told = ", ".join(label for label in by if label not in on)
+    shown = _last_in_view(select(metric, **_of_cluster(chosen)))
+    infos = (_last_in_view(select(RUN_INFO, **chosen, case=case)) for case in (none_of(""), ""))
+    of_suite, alone = (largest(f"{shown} * on ({', '.join(on)}) group_left ({told}) {info}", by=by) for info in infos)
     named = f'label_join({of_suite}, "about", "", "case")'
     return f'{named} or label_join({alone}, "about", " on ", "strategy", "ranks")'
+
+
+def _last_in_view(selector: str) -> str:
+    return f"last_over_time({selector}[$__range])"
+
+
+def now_or_last(expression: str) -> str:
+    """Return an expression on a run, and where it has ended within the time range its last value at a whole minute.
+
+    At each minute the run is asked for that had the slot then: the last values of a slot's series may be of another.
+    """
+    return f"(({expression}) or last_over_time(({expression})[$__range:1m]))"
 
 
 def observed_in_run(histogram: Metric, *, is_native: bool, **chosen: str | Match) -> str:

@@ -298,7 +298,7 @@ def test_a_run_is_told_by_its_case_in_the_suite_and_else_by_strategy_and_ranks(t
         **shown(RUN_LAST_PROGRESS, "60x9", run="a", slot="0"),
         **shown(RUN_LAST_PROGRESS, "60x9", run="b", slot="1"),
     }
-    told = joins.case_of_run(RUN_LAST_PROGRESS, by=("run", "case", "strategy", "ranks"))
+    told = with_choices(joins.case_of_run(RUN_LAST_PROGRESS, by=("run", "case", "strategy", "ranks")))
     Rehearsal(series=series, folder=tmp_path).gives(
         f"max by (run, about) ({told})",
         {'{run="a", about="wide"}': 60.0, '{run="b", about="fsdp on 4"}': 60.0},
