@@ -21,7 +21,7 @@ from dashboards.model import (
     falling,
     rising,
 )
-from dashboards.queries import joins
+from dashboards.queries import joins, marks
 from dashboards.queries.fleets import standing_out
 from dashboards.thresholds import shipped
 
@@ -151,6 +151,16 @@ _STATS = (
 
 # Alerts and runs.
 
+_WHAT = {
+    **dict.fromkeys(("suite", "case", "strategy"), ""),
+    "ranks": "on",
+    "rank": "rank",
+    **dict.fromkeys(("figure", "scaling", "hardware", "device"), ""),
+    "port": "port",
+    "xid": "XID",
+    **dict.fromkeys(("folder", "collector", "kind", "outcome"), ""),
+}
+"""What an alert is of, beside its node, GPU and run: its labels, and the words before them."""
 _ALERTS = Table(
     title="Alerts that fire",
     columns=(
@@ -158,10 +168,9 @@ _ALERTS = Table(
         Column(name="Severity", source="severity", width=90, colours={"critical": "bad", "warning": "warning"}),
         Column(name="Node", source="instance", link=choices.TO_HOST),
         Column(name="GPU", source="gpu", width=60, link=choices.TO_GPU),
-        Column(name="Suite", source="suite"),
-        Column(name="Case", source="case"),
-        Column(name="Strategy", source="strategy"),
-        Column(name="For", source=_now(joins.firing_for(**_OF_ALERTS), "seconds"), width=90),
+        Column(name="Run", source="run", link=choices.TO_RUN),
+        Column(name="What", source="what"),
+        Column(name="For", source=_now(marks.with_what(joins.firing_for(**_OF_ALERTS), _WHAT), "seconds"), width=90),
     ),
     sorted_by="Severity",
     is_falling=False,

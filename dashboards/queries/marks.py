@@ -7,7 +7,7 @@ newer than the last of these moments is not marked yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from collectors.metrics.agent import RESULT_INFO
 from dashboards.promql import Match, firing, largest, select, unless, where
@@ -50,9 +50,18 @@ def alerts(*labels: str, **chosen: str | Match) -> str:
     chosen: labels of the alerts.
     """
     fires = firing(None, **chosen)
-    begun = f"({_seen(fires)}) unless {_before(fires)}"
-    parts = ", ".join(f'"{label}"' for label in labels)
-    return f'label_join({begun}, "what", " ", {parts})'
+    return with_what(f"({_seen(fires)}) unless {_before(fires)}", dict.fromkeys(labels, ""))
+
+
+def with_what(expression: str, labels: Mapping[str, str]) -> str:
+    """Add the texts of these labels as one, `what`: of each a word that stands before it, if any, and its own."""
+    parts = []
+    for label, word in labels.items():
+        if word:
+            expression = f'label_replace({expression}, "{label}_word", "{word}", "{label}", ".+")'
+            parts.append(f'"{label}_word"')
+        parts.append(f'"{label}"')
+    return f'label_join({expression}, "what", " ", {", ".join(parts)})'
 
 
 def _seen(selector: str, resolution: str = "") -> str:
