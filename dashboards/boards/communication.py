@@ -132,7 +132,8 @@ _BY_COLLECTIVE = (
             Column(name="Hidden", source=cell(results.RUN_COLLECTIVE_OVERLAP_RATIO, "collective")),
         ),
         sorted_by="Wait",
-        note="Bus bandwidth is without the wait.",
+        note="Bus bandwidth is without the wait. Calls of all sizes count as one here; by size they are on `What can"
+        " the machine do at most?`, as probes call them.",
         absent=_JOINED,
     ),
     Table(
@@ -227,7 +228,7 @@ DASHBOARD = Dashboard(
     variables=one_series(results.RUN_WAITING_RATIO, has_live=True),
     panels=(*_STATS, *_FIRST),
     rows=(
-        Row(title="By collective and size", panels=_BY_COLLECTIVE),
+        Row(title="By collective", panels=_BY_COLLECTIVE),
         Row(title="Over the nights", panels=_OVER_NIGHTS),
         Row(title="Runs that go on", panels=_LIVE),
     ),

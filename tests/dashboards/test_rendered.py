@@ -179,6 +179,16 @@ def test_all_of_a_page_follows_the_cluster_that_is_chosen(rendered: dict[str, An
     assert [expression for expression in asked if "$cluster" not in expression] == []
 
 
+def test_what_is_said_to_be_told_by_collective_or_size_is() -> None:
+    for dashboard in DASHBOARDS:
+        told = [(panel.title, panel.queries) for panel in dashboard.all_panels]
+        told += [(row.title, tuple(query for panel in row.panels for query in panel.queries)) for row in dashboard.rows]
+        for title, queries in told:
+            spoken = {word for words in re.findall(r"\bby (\w+)(?: and (\w+))?", title.lower()) for word in words}
+            labels = {label for query in queries if query.metric is not None for label in query.metric.labels}
+            assert (spoken & {"collective", "size"}) - labels == set(), (dashboard.name, title)
+
+
 def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
     spelt = [path for path in (ROOT / "dashboards").rglob("*.py") if _spelt(path.read_text()) & NAMES]
     assert spelt == []
