@@ -245,11 +245,13 @@ class Column:
     """A column of a table: a label of all its rows, or the values of a query.
 
     source: the label's name, or the query, whose series have the table's labels and no others.
+    unit: of a label whose texts are numbers, which are shown and sorted as such; each row has one.
     width: in pixels. steps: colours of the cell by its number; colours: by its text. words: what numbers stand for.
     """
 
     name: str
     source: str | Query
+    unit: str | None = None
     width: int | None = None
     steps: Steps | None = None
     words: tuple[Word, ...] = ()
@@ -261,19 +263,21 @@ class Column:
 class Table(Frame):
     """A row for each series now; queries of equal labels share a row.
 
-    columns: from left to right; the others of the series' labels are not shown. sorted_by: a column's name.
+    columns: from left to right; the others of the series' labels are not shown.
+    sorted_by: names of columns, where the first is equal by the second, and so on.
     """
 
     columns: tuple[Column, ...]
-    sorted_by: str | None = None
+    sorted_by: tuple[str, ...] = ()
     is_falling: bool = True
 
     def __post_init__(self) -> None:
         known = [column.name for column in self.columns]
         if not self.queries:
             raise ValueError(f'table "{self.title}" has no column that asks for anything')
-        if self.sorted_by is not None and self.sorted_by not in known:
-            raise ValueError(f'table "{self.title}" has no column "{self.sorted_by}"; it has: {", ".join(known)}')
+        for name in self.sorted_by:
+            if name not in known:
+                raise ValueError(f'table "{self.title}" has no column "{name}"; it has: {", ".join(known)}')
 
     @property
     def queries(self) -> tuple[Query, ...]:

@@ -172,7 +172,7 @@ _ALERTS = Table(
         Column(name="What", source="what"),
         Column(name="For", source=_now(marks.with_what(joins.firing_for(**_OF_ALERTS), _WHAT), "seconds"), width=90),
     ),
-    sorted_by="Severity",
+    sorted_by=("Severity",),
     is_falling=False,
     absent="No alert fires, or Prometheus does not read our rules: dashboards/rendered/rules.yaml.",
 )
@@ -184,7 +184,7 @@ _RUNS = Table(
     columns=(
         Column(name="Case", source="name"),
         Column(name="Run", source="run", link=choices.TO_RUN),
-        Column(name="Ranks", source="ranks", width=60),
+        Column(name="Ranks", source="ranks", unit="number", width=60),
         Column(name="Step", source=_of_runs(rank.STEP_SECONDS, promql.middle(_live(rank.STEP_SECONDS), by=_OF_RUN))),
         Column(
             name="Against result",
@@ -199,7 +199,7 @@ _RUNS = Table(
             steps=rising(60, _LIMITS.live.still_minutes * 60),
         ),
     ),
-    sorted_by="Against result",
+    sorted_by=("Against result",),
     absent=_NO_RUN,
 )
 
@@ -296,7 +296,7 @@ _VERDICTS = Table(
     columns=(
         Column(name="Suite", source="suite"),
         Column(name="Case", source="case"),
-        Column(name="Ranks", source="ranks", width=60),
+        Column(name="Ranks", source="ranks", unit="number", width=60),
         Column(name="Figure", source="figure"),
         Column(name="Hardware", source="hardware"),
         Column(name="Cluster", source="cluster"),
@@ -321,7 +321,7 @@ _VERDICTS = Table(
             ),
         ),
     ),
-    sorted_by="Verdict",
+    sorted_by=("Verdict",),
     is_falling=False,
     absent="Every figure is as it was, or no suite was judged: `observatory check`.",
 )

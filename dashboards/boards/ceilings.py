@@ -77,7 +77,7 @@ _COLLECTIVES = Table(
         Column(name="Case", source="name", link=choices.TO_SERIES),
         Column(name="Collective", source="collective"),
         Column(name="Algorithm", source="algorithm"),
-        Column(name="Bytes", source="size"),
+        Column(name="Size", source="size", unit="bytes"),
         _call("Time", probes.RUN_COLLECTIVE_SECONDS),
         interval_column("+-", probes.RUN_COLLECTIVE_SECONDS, _OF_CALLS, *_CALL),
         _call("Time by the line", probes.RUN_COLLECTIVE_EXPECTED_SECONDS),
@@ -95,7 +95,7 @@ _COLLECTIVES = Table(
         ),
         _call("Time with the host", probes.RUN_COLLECTIVE_WITH_HOST_SECONDS),
     ),
-    sorted_by="Time",
+    sorted_by=("Case", "Collective", "Algorithm", "Size"),
     is_falling=False,
     note="The line is latency times rounds and bytes over bandwidth, fitted to the library's all_reduce of the run; a"
     " size far above it is one where the library chose badly.",
@@ -112,7 +112,7 @@ _LINKS = Table(
         column("Latency", probes.RUN_LINK_LATENCY_SECONDS, _OF_CALLS, "collective"),
         column("Latency with the host", probes.RUN_LINK_WITH_HOST_LATENCY_SECONDS, _OF_CALLS, "collective"),
     ),
-    sorted_by="Bandwidth",
+    sorted_by=("Bandwidth",),
     absent=_NO_CALLS,
 )
 
@@ -127,14 +127,14 @@ _PRODUCTS = Table(
     height=6,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
-        *(Column(name=label, source=label, width=70) for label in _PRODUCT),
+        *(Column(name=label, source=label, unit="number", width=70) for label in _PRODUCT),
         column("Rate", probes.RUN_MATMUL_FLOPS, _CHOSEN, *_PRODUCT),
         interval_column("+-", probes.RUN_MATMUL_FLOPS, _CHOSEN, *_PRODUCT),
         column("With the host", probes.RUN_MATMUL_WITH_HOST_FLOPS, _CHOSEN, *_PRODUCT),
         column("Clock", probes.RUN_MATMUL_CLOCK_HERTZ, _CHOSEN, *_PRODUCT),
         column("Power", probes.RUN_MATMUL_POWER_WATTS, _CHOSEN, *_PRODUCT),
     ),
-    sorted_by="Rate",
+    sorted_by=("Rate",),
     absent=_NO_PRODUCTS,
 )
 _COPIES = Table(
@@ -142,18 +142,18 @@ _COPIES = Table(
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
         Column(name="Kind", source="kind"),
-        Column(name="Bytes", source="size"),
+        Column(name="Size", source="size", unit="bytes"),
         column("Bandwidth", probes.RUN_COPY_BANDWIDTH, _CHOSEN, *_COPY),
         interval_column("+-", probes.RUN_COPY_BANDWIDTH, _CHOSEN, *_COPY),
         column("With the host", probes.RUN_COPY_WITH_HOST_BANDWIDTH, _CHOSEN, *_COPY),
     ),
-    sorted_by="Bandwidth",
+    sorted_by=("Bandwidth",),
     absent=_NO_COPIES,
 )
 _PAIR_COLUMNS = (
     Column(name="Case", source="name", link=choices.TO_SERIES),
     Column(name="Ranks", source="pair", width=90),
-    Column(name="Bytes", source="size"),
+    Column(name="Size", source="size", unit="bytes"),
 )
 _EXCHANGES = median(probes.RUN_PAIR_BANDWIDTH, _CHOSEN, *_PAIR)
 _OF_USUAL = promql.divide(_EXCHANGES, _USUAL, on=("series", "size"))
@@ -170,7 +170,7 @@ _PAIRS = Table(
             source=now(probes.RUN_PAIR_BANDWIDTH, joins.least_now(20, _OF_USUAL), "ratio"),
         ),
     ),
-    sorted_by="Of the median pair",
+    sorted_by=("Of the median pair",),
     is_falling=False,
     absent=_NO_PAIRS,
 )
@@ -195,7 +195,7 @@ _NIGHTS = Row(
         _lines(
             "Bus bandwidth of the chosen size",
             probes.RUN_COLLECTIVE_BUS_BANDWIDTH,
-            *_CALL,
+            *_CALL[:-1],
             worst="lowest",
             absent=_NO_CALLS,
             **_OF_CALLS,

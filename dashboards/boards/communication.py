@@ -95,11 +95,11 @@ _FIRST = (
     Table(
         title="Ranks that come last and hold others up",
         columns=(
-            Column(name="Rank", source="rank", width=80),
+            Column(name="Rank", source="rank", unit="number", width=80),
             Column(name="Comes last", source=cell(results.RUN_LAST_RATIO, "rank")),
             Column(name="Holds up", source=cell(results.RUN_HELD_UP_RATIO, "rank"), steps=_STRAGGLES),
         ),
-        sorted_by="Holds up",
+        sorted_by=("Holds up",),
         note="Of a run of many ranks the worst alone.",
         absent=_JOINED,
     ),
@@ -131,7 +131,7 @@ _BY_COLLECTIVE = (
             Column(name="Bus bandwidth", source=cell(results.RUN_TRACED_BUS_BANDWIDTH, "collective")),
             Column(name="Hidden", source=cell(results.RUN_COLLECTIVE_OVERLAP_RATIO, "collective")),
         ),
-        sorted_by="Wait",
+        sorted_by=("Wait",),
         note="Bus bandwidth is without the wait. Calls of all sizes count as one here; by size they are on `What can"
         " the machine do at most?`, as probes call them.",
         absent=_JOINED,
@@ -144,7 +144,7 @@ _BY_COLLECTIVE = (
             Column(name="Counted", source=cell(_PAYLOAD_COUNTED, "collective", "axis")),
             Column(name="Expected", source=cell(_PAYLOAD_EXPECTED, "collective", "axis")),
         ),
-        sorted_by="Counted",
+        sorted_by=("Counted",),
         absent=_JOINED,
     ),
     TimeSeries(

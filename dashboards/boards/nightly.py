@@ -222,7 +222,7 @@ _SERIES = Table(
         ),
         age_column(_CHOSEN, steps=rising(_LIMITS.efficiency.fresh_hours * 3600)),
     ),
-    sorted_by="Step: change",
+    sorted_by=("Step: change",),
     note="A night that did not run is none of the 14, which may be fewer. The change is plain arithmetic, and coloured"
     " from a tenth on; what is a regression, the gate says below. Where the newest run failed, the figures are of the"
     " newest that ended well, whose age is at the end.",
@@ -242,7 +242,7 @@ _FIGURES = Table(
     columns=(
         Column(name="Suite", source="suite"),
         Column(name="Case", source="case"),
-        Column(name="Ranks", source="ranks", width=70),
+        Column(name="Ranks", source="ranks", unit="number", width=70),
         Column(name="Figure", source="figure"),
         Column(name="Hardware", source="hardware"),
         Column(name="Verdict", source="verdict", colours=_VERDICTS),
@@ -253,7 +253,7 @@ _FIGURES = Table(
         _of_figure("Night", gate.VERDICT_NIGHT, "seconds", is_time=True),
         _of_figure("Of accepted", gate.ACCEPTED_CHANGE),
     ),
-    sorted_by="Verdict",
+    sorted_by=("Verdict",),
     is_falling=False,
     absent=_NOT_JUDGED,
 )
@@ -281,7 +281,7 @@ _CAUSES = Table(
             width=90,
         ),
     ),
-    sorted_by="Night",
+    sorted_by=("Night",),
     is_falling=False,
     absent="Nothing is worse, or no night was judged. `observatory diagnose` explains a run.",
 )
@@ -290,7 +290,7 @@ _FAILURES = Table(
     height=6,
     columns=(
         Column(name="Strategy", source="strategy"),
-        Column(name="Ranks", source="ranks", width=70),
+        Column(name="Ranks", source="ranks", unit="number", width=70),
         Column(name="Run", source="run"),
         Column(name="Outcome", source="outcome", colours={"failed": "bad", "timed_out": "bad"}),
         Column(
@@ -308,7 +308,7 @@ _FAILURES = Table(
             width=90,
         ),
     ),
-    sorted_by="Ago",
+    sorted_by=("Ago",),
     is_falling=False,
     absent="The newest run of each series ended well. Failed cases of suites are told of with their suite.",
 )
@@ -345,7 +345,7 @@ _SUITES = Table(
             width=110,
         ),
     ),
-    sorted_by="Last progress",
+    sorted_by=("Last progress",),
     is_falling=False,
     absent=_NO_SUITE,
 )
@@ -357,7 +357,7 @@ _MISSING = Table(
         Column(name="What", source="kind"),
         Column(name="Cases", source=now(gate.SUITE_MISSING, _MISSING_CASES), steps=rising(1, colour="plain"), width=90),
     ),
-    sorted_by="Cases",
+    sorted_by=("Cases",),
     note="`observatory check --suite` with its name names the cases.",
     absent=_NOT_JUDGED,
 )

@@ -58,7 +58,7 @@ _FIRST = (
     Table(
         title="Time of a stage for one microbatch",
         columns=(
-            Column(name="Stage", source="stage", width=80),
+            Column(name="Stage", source="stage", unit="number", width=80),
             *(
                 Column(name=name, source=cell(results.RUN_STAGE_SECONDS, "stage", action=action))
                 for name, action in (
@@ -69,7 +69,7 @@ _FIRST = (
                 )
             ),
         ),
-        sorted_by="Stage",
+        sorted_by=("Stage",),
         is_falling=False,
         note="Only a schedule that splits backward has its halves.",
         absent=_NOT_TRACED,
@@ -77,7 +77,7 @@ _FIRST = (
     Table(
         title="What a stage holds",
         columns=(
-            Column(name="Stage", source="stage", width=80),
+            Column(name="Stage", source="stage", unit="number", width=80),
             *(
                 Column(name=name, source=cell(metric, "stage"))
                 for names, of in (
@@ -87,7 +87,7 @@ _FIRST = (
                 for name, metric in zip(names, _by_account(of), strict=True)
             ),
         ),
-        sorted_by="Stage",
+        sorted_by=("Stage",),
         is_falling=False,
         note="Most microbatches at once, forward begun and backward not ended, and what their forwards leave.",
         absent=_NOT_TRACED,

@@ -107,7 +107,7 @@ _BY_WORLD = Table(
         Column(name="Usual of 14 nights", source=now(USUAL_EFFICIENCY, _USUAL)),
         _kind("Age", joins.level_of(_MEDIAN, _AGE, on=("series",)), "seconds"),
     ),
-    sorted_by="Efficiency",
+    sorted_by=("Strategy", "Scaling", "Baseline", "Ranks"),
     is_falling=False,
     note="Predicted: one rank's step and the transfers that it cannot hide on the measured link; there where a baseline"
     " of one rank and a sweep of collectives on as many ranks were measured, and not for pipelines. Levels of"
@@ -146,7 +146,7 @@ _LOSS = Table(
         _of_series("Communication", results.RUN_COMMUNICATION_SECONDS, account="traced"),
         _of_series("Communication predicted", results.RUN_COMMUNICATION_SECONDS, account="expected"),
     ),
-    sorted_by="Lost to scaling",
+    sorted_by=("Lost to scaling",),
     note="Shares of a traced step but for the bubble, which is of the time of a pipeline's ranks, and the waiting,"
     " which is of the time in collectives. A traced step is longer, so that they do not add up to what is lost.",
     absent="No result of what is chosen above has traced steps or a bubble.",

@@ -100,7 +100,7 @@ _FIGURES = Table(
         column("Loss", results.RUN_LOSS, _CHOSEN),
         age_column(_CHOSEN),
     ),
-    sorted_by="Tokens/s and device",
+    sorted_by=("Tokens/s and device",),
     note="Energy is that of all GPUs of a run by their own counters, without hosts and switches; it needs two seconds"
     " of measured steps.",
     absent=ABSENT,
@@ -124,7 +124,7 @@ _STEP_PARTS = Table(
         RANKS,
         *(column(words, results.RUN_TRACED_RATIO, {**_CHOSEN, "part": part}) for words, part in _PARTS.items()),
     ),
-    sorted_by="Communicates alone",
+    sorted_by=("Communicates alone",),
     note="Shares of a traced step; hidden communication runs while the device computes, and is no part of the sum.",
     absent=_NOT_TRACED,
 )
@@ -140,7 +140,7 @@ _PHASES = Table(
         ),
         column("Step", results.RUN_STEP_SECONDS, _CHOSEN),
     ),
-    sorted_by="Step",
+    sorted_by=("Step",),
     absent=ABSENT,
 )
 
@@ -166,7 +166,7 @@ _MEMORY = Table(
             for part in ("parameters", "gradients", "optimizer", "activations")
         ),
     ),
-    sorted_by="Measured",
+    sorted_by=("Measured",),
     absent="No result of what is chosen above has an account of its memory.",
 )
 _PEAKS = Table(
@@ -183,7 +183,7 @@ _PEAKS = Table(
             )
         ),
     ),
-    sorted_by="On the GPU",
+    sorted_by=("On the GPU",),
     absent=ABSENT,
 )
 _COMMUNICATION = Table(
@@ -196,7 +196,7 @@ _COMMUNICATION = Table(
         column("Hidden", results.RUN_OVERLAP_RATIO, _CHOSEN),
         column("Waits for the last rank", results.RUN_WAITING_RATIO, _CHOSEN),
     ),
-    sorted_by="Traced",
+    sorted_by=("Traced",),
     absent=_NOT_TRACED,
 )
 

@@ -36,9 +36,10 @@ GRAFANA_UNITS = {
     "tasks": "short",
     "cases": "short",
     "count": "short",
+    "number": "none",
     "info": "bool_yes_no",
 }
-"""Grafana's name for each unit of a metric that a panel may show."""
+"""Grafana's name for each unit of a metric that a panel may show, and for numbers that are written in full."""
 COLOURS: dict[Colour, str] = {
     "good": "green",
     "warning": "orange",

@@ -291,16 +291,25 @@ def _table(panel: Table) -> Any:
         "renameByName": {field: column.name for field, column in fields.items()},
         "includeByName": dict.fromkeys(fields, True),
     }
+    numbers = [
+        {"targetField": field, "destinationType": "number"}
+        for field, column in fields.items()
+        if column.unit is not None
+    ]
     built = built.transformations(
         [
             DataTransformerConfig(id_val="merge", options={}),
             # First the columns that are wanted: whatever else a label tells would be a column, too.
             DataTransformerConfig(id_val="filterFieldsByName", options={"include": {"names": list(fields)}}),
+            # A label is a text, by which 16 comes before 2.
+            *([DataTransformerConfig(id_val="convertFieldType", options={"conversions": numbers})] if numbers else []),
             DataTransformerConfig(id_val="organize", options={**organised, "excludeByName": {}}),
         ]
     )
-    if panel.sorted_by is not None:
-        built = built.sort_by([TableSortByFieldState().display_name(panel.sorted_by).desc(panel.is_falling)])
+    if panel.sorted_by:
+        built = built.sort_by(
+            [TableSortByFieldState().display_name(name).desc(panel.is_falling) for name in panel.sorted_by]
+        )
     for column in panel.columns:
         built = built.override_by_name(column.name, _cell(column))
     return built
@@ -328,6 +337,8 @@ def _cell(column: Column) -> list[Any]:
         looks.append(("unit", GRAFANA_UNITS[column.source.unit]))
         if column.source.unit == "errors":  # A counter's growth over a time range is estimated, as 6.01.
             looks.append(("decimals", 0))
+    elif column.unit is not None:
+        looks.append(("unit", GRAFANA_UNITS[column.unit]))
     if column.width is not None:
         looks.append(("custom.width", column.width))
     if column.steps is not None:

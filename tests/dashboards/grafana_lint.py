@@ -7,7 +7,20 @@ from collections import Counter
 from typing import Any
 
 PANEL_TYPES = {"timeseries", "stat", "table", "state-timeline", "heatmap"}
-UNITS = {"s", "bytes", "Bps", "flops", "percentunit", "short", "bool_yes_no", "watt", "joule", "celsius", "hertz"}
+UNITS = {
+    "s",
+    "bytes",
+    "Bps",
+    "flops",
+    "percentunit",
+    "short",
+    "none",
+    "bool_yes_no",
+    "watt",
+    "joule",
+    "celsius",
+    "hertz",
+}
 UNITLESS = {"table", "state-timeline"}
 """Panels whose values have units of their own, or none."""
 CUSTOM_UNIT = re.compile(r"(count|suffix|prefix|si):.+")

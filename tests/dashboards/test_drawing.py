@@ -236,7 +236,7 @@ RUNS = Table(
         Column(name="Longest", source=_query()),
         Column(name="State", source="state", colours={"failed": "bad"}),
     ),
-    sorted_by="Step",
+    sorted_by=("Step",),
 )
 
 
@@ -261,6 +261,28 @@ def test_a_table_asks_for_now_and_is_sorted() -> None:
     panel = _panel(RUNS)
     assert {(target["instant"], target["format"]) for target in panel["targets"]} == {(True, "table")}
     assert panel["options"]["sortBy"] == [{"displayName": "Step", "desc": True}]
+
+
+def test_a_label_whose_texts_are_numbers_is_shown_and_sorted_as_numbers() -> None:
+    size = Column(name="Size", source="size", unit="bytes")
+    panel = _panel(
+        Table(
+            title="Calls",
+            columns=(Column(name="Collective", source="collective"), size, Column(name="Step", source=_query())),
+            sorted_by=("Collective", "Size"),
+            is_falling=False,
+        )
+    )
+    assert [one["id"] for one in panel["transformations"]] == [
+        "merge",
+        "filterFieldsByName",
+        "convertFieldType",
+        "organize",
+    ]
+    (conversion,) = panel["transformations"][2]["options"]["conversions"]
+    assert conversion == {"targetField": "size", "destinationType": "number"}
+    assert _overrides(panel)["Size"]["unit"] == "bytes"
+    assert [one["displayName"] for one in panel["options"]["sortBy"]] == ["Collective", "Size"]
 
 
 def test_a_cell_has_the_unit_the_colour_and_the_link_of_its_column() -> None:
@@ -289,7 +311,7 @@ def test_a_table_is_sorted_by_a_column_that_it_has() -> None:
         Table(
             title="Runs",
             columns=(Column(name="Run", source="run"), Column(name="Step", source=_query())),
-            sorted_by="Age",
+            sorted_by=("Age",),
         )
 
 

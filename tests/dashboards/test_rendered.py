@@ -20,7 +20,7 @@ from dashboards import render
 from dashboards.boards import ceilings, choices, communication, nightly, pipeline, scaling, strategies
 from dashboards.boards.not_shown import NOT_SHOWN
 from dashboards.grafana.document import to_json
-from dashboards.model import Dashboard, Variable
+from dashboards.model import Dashboard, Table, Variable
 from dashboards.render import DASHBOARDS, groups
 from dashboards.thresholds import shipped
 from tests.dashboards import grafana_lint
@@ -187,6 +187,25 @@ def test_what_is_said_to_be_told_by_collective_or_size_is() -> None:
             spoken = {word for words in re.findall(r"\bby (\w+)(?: and (\w+))?", title.lower()) for word in words}
             labels = {label for query in queries if query.metric is not None for label in query.metric.labels}
             assert (spoken & {"collective", "size"}) - labels == set(), (dashboard.name, title)
+
+
+def _tables() -> list[Table]:
+    return [panel for dashboard in DASHBOARDS for panel in dashboard.all_panels if isinstance(panel, Table)]
+
+
+def test_a_table_by_world_size_or_size_reads_as_a_curve() -> None:
+    last = {table.title: table.sorted_by[-1] for table in _tables() if re.search(r"\bby (world )?size\b", table.title)}
+    assert last == {
+        "Efficiency by world size, beside what is accepted and what is usual": "Ranks",
+        "Collectives by size, beside the fitted line": "Size",
+    }
+
+
+def test_a_label_that_counts_is_sorted_as_a_number_and_a_size_is_shown_in_its_unit() -> None:
+    units = {"ranks": "number", "rank": "number", "nodes": "number", "stage": "number", "size": "bytes"}
+    columns = [column for table in _tables() for column in table.columns if column.source in units]
+    assert {column.source for column in columns} == units.keys()
+    assert [column.name for column in columns if column.unit != units[str(column.source)]] == []
 
 
 def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:

@@ -162,7 +162,7 @@ _AILING = (
             ),
             Column(name="Run and rank", source=WORK),
         ),
-        sorted_by="State",
+        sorted_by=("State",),
         note=f"The worst {_LISTED} at most.",
         absent="All GPUs that are watched are sound. Where none is watched, start `observatory serve` on their nodes.",
     ),
@@ -301,7 +301,7 @@ def _errors(title: str, metric: Metric, columns: tuple[Column, ...], absent: str
         title=title,
         width=8,
         columns=(Column(name="Node", source="instance", link=TO_HOST), *columns, errors),
-        sorted_by="Errors",
+        sorted_by=("Errors",),
         note=f"The {_TOP} with the most.",
         absent=absent,
     )

@@ -283,7 +283,7 @@ _LINKS = (
                 width=70,
             ),
         ),
-        sorted_by="Device",
+        sorted_by=("Device",),
         is_falling=False,
         absent=_NO_PORT,
     ),
