@@ -69,6 +69,10 @@ class Figure:
             reruns = []
         outcome, opened = self._outcome(judged, state.open, nights)
         reason, said = judged.reason, self._change(judged, outcome, opened, dict(nights))
+        # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
+        is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
+        if is_lost:
+            reason = f"an improvement is lost: {reason}"
         if legs and outcome in ("regression", "confirmed", "improvement"):
             own_ratio, baseline_ratio = _legs_changed(legs, nights, said["since_ns"])
             said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
@@ -92,7 +96,7 @@ class Figure:
             expected=None if judged.expected_log is None else math.exp(judged.expected_log),
             p_value=judged.p_value,
             reruns=len(reruns),
-            is_new=judged.is_new,
+            is_new=judged.is_new or is_lost,
             **said,
         )
         after = GateState(detector=judged.state, nights=nights, legs=legs, open=opened)
@@ -103,6 +107,12 @@ class Figure:
     def _worse(self) -> int:
         """The sign of a change for the worse."""
         return 1 if self.value.metric.better == "lower" else -1
+
+    def _has_worse_page(self, judged: Judged) -> bool:
+        """Whether nights confirm a change for the worse, which the detector may take for the end of another change."""
+        alert = judged.alert
+        is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
+        return is_page and alert is not None and alert.direction == self._worse
 
     def _outcome(
         self, judged: Judged, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
@@ -116,8 +126,10 @@ class Figure:
         if judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2:
             if opened is not None:
                 return self._after_a_page(judged, opened, is_worse=is_worse)
+            if is_worse:  # Also where it is a return: what went back is then an improvement.
+                return "confirmed", _opened(alert, judged, dict(nights))
             if judged.verdict == "page":
-                return ("confirmed", _opened(alert, judged, dict(nights))) if is_worse else ("improvement", None)
+                return "improvement", None
         if opened is not None:
             return "confirmed", opened
         if judged.verdict == "alert":

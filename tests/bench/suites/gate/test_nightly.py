@@ -152,3 +152,25 @@ def test_a_confirmed_change_that_goes_back_within_two_weeks_is_closed(history: H
     assert outcomes[37] == "confirmed"
     assert "recovered" in outcomes[38:44]
     assert outcomes[-1] == "same"
+
+
+def test_an_improvement_that_is_lost_within_two_weeks_is_a_regression_and_no_recovery(history: History) -> None:
+    nights = FakeNights(history)
+    for number in range(45):
+        level = STEP_S * (0.9 if 25 <= number < 36 else 1.0)
+        nights.add(number, {"ddp": level})
+        if number in (25, 36):
+            nights.add_run(number, "ddp", nights.trials(level), is_rerun=True)
+    found = _steps(judge_nights(history, "nightly"))
+    outcomes = [one.outcome for one in found]
+    assert "improvement" in outcomes[25:30]
+    first = outcomes.index("confirmed")
+    assert outcomes[36:first] == ["regression"] * (first - 36)
+    assert outcomes[first:] == ["confirmed"] * (45 - first)
+    paged = found[first]
+    assert paged.is_new
+    assert paged.reason.startswith("an improvement is lost: the level is back where it was before night ")
+    assert paged.since_ns == found[36].started_ns
+    assert paged.low is not None
+    assert paged.high is not None
+    assert paged.low < 1 / 0.9 < paged.high
