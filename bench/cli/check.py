@@ -151,7 +151,10 @@ def _accept(
         raise InfrastructureFailed("another process judges this suite at the moment; accept it again") from None
     places = len({one.key.series for one in levels})
     of = f" on {places} kinds of machine" if places > 1 else ""
-    say(f"{case} of suite {having[0]}: the present level of {len(levels)} figure(s){of} is accepted")
+    said = [f"the present level of {len(levels)} figure(s){of} is accepted"] if levels else []
+    if ended := len(after) - len(levels):
+        said.append(f"what was worse of {ended} figure(s) that the last night did not measure is closed")
+    say(f"{case} of suite {having[0]}: {'; '.join(said)}")
 
 
 def _who() -> str:

@@ -29,7 +29,10 @@ def accept(
     because: str,
     now_ns: int,
 ) -> tuple[list[AcceptedLevel], list[KnownSeries]]:
-    """Return the present levels of the case's newest series as accepted, and these series without open changes.
+    """Return the present levels of the case's newest series as accepted, and its series without open changes.
+
+    Series that the last night did not have, as of an older definition or of a machine that has gone, get no level: what
+    is open of them is closed, since no night will ever do so.
 
     metric: only this one. is_named: whether a figure goes by this name.
 
@@ -44,7 +47,12 @@ def accept(
     newest_ns = max(one.last_ns for one in of_case)
     of_night = [one for one in of_case if one.last_ns >= newest_ns - DAY_NS]  # On each kind of machine of the night.
     chosen = [one for one in of_night if metric is None or is_named(one.key, metric)]
-    if not chosen:
+    closed = [
+        _closed(one)
+        for one in of_case
+        if one not in of_night and one.is_worse and (metric is None or is_named(one.key, metric))
+    ]
+    if not chosen and not closed:
         names = ", ".join(sorted({one.key.metric for one in of_night}))
         raise Misuse(f'case "{case}" has no figure "{metric}"; it has: {names}')
     if fresh := [one.key.metric for one in chosen if one.state.detector.alert is not None]:
@@ -68,7 +76,14 @@ def accept(
                 accepted_ns=now_ns,
             )
         )
-        after.append(replace(one, state=msgspec.structs.replace(one.state, open=None)))
-    if not levels:
+        after.append(_closed(one))
+    if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
-    return levels, after
+    return levels, [*after, *closed]
+
+
+def _closed(known: KnownSeries) -> KnownSeries:
+    """Return the series without anything open, and without its cause."""
+    detector = msgspec.structs.replace(known.state.detector, alert=None)
+    state = msgspec.structs.replace(known.state, detector=detector, open=None, blame=None, is_worse=False)
+    return replace(known, state=state)

@@ -19,7 +19,16 @@ from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.regressions.state import Alert, SeriesState
 from bench.runs.summary import Summary
 from bench.suites.gate.gated import GatedValue
-from bench.suites.gate.verdicts import AcceptedLevel, GateState, KnownSeries, OpenChange, Outcome, SeriesKey, Verdict
+from bench.suites.gate.verdicts import (
+    BAD,
+    AcceptedLevel,
+    GateState,
+    KnownSeries,
+    OpenChange,
+    Outcome,
+    SeriesKey,
+    Verdict,
+)
 from workloads.cost_models.shape import Shape
 
 DAY_NS = 86_400 * 10**9
@@ -99,7 +108,7 @@ class Figure:
             is_new=judged.is_new or is_lost,
             **said,
         )
-        after = GateState(detector=judged.state, nights=nights, legs=legs, open=opened)
+        after = GateState(detector=judged.state, nights=nights, legs=legs, open=opened, is_worse=outcome in BAD)
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
 

@@ -198,4 +198,4 @@ def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
 
 def _without_alert(known: KnownSeries) -> KnownSeries:
     detector = msgspec.structs.replace(known.state.detector, alert=None)
-    return replace(known, state=msgspec.structs.replace(known.state, detector=detector))
+    return replace(known, state=msgspec.structs.replace(known.state, detector=detector, is_worse=False))

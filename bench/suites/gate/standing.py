@@ -92,11 +92,7 @@ def _still_open(
     So they stay where a night ran only some cases, where a case failed, or ran on another kind of machine.
     """
     tonight = {one.key for one in measured}
-    open_ones = [
-        one
-        for one in known.values()
-        if one.key not in tonight and (one.state.open is not None or one.state.detector.alert is not None)
-    ]
+    open_ones = [one for one in known.values() if one.key not in tonight and one.is_worse]
     for run in dict.fromkeys(one.last_run for one in open_ones):
         keys = {one.key for one in open_ones if one.last_run == run}
         for last in load_verdicts(history, suite, run=run):

@@ -95,6 +95,8 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
     legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
     blame: of the change that is open; None without one, and where an older version wrote the state.
+    is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
+    wrote the state.
     """
 
     detector: SeriesState
@@ -102,6 +104,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     legs: tuple[tuple[float, float], ...] = ()
     open: OpenChange | None = None
     blame: Blame | None = None
+    is_worse: bool | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -117,6 +120,13 @@ class KnownSeries:
     last_ns: int
     state: GateState
     revision: int = 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether its last verdict says so, as far as the state tells."""
+        if self.state.is_worse is None:
+            return self.state.open is not None or self.state.detector.alert is not None
+        return self.state.is_worse
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,7 +360,8 @@ def save_accepted(
     ]
     with history.transaction() as connection:
         _save_states(connection, before, list(after))
-        connection.execute(insert(ACCEPTED_LEVELS), rows)
+        if rows:
+            connection.execute(insert(ACCEPTED_LEVELS), rows)
 
 
 T = TypeVar("T")

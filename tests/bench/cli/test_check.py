@@ -109,6 +109,22 @@ def test_an_accepted_level_is_no_regression_any_more(
     assert run(["check", *own_slow]) == 0
 
 
+def test_accepting_says_what_it_closed_of_a_machine_that_has_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _history(tmp_path, 1.08, days_ago=3)
+    with History(_url(tmp_path)) as history:
+        nights = FakeNights(history, first_ns=time.time_ns() - DAY_NS * (NIGHTS + 2) - DAY_NS // 24)
+        for name in ("ddp", "fsdp"):
+            nights.add_run(NIGHTS + 2, name, nights.trials(STEP_S), hardware="NVIDIA H100")
+        nights.add_record(NIGHTS + 2, done=2)
+    assert run(["check", *store]) == 5
+    assert run(["check", "--accept", "ddp", "--because", "a new machine", *store]) == 0
+    said = "ddp of suite nightly: what was worse of 2 figure(s) that the last night did not measure is closed"
+    assert said in capsys.readouterr().err
+    assert run(["check", *store]) == 0
+
+
 def test_json_has_each_figure_whole(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     run(["check", "--format", "json", *slow])
     (document,) = json.loads(capsys.readouterr().out)

@@ -6,11 +6,13 @@ import pytest
 
 from bench.errors import Misuse
 from bench.runs.history import History
+from bench.runs.summary import series_of
 from bench.suites.gate.accept import accept
 from bench.suites.gate.check import SuiteCheck, check_suite
 from bench.suites.gate.nightly import judge_nights
 from bench.suites.gate.verdicts import Raced, Verdict, load_states, save_accepted, save_night
 from collectors.metrics.results import RUN_STEP_SECONDS
+from tests.bench.made.examples import make_case
 from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
 
 
@@ -81,6 +83,37 @@ def test_an_accepted_regression_is_closed_at_once(history: History) -> None:
     assert not check.is_regression
     (step,) = _step(check)
     assert (step.outcome, step.reason) == ("accepted", "ada accepted it on 2024-10-28: agreed")
+
+
+def test_accepting_closes_also_what_is_open_of_series_that_have_ended(history: History) -> None:
+    nights = _with_a_regression(history)
+    newer = make_case("ddp", 2, version=99)
+    for number in range(24, 36):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), case=newer)
+        nights.add_run(number, "fsdp", nights.trials(STEP_S))
+        nights.add_record(number, done=2)
+    assert {one.key.series for one in _check(history, 35).verdicts if one.outcome == "confirmed"} == {
+        series_of(make_case("ddp", 2), "AMD EPYC, 2 cores")
+    }
+    known = load_states(history, "nightly")
+    levels, after = accept(known.values(), case="ddp", metric=None, who="ada", because="agreed", now_ns=1)
+    assert {one.key.series for one in levels} == {series_of(newer, "AMD EPYC, 2 cores")}
+    assert len(after) - len(levels) == 2
+    save_accepted(history, levels, known, after)
+    assert not _check(history, 35).is_regression
+
+
+def test_an_ended_series_is_closed_where_the_newest_one_has_no_level_yet(history: History) -> None:
+    nights = _with_a_regression(history)
+    for number in (24, 25):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), hardware="NVIDIA H100")
+        nights.add_record(number, done=1)
+    assert _check(history, 25).is_regression
+    known = load_states(history, "nightly")
+    levels, after = accept(known.values(), case="ddp", metric=None, who="ada", because="agreed", now_ns=1)
+    assert (len(levels), len(after)) == (0, 2)
+    save_accepted(history, levels, known, after)
+    assert not _check(history, 25).is_regression
 
 
 def test_the_change_of_one_night_cannot_be_accepted_yet(history: History) -> None:
