@@ -7,18 +7,22 @@ import pytest
 from bench.errors import Misuse
 from bench.runs.history import History
 from bench.suites.gate.accept import accept
+from bench.suites.gate.missing import day_of
 from bench.suites.gate.nightly import judge_nights
+from bench.suites.gate.standing import standing_verdicts
 from bench.suites.gate.verdicts import AcceptedLevel, Verdict, load_accepted, load_states, save_accepted
 from collectors.metrics.results import RUN_STEP_SECONDS
-from tests.bench.made.fake_nights import STEP_S, FakeNights, fill
+from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
 
 ACCEPTED_NS = 1_700_000_000_000_000_000
 
 
-def _accept(history: History, case: str = "ddp", metric: str | None = None) -> list[AcceptedLevel]:
+def _accept(
+    history: History, case: str = "ddp", metric: str | None = None, now_ns: int = ACCEPTED_NS
+) -> list[AcceptedLevel]:
     known = load_states(history, "nightly")
     levels, after = accept(
-        known.values(), case=case, metric=metric, who="ada", because="the new kernel is exact", now_ns=ACCEPTED_NS
+        known.values(), case=case, metric=metric, who="ada", because="the new kernel is exact", now_ns=now_ns
     )
     save_accepted(history, levels, known, after)
     return levels
@@ -57,6 +61,28 @@ def test_slow_creep_is_found_against_the_accepted_level_though_each_night_passes
     assert crept.low is not None
     assert crept.low > 1
     assert crept.since_ns == ACCEPTED_NS
+
+
+def test_a_crept_figure_stays_on_nights_that_do_not_measure_it_until_it_is_accepted(history: History) -> None:
+    nights = FakeNights(history, sd_ratio=0.006)
+    fill(nights, 30)
+    judge_nights(history, "nightly")
+    _accept(history)
+    for number in range(30, 130):
+        nights.add(number, {"ddp": STEP_S * 1.0005 ** (number - 30)})
+        if _steps(history)[-1].outcome == "creep":
+            break
+    nights.add(number + 1, {"fsdp": STEP_S})
+    judge_nights(history, "nightly")
+
+    def standing() -> list[tuple[str, str]]:
+        found = standing_verdicts(history, "nightly", f"night{number + 1:04}", load_states(history, "nightly"))
+        of_step = [one for one in found if (one.key.case, one.key.metric) == ("ddp", RUN_STEP_SECONDS.name)]
+        return [(one.outcome, one.reason) for one in of_step]
+
+    assert standing() == [("creep", f"not measured since {day_of(FIRST_NS + number * DAY_NS)}")]
+    _accept(history, now_ns=ACCEPTED_NS + 1)
+    assert standing() == []
 
 
 def test_only_the_named_metric_is_accepted(history: History) -> None:
