@@ -138,6 +138,8 @@ def reason_of(one: Verdict) -> str:
     if one.outcome == "confirmed" and not one.is_new and one.since_ns is not None:
         words = [f"it began {since_words(one)}"]
         words += [one.reason] if one.reason.startswith("not measured") else []
+    if one.first_ns is not None:
+        words.append(f"it is of more than one change, of which the first began {day_of(one.first_ns)}")
     if one.own_ratio is not None and one.baseline_ratio is not None:
         own, baseline = (_percent(ratio) for ratio in (one.own_ratio, one.baseline_ratio))
         words.append(f"tokens per second of the run {own:+.1f} %, of its baseline {baseline:+.1f} %")

@@ -102,8 +102,11 @@ def with_causes(
         blame = state.blame
         if blame is None and one.key in known:
             blame = known[one.key].state.blame
+        # On top of an open change, whose cause stays until later nights confirm this one.
+        is_further = one.outcome == "regression" and state.open is not None
+        of_open = blame
         if one.outcome in BAD:
-            if blame is None or one.is_new:
+            if blame is None or one.is_new or is_further:
                 what = (one.run, *_onset(one), one.key.metric in _OF_STEPS)
                 if what not in blames:
                     blames[what] = _blame(history, one)
@@ -111,7 +114,8 @@ def with_causes(
             one = msgspec.structs.replace(one, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause)
         elif state.open is None and state.detector.alert is None:
             blame = None
-        states[one.key] = replace(states[one.key], state=msgspec.structs.replace(state, blame=blame))
+        kept = of_open if is_further else blame
+        states[one.key] = replace(states[one.key], state=msgspec.structs.replace(state, blame=kept))
         told.append(one)
     return told, states
 

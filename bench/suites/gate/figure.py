@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from bench.analysis.regressions.creep import creep
 from bench.analysis.regressions.detector import Judged, confirm_by_rerun, judge, level
 from bench.analysis.regressions.night import Night
@@ -19,6 +21,7 @@ from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.regressions.state import Alert, SeriesState
 from bench.runs.summary import Summary
 from bench.suites.gate.gated import GatedValue
+from bench.suites.gate.missing import day_of
 from bench.suites.gate.verdicts import (
     BAD,
     AcceptedLevel,
@@ -82,6 +85,8 @@ class Figure:
         is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
         if is_lost:
             reason = f"an improvement is lost: {reason}"
+        if outcome == "regression" and opened is not None:
+            reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
         if legs and outcome in ("regression", "confirmed", "improvement"):
             own_ratio, baseline_ratio = _legs_changed(legs, nights, said["since_ns"])
             said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
@@ -104,6 +109,7 @@ class Figure:
             number=number,
             expected=None if judged.expected_log is None else math.exp(judged.expected_log),
             p_value=judged.p_value,
+            is_suspected=judged.verdict == "suspicion",
             reruns=len(reruns),
             is_new=judged.is_new or is_lost,
             **said,
@@ -128,31 +134,37 @@ class Figure:
     ) -> tuple[Outcome, OpenChange | None]:
         """Return the outcome of the night, and the change that is open after it.
 
-        A confirmed change for the worse stays open until the level is back, or a person accepts the new one.
+        A confirmed change for the worse stays open until the level is back, or a person accepts the new one. A further
+        one is told on its night as any other; once it is confirmed, the open change is both together, and it is dated
+        by the further one, of which nobody knows yet.
         """
         alert = judged.alert
-        is_worse = alert is not None and alert.direction == self._worse
-        if judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2:
-            if opened is not None:
-                return self._after_a_page(judged, opened, is_worse=is_worse)
-            if is_worse:  # Also where it is a return: what went back is then an improvement.
-                return "confirmed", _opened(alert, judged, dict(nights))
-            if judged.verdict == "page":
-                return "improvement", None
+        if self._has_worse_page(judged) and alert is not None:  # Also a return: what went back was an improvement.
+            further = _opened(alert, judged, dict(nights))
+            if opened is None:
+                return "confirmed", further
+            first_ns = opened.since_ns if opened.first_ns is None else opened.first_ns
+            both = msgspec.structs.replace(
+                further, log_level=opened.log_level, half_width=opened.half_width, first_ns=first_ns
+            )
+            return "confirmed", both
+        if judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2 and opened is not None:
+            return ("recovered", None) if self._is_back(judged, opened) else ("confirmed", opened)
+        if judged.verdict == "alert" and alert is not None and alert.direction == self._worse:
+            return "regression", opened
         if opened is not None:
             return "confirmed", opened
-        if judged.verdict == "alert":
-            return ("regression" if is_worse else "improvement"), None
+        if judged.verdict in ("alert", "page"):
+            return "improvement", None
         return _OUTCOMES[judged.verdict], None
 
-    def _after_a_page(self, judged: Judged, opened: OpenChange, *, is_worse: bool) -> tuple[Outcome, OpenChange | None]:
-        """Return the outcome where the level of an open change has changed again: is it back where it was?"""
+    def _is_back(self, judged: Judged, opened: OpenChange) -> bool:
+        """Whether the level is where it was before the open change, now that it has changed for the better."""
         change = _change_since(judged, opened)
-        if is_worse or change is None:
-            return "confirmed", opened
+        if change is None:
+            return False
         middle, half_width = change
-        is_back = self._worse * middle < SMALLEST_CHANGE or abs(middle) < half_width
-        return ("recovered", None) if is_back else ("confirmed", opened)
+        return self._worse * middle < SMALLEST_CHANGE or abs(middle) < half_width
 
     def _change(
         self, judged: Judged, outcome: Outcome, opened: OpenChange | None, times: Mapping[int, int]
@@ -169,6 +181,7 @@ class Figure:
                 "since_ns": opened.since_ns,
                 "since_low_ns": opened.since_low_ns,
                 "since_high_ns": opened.since_high_ns,
+                "first_ns": opened.first_ns,
             }
         if judged.alert is not None and judged.verdict in ("alert", "page"):
             alert = judged.alert

@@ -80,8 +80,8 @@ def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
 def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, bool]:
     """Return the cases of this suite run that are to be measured once more tonight, most suspicious first.
 
-    Of each, whether its scaling efficiency is suspected: then its baseline is to be measured again, too. Nothing is
-    kept: the verdict is made when the reruns are there.
+    The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
+    then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
     """
     known = load_states(history, suite)
     least: dict[str, float] = {}
@@ -91,7 +91,7 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
         known |= after
         if night.suite_run == suite_run:
             for one in verdicts:
-                if one.outcome == "suspicion" and not one.reruns and one.p_value is not None:
+                if one.is_suspected and one.p_value is not None:
                     case = one.key.case
                     least[case] = min(one.p_value, least.get(case, 1.0))
                     is_efficiency[case] = is_efficiency.get(case, False) or one.is_efficiency
@@ -162,7 +162,7 @@ def judge_night(
                 verdict, state = one.judge(after.get(key) or known.get(key), accepted.get(key))
                 verdicts.append(verdict)
                 after[key] = state
-    held = _held_back(verdicts)
+    held = _held_back(verdicts, after)
     for place, said in enumerate(verdicts):
         if (said.key, said.run) in held:
             verdicts[place] = msgspec.structs.replace(
@@ -185,14 +185,18 @@ def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> li
     ]
 
 
-def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
-    """Return new alerts of the night alone that are not among the discoveries of all its series."""
+def _held_back(verdicts: Sequence[Verdict], after: Mapping[SeriesKey, KnownSeries]) -> frozenset[tuple[SeriesKey, str]]:
+    """Return new alerts of the night alone that are not among the discoveries of all its series.
+
+    A further change of a figure that is worse already is none of them: it would be worse without it, too.
+    """
     tested = [one for one in verdicts if one.p_value is not None]
     is_found = discoveries([one.p_value for one in tested if one.p_value is not None])
     return frozenset(
         (one.key, one.run)
         for one, found in zip(tested, is_found, strict=True)
         if one.is_new and one.reruns and one.outcome in ("regression", "improvement") and not found
+        if after[one.key].state.open is None
     )
 
 

@@ -72,6 +72,7 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
 
     log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
     the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
+    first_ns: where since_ns is that of a further change for the worse, when the first one began.
     """
 
     log_level: float
@@ -79,6 +80,7 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int
     since_low_ns: int | None
     since_high_ns: int | None
+    first_ns: int | None = None
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +137,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     value: the median over trials, in the metric's unit. trial_values: of each. expected: what earlier nights predict.
     change_ratio: of the level that is judged against, to the present one; 1.02 is 2 % more. low, high: its 95 %
     interval. since_ns: Unix time of the first night of the change; since_low_ns, since_high_ns: its 95 % interval.
-    p_value: of the night against the nights before. reruns: trials of reruns that it is judged by, too.
+    first_ns: where a further change for the worse began then, when the first one did; change_ratio is of both.
+    p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
+    more, whatever the outcome. reruns: trials of reruns that it is judged by, too.
     is_new: not said on an earlier night. reason: in words.
     own_ratio, baseline_ratio: of an efficiency that changed: how the run's and the baseline's tokens per second did.
     good_run, bad_run: the runs of the same series on the last night before the change and on its first night, of what
@@ -160,7 +164,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
     since_low_ns: int | None = None
     since_high_ns: int | None = None
+    first_ns: int | None = None
     p_value: float | None = None
+    is_suspected: bool = False
     reruns: int = 0
     is_new: bool = False
     own_ratio: float | None = None

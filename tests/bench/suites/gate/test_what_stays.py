@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.errors import Misuse
+from bench.reports.gate.check import reason_of
 from bench.runs.history import History
 from bench.runs.summary import series_of
 from bench.suites.gate.accept import accept
 from bench.suites.gate.check import SuiteCheck, check_suite
-from bench.suites.gate.nightly import judge_nights
+from bench.suites.gate.nightly import judge_nights, suspected_cases
 from bench.suites.gate.verdicts import Raced, Verdict, load_states, save_accepted, save_night
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case
@@ -69,6 +70,47 @@ def test_a_recovery_in_steps_is_closed_when_it_is_whole(history: History) -> Non
     assert outcomes[51] == "confirmed"
     assert "recovered" in outcomes[52:]
     assert outcomes[-1] == "same"
+
+
+def test_a_further_regression_is_rerun_told_dated_and_has_its_own_cause(history: History) -> None:
+    nights = FakeNights(history)
+    levels = [1.0] * 18 + [1.03] * 12 + [1.30] * 8 + [1.0] * 8
+    told: list[Verdict] = []
+    for number, level in enumerate(levels):
+        nights.add(number, {"ddp": STEP_S * level})
+        if suspected_cases(history, "nightly", f"night{number:04}"):
+            nights.add_run(number, "ddp", nights.trials(STEP_S * level), is_rerun=True)
+        told += [one for one in judge_nights(history, "nightly") if one.key.metric == RUN_STEP_SECONDS.name]
+    assert (told[29].outcome, told[29].bad_run) == ("confirmed", "run0018-ddp")
+    night = told[30]
+    assert (night.outcome, night.reruns, night.good_run, night.bad_run) == (
+        *("regression", 3),
+        *("run0029-ddp", "run0030-ddp"),
+    )
+    assert night.change_ratio == pytest.approx(1.3 / 1.03, rel=0.02)
+    assert night.reason.endswith("with its reruns; on top of what is worse since 2024-10-22")
+    last = told[37]
+    assert (last.outcome, last.good_run, last.bad_run) == ("confirmed", "run0029-ddp", "run0030-ddp")
+    assert (last.since_ns, last.first_ns) == (told[30].started_ns, told[18].started_ns)
+    assert last.change_ratio == pytest.approx(1.3, rel=0.02)
+    assert reason_of(last) == (
+        "it began 2024-11-03; it is of more than one change, of which the first began 2024-10-22"
+    )
+    assert "recovered" in [one.outcome for one in told[38:]]
+    assert told[-1].outcome == "same"
+
+
+def test_a_further_change_that_goes_again_leaves_the_first_one_with_its_cause(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 30, lambda number: {"ddp": STEP_S * (1.08 if number >= 18 else 1.0)})
+    nights.add(30, {"ddp": STEP_S * 1.3})
+    nights.add_run(30, "ddp", nights.trials(STEP_S * 1.3), is_rerun=True)
+    for number in range(31, 36):
+        nights.add(number, {"ddp": STEP_S * 1.08})
+    told = [one for one in judge_nights(history, "nightly") if one.key.metric == RUN_STEP_SECONDS.name]
+    assert (told[30].outcome, told[30].bad_run) == ("regression", "run0030-ddp")
+    assert (told[35].outcome, told[35].since_ns, told[35].first_ns) == ("confirmed", told[18].started_ns, None)
+    assert told[35].bad_run == told[29].bad_run == "run0018-ddp"
 
 
 def test_an_accepted_regression_is_closed_at_once(history: History) -> None:
