@@ -10,8 +10,8 @@ import msgspec
 
 from bench.analysis.regressions.detector import level
 from bench.errors import Misuse
-from bench.suites.gate.figure import DAY_NS
-from bench.suites.gate.verdicts import AcceptedLevel, KnownSeries, SeriesKey
+from bench.suites.gate.figure import DAY_NS, middle_legs
+from bench.suites.gate.verdicts import AcceptedLevel, GateState, KnownSeries, SeriesKey
 
 
 def by_metric(key: SeriesKey, name: str) -> bool:
@@ -76,10 +76,17 @@ def accept(
                 accepted_ns=now_ns,
             )
         )
-        after.append(_closed(one))
+        pinned = _closed(one)
+        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(one.state))
+        after.append(replace(pinned, state=state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
     return levels, [*after, *closed]
+
+
+def _legs_at_level(state: GateState) -> tuple[float, float] | None:
+    """Return the legs of an efficiency at its present level."""
+    return middle_legs(state.legs, state.nights, since_number=state.detector.regime_starts[-1])
 
 
 def _closed(known: KnownSeries) -> KnownSeries:

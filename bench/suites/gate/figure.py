@@ -37,8 +37,8 @@ from workloads.cost_models.shape import Shape
 DAY_NS = 86_400 * 10**9
 NIGHTS_KEPT = 60
 """Nights whose times a state keeps, to date the beginning of a change."""
-LEG_NIGHTS = 10
-"""Most nights before a change that its legs are compared with."""
+LEG_NIGHTS = SETTINGS.creep_nights
+"""Most nights that the legs of an efficiency are taken from, as creep is."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
 """What may be left of a confirmed change that counts as recovered, of the logarithm."""
 _OUTCOMES: dict[str, Outcome] = {
@@ -103,6 +103,14 @@ class Figure:
                     "high": math.exp(crept.high),
                     "since_ns": accepted.accepted_ns,
                 }
+                # An older version did not keep them; the nights before tell, as long as they are known.
+                at_level = state.accepted_legs or middle_legs(legs, nights, until_ns=accepted.accepted_ns)
+                if at_level is not None and (newest := middle_legs(legs, nights)) is not None:
+                    own_ratio, baseline_ratio = (newest[side] / at_level[side] for side in (0, 1))
+                    said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
+                    if _is_of_the_baseline(own_ratio, baseline_ratio):
+                        outcome = "faster_baseline"
+                        reason = f"{reason}: the baseline got faster, and the run did not get slower by as much"
         verdict = self._verdict(
             outcome,
             reason,
@@ -114,7 +122,14 @@ class Figure:
             is_new=judged.is_new or is_lost,
             **said,
         )
-        after = GateState(detector=judged.state, nights=nights, legs=legs, open=opened, is_worse=outcome in BAD)
+        after = GateState(
+            detector=judged.state,
+            nights=nights,
+            legs=legs,
+            accepted_legs=state.accepted_legs,
+            open=opened,
+            is_worse=outcome in BAD,
+        )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
 
@@ -218,17 +233,37 @@ class Figure:
         )
 
 
+def middle_legs(
+    legs: Sequence[tuple[float, float]],
+    nights: Sequence[tuple[int, int]],
+    *,
+    since_number: int = 0,
+    until_ns: int | None = None,
+) -> tuple[float, float] | None:
+    """Return the run's and the baseline's median rate of the newest of these nights; None without any.
+
+    legs: of the last of the nights, as in `GateState`. since_number, until_ns: only nights from this one on, and before
+    this time.
+    """
+    chosen = [
+        leg
+        for leg, (number, time_ns) in zip(reversed(legs), reversed(nights), strict=False)
+        if number >= since_number and (until_ns is None or time_ns < until_ns)
+    ][:LEG_NIGHTS]
+    if not chosen:
+        return None
+    own, baseline = (median(leg[side] for leg in chosen) for side in (0, 1))
+    return own, baseline
+
+
 def _legs_changed(
     legs: Sequence[tuple[float, float]], nights: Sequence[tuple[int, int]], since_ns: int | None
 ) -> tuple[float | None, float | None]:
     """Return the own and the baseline's rate of this night, each over its median of the nights before the change."""
-    before = [
-        leg for leg, (_, time_ns) in zip(legs, nights, strict=True) if since_ns is not None and time_ns < since_ns
-    ]
-    if not before:
+    before = None if since_ns is None else middle_legs(legs, nights, until_ns=since_ns)
+    if before is None:
         return None, None
-    own, baseline = (legs[-1][side] / median(leg[side] for leg in before[-LEG_NIGHTS:]) for side in (0, 1))
-    return own, baseline
+    return legs[-1][0] / before[0], legs[-1][1] / before[1]
 
 
 def _is_of_the_baseline(own_ratio: float | None, baseline_ratio: float | None) -> bool:

@@ -96,6 +96,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
 
     detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
     legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
+    accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
     blame: of the change that is open; None without one, and where an older version wrote the state.
     is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
     wrote the state.
@@ -104,6 +105,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     detector: SeriesState
     nights: tuple[tuple[int, int], ...] = ()
     legs: tuple[tuple[float, float], ...] = ()
+    accepted_legs: tuple[float, float] | None = None
     open: OpenChange | None = None
     blame: Blame | None = None
     is_worse: bool | None = None

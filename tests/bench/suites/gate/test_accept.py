@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from bench.errors import Misuse
@@ -10,7 +13,15 @@ from bench.suites.gate.accept import accept
 from bench.suites.gate.missing import day_of
 from bench.suites.gate.nightly import judge_nights
 from bench.suites.gate.standing import standing_verdicts
-from bench.suites.gate.verdicts import AcceptedLevel, Verdict, load_accepted, load_states, save_accepted
+from bench.suites.gate.verdicts import (
+    AcceptedLevel,
+    GateState,
+    Verdict,
+    load_accepted,
+    load_states,
+    save_accepted,
+    save_night,
+)
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
 
@@ -83,6 +94,56 @@ def test_a_crept_figure_stays_on_nights_that_do_not_measure_it_until_it_is_accep
     assert standing() == [("creep", f"not measured since {day_of(FIRST_NS + number * DAY_NS)}")]
     _accept(history, now_ns=ACCEPTED_NS + 1)
     assert standing() == []
+
+
+def _judged_efficiencies(history: History, numbers: range, *, is_kept: bool = True) -> list[Verdict]:
+    """An efficiency that is accepted at night 20, and whose baseline is 8 % faster from night 25 on."""
+    nights = FakeNights(history)
+    found = []
+    for number in numbers:
+        rate = 600.0 * (1.08 if number >= 25 else 1.0)
+        nights.add_run(number, "ddp", nights.trials(STEP_S), baseline_rate=rate)
+        nights.add_record(number, done=1)
+        found += [one for one in judge_nights(history, "nightly") if one.is_efficiency]
+        if number == 20:
+            _accept(history, now_ns=FIRST_NS + 20 * DAY_NS + DAY_NS // 4)
+            if not is_kept:
+                before = load_states(history, "nightly")
+                states = [replace(one, state=_as_before(one.state)) for one in before.values()]
+                save_night(history, before, states, [])
+    return found
+
+
+def _as_before(state: GateState) -> GateState:
+    return msgspec.structs.replace(state, accepted_legs=None)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "older version"])
+def test_an_accepted_efficiency_whose_baseline_got_faster_has_not_crept(history: History, is_kept: bool) -> None:
+    found = _judged_efficiencies(history, range(45), is_kept=is_kept)
+    later = found[30:]
+    assert {one.outcome for one in later} == {"faster_baseline"}
+    assert later[-1].reason == (
+        "against the level that ada accepted: the new kernel is exact: the baseline got faster, and the run did not get"
+        " slower by as much"
+    )
+    assert later[-1].own_ratio == pytest.approx(1.0, abs=0.02)
+    assert later[-1].baseline_ratio == pytest.approx(1.08, abs=0.02)
+
+
+def test_an_accepted_efficiency_whose_own_rate_falls_slowly_has_crept(history: History) -> None:
+    nights = FakeNights(history, sd_ratio=0.006)
+    for number in range(130):
+        step_s = STEP_S * 1.0005 ** max(0, number - 30)
+        nights.add_run(number, "ddp", nights.trials(step_s), baseline_rate=600.0)
+        found = [one for one in judge_nights(history, "nightly") if one.is_efficiency]
+        if number == 30:
+            _accept(history)
+        if found[-1].outcome == "creep":
+            break
+    assert found[-1].outcome == "creep"
+    assert found[-1].own_ratio == pytest.approx(0.98, abs=0.02)
+    assert found[-1].baseline_ratio == pytest.approx(1.0)
 
 
 def test_only_the_named_metric_is_accepted(history: History) -> None:
