@@ -28,7 +28,7 @@ from bench.suites.gate.cause.standout import Standout, find_standout
 from bench.suites.gate.cause.where import StepChange, TraceChange, step_change, trace_change
 from bench.suites.gate.groups import Group
 from bench.suites.gate.missing import day_of
-from bench.suites.gate.verdicts import BAD, Blame, KnownSeries, SeriesKey, Verdict
+from bench.suites.gate.verdicts import BAD, Blame, KnownSeries, SeriesKey, Verdict, load_accepted
 from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 
 NIGHTS_COUNTED = 30
@@ -289,14 +289,20 @@ def _onset(one: Verdict) -> tuple[int, int, int]:
 def _runs(history: History, one: Verdict) -> tuple[Summary | None, Summary]:
     """Return the last run that is good and the first one that is bad for sure, by the interval of the onset.
 
-    Where no run is before the interval, the last one before the likeliest night is taken for good. What was found when
-    the change was told first stays.
+    Where no run is before the interval, the last one before the likeliest night is taken for good. What crept has no
+    onset: the run of the accepted level is good, and this night's is bad. What was found when the change was told first
+    stays.
     """
     if one.bad_run is not None:
         return (None if one.good_run is None else history.find(one.good_run)), history.find(one.bad_run)
     since_ns, low_ns, high_ns = _onset(one)
     at = RUNS.c.started_ns
     newest, oldest = (at.desc(), RUNS.c.id.desc()), (at, RUNS.c.id)
+    if one.outcome == "creep":
+        accepted = load_accepted(history, one.key.suite).get(one.key)
+        of_level = None if accepted is None else _one_run(history, one.key, RUNS.c.id == accepted.run, newest)
+        of_level = of_level or _one_run(history, one.key, at <= since_ns, newest)  # That run may have been pruned.
+        return (None if of_level is None else history.find(of_level)), history.find(one.run)
     good = _one_run(history, one.key, at < low_ns, newest) or _one_run(history, one.key, at < since_ns, newest)
     bad = _one_run(history, one.key, (at >= high_ns) & (at <= one.started_ns), oldest)
     return (None if good is None else history.find(good)), history.find(bad or one.run)

@@ -23,13 +23,14 @@ from bench.reports.gate.check import check_document, print_check
 from bench.reports.gate.ci_formats import junit_xml, markdown
 from bench.runs.history import History
 from bench.runs.schema import GATE_STATES, RUNS
+from bench.suites.gate.accept import accept
 from bench.suites.gate.cause.likely import change_words
 from bench.suites.gate.cause.where import TraceChange, TracedChange
 from bench.suites.gate.causes import Cause, explain
 from bench.suites.gate.check import SuiteCheck, check_suite
 from bench.suites.gate.groups import Group
 from bench.suites.gate.nightly import judge_nights
-from bench.suites.gate.verdicts import Verdict, load_states, load_verdicts
+from bench.suites.gate.verdicts import Verdict, load_states, load_verdicts, save_accepted
 from collectors.metrics import results
 from tests.bench.made.examples import make_case, make_machine
 from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights
@@ -156,6 +157,29 @@ def test_a_change_that_has_gone_again_has_no_cause_left(history: History) -> Non
     assert last.outcome == "same"
     assert (last.good_run, last.cause) == (None, None)
     assert {known.state.blame for known in load_states(history, "nightly").values()} == {None}
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_what_crept_is_held_against_the_run_of_the_accepted_level(history: History, is_pruned: bool) -> None:
+    known = load_states(history, "nightly")
+    now_ns = FIRST_NS + (NIGHTS - 1) * DAY_NS + DAY_NS // 4
+    levels, after = accept(known.values(), case="ddp", metric=None, who="ada", because="agreed", now_ns=now_ns)
+    save_accepted(history, levels, known, after)
+    if is_pruned:
+        history.forget("run0017-ddp")
+    nights = FakeNights(history, sd_ratio=0.002, seed=5)
+    for number in range(NIGHTS, NIGHTS + 60):  # Too little a night for any of them to stand out.
+        machine = _machine(driver_version="550.54" if number < NIGHTS + 3 else "560.28")
+        trials = nights.trials(STEP_S * 1.0008 ** (number - NIGHTS))
+        nights.add_run(number, "ddp", trials, machine=machine, parts=GOOD_PARTS)
+        nights.add_record(number, done=1)
+        if (one := _judged(history)).outcome == "creep":
+            break
+    assert one.outcome == "creep"
+    good = "run0016-ddp" if is_pruned else "run0017-ddp"
+    assert (one.good_run, one.bad_run) == (good, f"run{number:04}-ddp")
+    (cause,) = explain(history, [one], (), Path("/nowhere"), is_whole=True)
+    assert "driver" in [change.topic for change in cause.changes]
 
 
 def test_ten_changes_at_once_are_listed_and_none_is_blamed(history: History) -> None:
