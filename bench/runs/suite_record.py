@@ -11,6 +11,7 @@ from bench.errors import Misuse
 CaseOutcome = Literal["done", "failed", "timed_out", "interrupted", "skipped", "left_out"]
 """interrupted: the suite ended before the case did. skipped: it cannot run on this machine. left_out: by request, as of
 a budget; no failure."""
+FAILED: frozenset[CaseOutcome] = frozenset({"failed", "timed_out"})
 SuiteOutcome = Literal["running", "done", "failed", "interrupted"]
 """running: nobody has recorded an end; the runner may have died. failed: a case failed, timed out or was skipped."""
 
@@ -23,7 +24,8 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_ns, progress_ns, ended_ns: Unix time of its beginning, of the last event of a case, and of its end.
     period_s: how often the suite is meant to run; None where it declares none.
     cases: how many cases ended in each way. total: cases of the suite. running: names of those that run now.
-    left_out: names of the cases that were left out by request.
+    left_out: names of the cases that were left out by request. failed: of those that failed or timed out; None where an
+    older version wrote the record, which only counted them.
     folder: where its ledger is, on the machine that runs it.
     """
 
@@ -38,8 +40,18 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     running: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    failed: tuple[str, ...] | None = None
     folder: str
     schema_version: int = SCHEMA_VERSION
+
+    def has_failed(self, case: str) -> bool:
+        """Whether the case, whose run failed or timed out, is no fire drill that ended as expected.
+
+        Of an older record each of them may have failed, as long as any case has.
+        """
+        if self.failed is None:
+            return any(self.cases.get(outcome) for outcome in FAILED)
+        return case in self.failed
 
 
 def encode(record: SuiteRecord) -> bytes:

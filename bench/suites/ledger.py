@@ -20,7 +20,7 @@ import msgspec
 from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.messages import Cause, Outcome
 from bench.runs.files import read_small
-from bench.runs.suite_record import CaseOutcome
+from bench.runs.suite_record import FAILED, CaseOutcome
 from bench.suites.suite_file import SuiteCase
 from collectors.files import schema_version_of, try_lock
 
@@ -32,7 +32,6 @@ EndOutcome = Literal["done", "failed", "interrupted"]
 
 MISSING: frozenset[CaseOutcome | None] = frozenset({None, "interrupted", "skipped", "left_out"})
 """Outcomes of cases that a resumed suite run still has to measure. None: the ledger knows no end of the case."""
-FAILED: frozenset[CaseOutcome | None] = frozenset({"failed", "timed_out"})
 
 
 # Records

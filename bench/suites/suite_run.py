@@ -21,11 +21,11 @@ from bench.runner.persist import NamedBaseline, persist
 from bench.runs import run_dir
 from bench.runs.hardware_baselines import Ceiling, find_ceiling
 from bench.runs.resume import changes_since, check_same_machine
-from bench.runs.suite_record import CaseOutcome, SuiteOutcome, SuiteRecord
+from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.runs.summary import Summary
 from bench.suites import ledger as records
 from bench.suites.choice import Choice, blocks_of, why_left_out
-from bench.suites.ledger import FAILED, EndOutcome, Judgement, LedgerWriter, SuiteState, judge
+from bench.suites.ledger import EndOutcome, Judgement, LedgerWriter, SuiteState, judge
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
 from bench.suites.reruns import Reruns, Suspects
 
@@ -446,9 +446,7 @@ class SuiteRunner(Listener):
         self._saved_s = self.setup.clock_s()
         state, now_ns = self.ledger.state, time.time_ns()
         assert state.begun is not None, "a ledger is opened with its beginning"
-        outcomes = Counter(
-            found for one in self.plan.cases if (found := state.case(one.suite_case.name).outcome) is not None
-        )
+        ends = {name: state.case(name).outcome for name in (one.suite_case.name for one in self.plan.cases)}
         self.setup.store.save(
             SuiteRecord(
                 id=self.ledger.folder.name,
@@ -458,10 +456,11 @@ class SuiteRunner(Listener):
                 ended_ns=None if outcome == "running" else now_ns,
                 outcome=outcome,
                 period_s=self.plan.suite.period_s,
-                cases=dict(outcomes),
+                cases=dict(Counter(found for found in ends.values() if found is not None)),
                 total=len(self.plan.cases),
                 running=tuple(self._waiting),
                 left_out=tuple(name for name, case in state.cases.items() if case.outcome == "left_out"),
+                failed=tuple(name for name, found in ends.items() if found in FAILED),
                 folder=str(self.ledger.folder),
             )
         )

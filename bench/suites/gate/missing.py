@@ -12,7 +12,7 @@ from typing import Literal
 
 from bench.errors import Misuse
 from bench.runs.history import History
-from bench.runs.suite_record import SuiteRecord
+from bench.runs.suite_record import FAILED, SuiteRecord
 from bench.runs.summary import Summary, series_of
 from bench.suites.gate.verdicts import KnownSeries
 
@@ -136,19 +136,17 @@ def _runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
 
 
 def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[str]) -> Iterator[Missing]:
-    """Yield the cases that failed, and those that earlier nights have and this one has not.
-
-    A fire drill that fails as expected is a failed run of a case that is done: the counts of the record tell.
-    """
-    failed = [name for name, run in runs.items() if run.outcome in ("failed", "timed_out")]
-    counted = sum(night.cases.get(outcome, 0) for outcome in ("failed", "timed_out"))
-    if counted:
-        for name in failed:
-            cause = runs[name].cause
-            reason = runs[name].outcome.replace("_", " ") + ("" if cause is None else f": {cause.text}")
-            yield Missing(kind="failed", suite=night.suite, what=name, reason=reason)
-    if counted > len(failed):
-        reason = f"{counted - len(failed)} more case(s) failed, of which the history has no run"
+    """Yield the cases that failed, and those that earlier nights have and this one has not."""
+    named = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
+    # A fire drill that went on to its end has failed with a run that is done.
+    named += [name for name in night.failed or () if name not in named and name in runs]
+    for name in named:
+        yield Missing(kind="failed", suite=night.suite, what=name, reason=_why_failed(night, runs[name]))
+    counted = sum(night.cases.get(outcome, 0) for outcome in FAILED)
+    if counted > len(named):
+        unknown = [name for name in night.failed or () if name not in named]
+        names = f" ({', '.join(unknown)})" if unknown else ""
+        reason = f"{counted - len(named)} more case(s) failed, of which the history has no run{names}"
         yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
     if skipped := night.cases.get("skipped", 0):
         reason = f"{skipped} case(s) cannot run there; `observatory suite show {night.id}` says why"
@@ -159,6 +157,12 @@ def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[s
         else:
             reason = f"earlier nights have it, {night.id} has not"
             yield Missing(kind="vanished", suite=night.suite, what=name, reason=reason)
+
+
+def _why_failed(night: SuiteRecord, run: Summary) -> str:
+    if run.outcome not in FAILED:
+        return f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` says why"
+    return run.outcome.replace("_", " ") + ("" if run.cause is None else f": {run.cause.text}")
 
 
 def _figures(

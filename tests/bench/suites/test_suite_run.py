@@ -86,7 +86,16 @@ def test_the_history_has_the_record_of_the_suite_run(night: FakeNight) -> None:
         (record,) = history.suite_runs(9)
     assert (record.suite, record.outcome, record.total, record.running) == ("smoke", "failed", 2, ())
     assert record.cases == {"skipped": 1, "done": 1}
+    assert record.failed == ()
     assert record.ended_ns is not None
+
+
+def test_the_record_names_the_cases_that_failed(night: FakeNight) -> None:
+    night.breaks = [KILLED]
+    night.run(plan_of(planned("fsdp"), planned("ddp")))
+    with History(night.url) as history:
+        (record,) = history.suite_runs(9)
+    assert record.failed == ("fsdp",)
 
 
 def test_a_step_of_a_long_trial_is_progress_of_the_suite_run(night: FakeNight, monkeypatch: pytest.MonkeyPatch) -> None:

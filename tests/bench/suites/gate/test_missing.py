@@ -6,6 +6,7 @@ import pytest
 
 from bench.rank.messages import Cause
 from bench.runs.history import History
+from bench.runs.suite_record import CaseOutcome
 from bench.runs.summary import Summary
 from bench.suites.gate import missing as missing_module
 from bench.suites.gate.check import SuiteCheck, check_suite
@@ -75,6 +76,35 @@ def test_a_fire_drill_that_failed_as_expected_is_not_named(history: History) -> 
     nights.add_run(5, "drill", (STEP_S,), outcome="failed")
     nights.add_record(5, done=2)
     assert _check(history, 5).missing == ()
+
+
+def _with_a_failed_case_between_drills(nights: FakeNights, failed: tuple[str, ...] | None) -> None:
+    fill(nights, 5)
+    nights.add_run(5, "drill", (STEP_S,), outcome="failed")
+    nights.add_run(5, "ddp", (STEP_S,), outcome="failed")
+    nights.add_run(5, "other drill", nights.trials(STEP_S))
+    counts: dict[CaseOutcome, int] = {"done": 1, "failed": 2, "timed_out": 1}
+    nights.add_record(5, done=1, outcome="failed", cases=counts, failed=failed)
+
+
+def test_of_a_night_with_fire_drills_the_cases_that_failed_are_named(history: History) -> None:
+    _with_a_failed_case_between_drills(FakeNights(history), ("ddp", "other drill", "fsdp"))
+    reasons = {one.what: one.reason for one in _check(history, 5).missing}
+    assert reasons == {
+        "ddp": "failed",
+        "other drill": "its run is done, which is not how it should end; `observatory suite show night0005` says why",
+        "nightly": "1 more case(s) failed, of which the history has no run (fsdp)",
+    }
+
+
+def test_a_record_without_names_has_all_that_may_have_failed(history: History) -> None:
+    _with_a_failed_case_between_drills(FakeNights(history), None)
+    reasons = {one.what: one.reason for one in _check(history, 5).missing}
+    assert reasons == {
+        "drill": "failed",
+        "ddp": "failed",
+        "nightly": "1 more case(s) failed, of which the history has no run",
+    }
 
 
 def test_a_figure_that_stopped_is_named(history: History) -> None:
