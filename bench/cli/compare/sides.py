@@ -13,6 +13,7 @@ from bench.case import Case, why_ad_hoc
 from bench.errors import Misuse
 from bench.runs import run_dir
 from bench.runs.history import History
+from bench.runs.suite_record import FAILED, SuiteRecord
 from bench.runs.summary import Summary
 from workloads.cost_models.shape import DIMENSIONS
 
@@ -30,13 +31,15 @@ class Side:
     """What a person named, and what was measured there.
 
     name: the whole id or commit. cases: the run of each case, by its name in the suite, else by what it is.
-    unmeasured: why cases have no complete trial, by their names. notes: what a reader must know of the choice.
+    unmeasured: why cases have no complete trial, by their names. drills: of them, fire drills that ended as they
+    should. notes: what a reader must know of the choice.
     """
 
     kind: Kind
     name: str
     cases: Mapping[str, Summary]
     unmeasured: Mapping[str, str]
+    drills: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,12 +84,13 @@ def find_side(text: str, history: History) -> Side:
     """
     if Path(text).is_dir():
         return _of_run(run_dir.load(Path(text)))
-    suites = [record.id for record in history.suite_runs(limit=MOST_RUNS)]
+    records = {record.id: record for record in history.suite_runs(limit=MOST_RUNS)}
+    suites = list(records)
     runs = history.beginning_with(text, _CANDIDATES_SHOWN + 1)
     if history.known([text]):
         return _of_run(history.find(text))
     if text in suites:
-        return _of_suite_run(text, history)
+        return _of_suite_run(records[text], history)
     commits = _commits(text, history)
     found: list[tuple[Kind, str]] = [("run", name) for name in runs]
     found += [("suite run", name) for name in suites if name.startswith(text)]
@@ -101,7 +105,7 @@ def find_side(text: str, history: History) -> Side:
     kind, name = found[0]
     if kind == "run":
         return _of_run(history.find(name))
-    return _of_suite_run(name, history) if kind == "suite run" else _of_commit(name, commits[name])
+    return _of_suite_run(records[name], history) if kind == "suite run" else _of_commit(name, commits[name])
 
 
 def _commits(text: str, history: History) -> dict[str, list[Summary]]:
@@ -133,8 +137,9 @@ def _of_run(summary: Summary) -> Side:
     return Side(kind="run", name=summary.run, cases={summary.case.title: summary}, unmeasured={})
 
 
-def _of_suite_run(name: str, history: History) -> Side:
+def _of_suite_run(record: SuiteRecord, history: History) -> Side:
     """Return a suite run with the newest run of each of its cases that has complete trials, else the newest."""
+    name = record.id
     cases: dict[str, Summary] = {}
     for summary in history.runs(limit=MOST_RUNS, suite_run=name):
         member = summary.purpose.member
@@ -147,7 +152,8 @@ def _of_suite_run(name: str, history: History) -> Side:
     if not measured:
         raise Misuse(f"suite run {name} has no case with a complete trial; `observatory suite show {name}` tells why")
     unmeasured = {case: _why(summary) for case, summary in cases.items() if case not in measured}
-    return Side(kind="suite run", name=name, cases=measured, unmeasured=unmeasured)
+    drills = frozenset(case for case in unmeasured if cases[case].outcome in FAILED and not record.has_failed(case))
+    return Side(kind="suite run", name=name, cases=measured, unmeasured=unmeasured, drills=drills)
 
 
 def _of_commit(commit: str, summaries: Sequence[Summary]) -> Side:
@@ -205,7 +211,10 @@ def match(a: Side, b: Side) -> Matched:
 def _by_name(a: Side, b: Side) -> Matched:
     """Match the cases of two suite runs by their names; they must be of the same series."""
     pairs, missing = [], []
+    drills = a.drills & b.drills
     for name in dict.fromkeys((*a.cases, *a.unmeasured, *b.cases, *b.unmeasured)):
+        if name in drills:
+            continue
         lacking = [f"{side.title} has {_lacks(name, side)}" for side in (a, b) if name not in side.cases]
         if lacking:
             missing.append(f"{name} is not compared: {'; '.join(lacking)}")
@@ -219,7 +228,10 @@ def _by_name(a: Side, b: Side) -> Matched:
             missing.append(f"{name} is not compared, as it is another series: {', '.join(found.differences)}")
             continue
         pairs.append(found)
-    return Matched(pairs=tuple(pairs), missing=tuple(missing), is_incomplete=bool(missing))
+    is_incomplete = bool(missing)
+    if drills:
+        missing.append(f"fire drills that ended as they should are left out: {', '.join(sorted(drills))}")
+    return Matched(pairs=tuple(pairs), missing=tuple(missing), is_incomplete=is_incomplete)
 
 
 def _lacks(name: str, side: Side) -> str:

@@ -60,15 +60,25 @@ def of_suite(summary: Summary, suite_run: str, case: str) -> Summary:
     return replace(summary, purpose=Purpose(origin="nightly", member=member))
 
 
-def keep(url: str, runs: Sequence[Summary], suite_runs: Sequence[str] = ()) -> None:
-    """Keep all in a history."""
+def keep(
+    url: str, runs: Sequence[Summary], suite_runs: Sequence[str] = (), *, failures: Sequence[str] | None = None
+) -> None:
+    """Keep all in a history. failures: cases of the suite runs that failed; None as an older version has it."""
     with History(url) as history:
         for summary in runs:
             history.add(summary, replace(make_machine(), commit=summary.commit))
         for number, name in enumerate(suite_runs):
             started_ns = FIRST_NS + number * NIGHT_NS
             history.save_suite(
-                SuiteRecord(id=name, suite="tiny", started_ns=started_ns, progress_ns=started_ns, total=2, folder="")
+                SuiteRecord(
+                    id=name,
+                    suite="tiny",
+                    started_ns=started_ns,
+                    progress_ns=started_ns,
+                    total=2,
+                    failed=None if failures is None else tuple(failures),
+                    folder="",
+                )
             )
 
 

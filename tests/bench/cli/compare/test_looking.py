@@ -222,3 +222,39 @@ def test_a_run_that_lost_a_trial_is_not_compared_in_pairs(tmp_path: Path, capsys
     keep(url, [replace(lossy, outcome="interrupted")])
     _, out, _ = _compare(url, "whole", "lossy", "--format", "json", capsys=capsys)
     assert json.loads(out)["compared"][0]["in_turn"]
+
+
+def _two_nights(folder: Path, *, failures: tuple[str, ...]) -> str:
+    """Suite runs of a case and of two cases whose runs failed."""
+    runs = [
+        of_suite(made, suite_run, case)
+        for night, suite_run in enumerate((FIRST, SECOND))
+        for case, made in (
+            ("ddp", run_of(f"{night}-ddp", STEADY, night=night)),
+            ("killed", failed(run_of(f"{night}-killed", night=night))),
+            ("diverged", failed(run_of(f"{night}-diverged", night=night))),
+        )
+    ]
+    keep(store_in(folder), runs, [FIRST, SECOND], failures=failures)
+    return store_in(folder)
+
+
+def test_fire_drills_that_ended_as_they_should_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = _two_nights(tmp_path, failures=())
+    code, out, _ = _compare(store, FIRST, SECOND, "--format", "json", capsys=capsys)
+    document = json.loads(out)
+    assert code == main.FINE
+    assert [one["case"] for one in document["compared"]] == ["ddp"]
+    assert document["missing"] == ["fire drills that ended as they should are left out: diverged, killed"]
+
+
+def test_a_case_that_failed_beside_a_fire_drill_is_still_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _two_nights(tmp_path, failures=("killed",))
+    code, out, _ = _compare(store, FIRST, SECOND, "--format", "json", capsys=capsys)
+    missing = json.loads(out)["missing"]
+    assert code == main.CASE_FAILED
+    assert len(missing) == 2
+    assert missing[0].startswith("killed is not compared: ")
+    assert missing[1] == "fire drills that ended as they should are left out: diverged"
