@@ -240,17 +240,50 @@ def _lacks(name: str, side: Side) -> str:
 
 
 def _by_series(a: Side, b: Side) -> Matched:
-    """Match runs by their series, whatever a suite calls them."""
-    of_b = {(summary.case.key(), summary.hardware): name for name, summary in b.cases.items()}
+    """Match runs by their series, whatever a suite calls them; of several of one series, those of the same case."""
+    of_a, of_b = _names_by_series(a), _names_by_series(b)
     pairs, missing = [], []
-    for name, summary in a.cases.items():
-        other = of_b.pop((summary.case.key(), summary.hardware), None)
-        if other is None:
-            missing.append(f"{name} is not compared: {b.title} has no run of its series")
-        elif b.cases[other].run != summary.run:
-            pairs.append(pair(name, summary, b.cases[other]))
-    missing += [f"{name} is not compared: {a.title} has no run of its series" for name in of_b.values()]
+    for series, ours in of_a.items():
+        theirs = of_b.pop(series, [])
+        both = [(name, other) for name in ours for other in theirs if _are_one_case(a.cases[name], b.cases[other])]
+        if len(ours) == len(theirs) == 1:
+            both = [(ours[0], theirs[0])]
+        if not both and theirs:
+            missing.append(_which_is_meant((a, ours), (b, theirs)))
+            continue
+        pairs += [
+            pair(name, a.cases[name], b.cases[other]) for name, other in both if a.cases[name].run != b.cases[other].run
+        ]
+        matched = {name for name, _ in both}
+        missing += [
+            f"{name} is not compared: {b.title} has no run of its series" for name in ours if name not in matched
+        ]
+    missing += [
+        f"{name} is not compared: {a.title} has no run of its series" for names in of_b.values() for name in names
+    ]
     return Matched(pairs=tuple(pairs), missing=tuple(missing))
+
+
+def _names_by_series(side: Side) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, summary in side.cases.items():
+        found.setdefault((summary.case.key(), summary.hardware), []).append(name)
+    return found
+
+
+def _are_one_case(a: Summary, b: Summary) -> bool:
+    """Whether both are runs of the same case of a suite."""
+    ours, theirs = a.purpose.member, b.purpose.member
+    return ours is not None and theirs is not None and (ours.suite, ours.case) == (theirs.suite, theirs.case)
+
+
+def _which_is_meant(*sides: tuple[Side, list[str]]) -> str:
+    """Return the line on a series of which a side has several cases, where it is not known which one is meant."""
+    side, names = next((side, names) for side, names in sides if len(names) > 1)
+    runs = ", ".join(f"{name} ({side.cases[name].run})" for name in names)
+    return (
+        f"{sides[0][1][0]} is not compared: {side.title} has several cases of its series: {runs}; name one of the runs"
+    )
 
 
 def pair(name: str, a: Summary, b: Summary) -> Pair:

@@ -258,3 +258,29 @@ def test_a_case_that_failed_beside_a_fire_drill_is_still_missing(
     assert len(missing) == 2
     assert missing[0].startswith("killed is not compared: ")
     assert missing[1] == "fire drills that ended as they should are left out: diverged"
+
+
+def test_of_two_cases_of_one_series_that_of_the_same_name_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A suite may have one case twice, measured for another number of trials."""
+    long = (*STEADY, *STEADY)
+    store = store_in(tmp_path)
+    runs = [
+        of_suite(run_of("0-short", STEADY), FIRST, "short"),
+        of_suite(run_of("1-short", SLOWER, night=1), SECOND, "short"),
+        of_suite(run_of("1-long", long, night=1), SECOND, "long"),
+        run_of("ad-hoc", STEADY),
+    ]
+    keep(store, runs, [FIRST, SECOND])
+    for words in (("0-short", SECOND), (SECOND, "0-short")):
+        code, out, _ = _compare(store, *words, "--format", "json", capsys=capsys)
+        (compared,) = json.loads(out)["compared"]
+        assert code == main.FINE
+        assert {compared["a_run"], compared["b_run"]} == {"0-short", "1-short"}
+    code, _, error = _compare(store, "ad-hoc", SECOND, capsys=capsys)
+    assert code == main.MISUSE
+    assert f"suite run {SECOND} has several cases of its series: " in error
+    assert "short (1-short)" in error
+    assert "long (1-long)" in error
+    assert "name one of the runs" in error
