@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -13,12 +13,14 @@ from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.suites.gate.causes import Cause
 from bench.suites.gate.groups import Group, group_alerts
-from bench.suites.gate.missing import Missing, day_of, is_going_on, may_be_resumed, missing_in
+from bench.suites.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
 from bench.suites.gate.nightly import judge_nights
 from bench.suites.gate.standing import standing_verdicts
 from bench.suites.gate.verdicts import (
     BAD,
+    KnownSeries,
     Outcome,
+    SeriesKey,
     Verdict,
     load_states,
     load_verdicts,
@@ -84,23 +86,38 @@ def check_suite(
         verdicts=tuple(verdicts),
         earlier=tuple(one for one in earlier if night is None or one.suite_run != night.id),
         missing=(
-            *_clocks(records, verdicts, now_ns),
+            *_of_the_future(records, now_ns),
+            *_late(load_verdicts(history, suite, outcome="late"), known),
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
         groups=group_alerts(verdicts),
     )
 
 
-def _clocks(records: Iterable[SuiteRecord], verdicts: Sequence[Verdict], now_ns: int) -> Iterator[Missing]:
-    """Yield what a wrong clock keeps from being judged."""
+def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
+    """Yield suite runs that began in the future, by a wrong clock."""
     for one in records:
         if one.started_ns > now_ns + CLOCK_NS:
             when = f"on {day_of(one.started_ns)}, by the clock of its runner"
             reason = f"{one.id} began in the future, {when}; it is not judged"
             yield Missing(kind="clock", suite=one.suite, what=one.suite, reason=reason)
-    for case in dict.fromkeys(one.key.case for one in verdicts if one.outcome == "late"):
-        reason = "its run began before a night that is judged already; a clock went back"
-        yield Missing(kind="late", suite=verdicts[0].key.suite, what=case, reason=reason)
+
+
+def _late(verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]) -> Iterator[Missing]:
+    """Yield cases with runs that were left out lately, for they began before nights that were judged by then.
+
+    Lately is by the nights that the series has had since, and not by when the run began, which is what is wrong.
+    """
+    lately = {}
+    for one in verdicts:
+        series = known.get(one.key)
+        if series is not None and sum(number > one.number for number, _ in series.state.nights) < NIGHTS_SEEN:
+            lately[one.key.case] = one
+    for case, one in lately.items():
+        reason = (
+            f"{one.run} began on {day_of(one.started_ns)}, before a night that is judged already; a clock went back"
+        )
+        yield Missing(kind="late", suite=one.key.suite, what=case, reason=reason)
 
 
 def suites_in(history: History) -> tuple[str, ...]:

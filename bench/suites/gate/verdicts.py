@@ -300,9 +300,15 @@ def _replace(connection: Connection, table: Table, keys: Sequence[str], rows: Se
 
 
 def load_verdicts(
-    history: History, suite: str, *, suite_run: str | None = None, run: str | None = None, since_ns: int = 0
+    history: History,
+    suite: str,
+    *,
+    suite_run: str | None = None,
+    run: str | None = None,
+    outcome: Outcome | None = None,
+    since_ns: int = 0,
 ) -> list[Verdict]:
-    """Return verdicts of the suite, oldest night first: of one suite run, of one run, or since a time."""
+    """Return verdicts of the suite, oldest night first: of one suite run, of one run, of one outcome, since a time."""
     query = select(GATE_VERDICTS.c.verdict_json, GATE_VERDICTS.c.run).where(
         GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns
     )
@@ -310,6 +316,8 @@ def load_verdicts(
         query = query.where(GATE_VERDICTS.c.suite_run == suite_run)
     if run is not None:
         query = query.where(GATE_VERDICTS.c.run == run)
+    if outcome is not None:
+        query = query.where(GATE_VERDICTS.c.outcome == outcome)
     with history.transaction() as connection:
         order = (getattr(GATE_VERDICTS.c, name) for name in ("started_ns", "run", "metric", "labels"))
         rows = connection.execute(query.order_by(*order)).all()

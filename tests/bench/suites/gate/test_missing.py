@@ -163,6 +163,28 @@ def test_a_baseline_that_was_pruned_is_said(history: History) -> None:
     assert new.reason.endswith("run run0011-ddp, the last of the nights before, is no longer in the history")
 
 
+def test_a_night_whose_clock_went_back_is_named_for_some_nights(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 19)
+    assert _check(history, 18).missing == ()
+    started_ns = FIRST_NS + 14 * DAY_NS + 7
+    nights.add_run(19, "ddp", nights.trials(1.3 * STEP_S), started_ns=started_ns)
+    nights.add_record(19, done=1, started_ns=started_ns, progress_ns=started_ns, ended_ns=started_ns)
+    check = _check(history, 18)
+    (missing,) = check.missing
+    assert (missing.kind, missing.what) == ("late", "ddp")
+    assert missing.reason == (
+        "run0019-ddp began on 2024-10-18, before a night that is judged already; a clock went back"
+    )
+    assert check.is_missing
+    said = []
+    for number in range(19, 24):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), run=f"later{number}")
+        nights.add_record(number, done=1, id=f"later{number}")
+        said.append("late" in [one.kind for one in _check(history, number).missing])
+    assert said == [True, True, False, False, False]
+
+
 def test_a_suite_run_that_goes_on_is_not_judged_yet_and_one_that_stands_still_is_named(history: History) -> None:
     nights = FakeNights(history)
     fill(nights, 5)
