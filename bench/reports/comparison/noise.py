@@ -165,7 +165,7 @@ def _words(found: NoiseReport, *, has_all: bool, hidden: int) -> Iterator[str]:
         yield "differ by: standard deviation of one trial within a night, and of a night's level"
         yield (
             "show: smallest change that as many trials show with 80 % power, of two sides in turn (`compare --ab`) and"
-            " of one night against a level known from many nights"
+            " of one night, so that the gate (`check`) suspects it, which knows the level from many nights"
         )
     reasons: dict[str, list[str]] = {}
     for one in found.series:

@@ -186,8 +186,8 @@ def _noise_lines(planned: Collection[PlannedCase]) -> list[str]:
     if not known:
         return []
     lines = [
-        "a night shows: smallest change of the step time that one night shows with 80 % power, by the noise of the"
-        " history's nights"
+        "a night shows: smallest change of the step time whose first night the gate suspects with 80 % power, by the"
+        " noise of the history's nights"
     ]
     wanted = [(one, _needed(one)) for one in known]
     more = [f"{one.suite_case.name} {count}" for one, count in wanted if count and count > one.suite_case.args.trials]

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from bench.analysis.mfu import Absent
 from bench.analysis.noise import (
@@ -16,6 +17,10 @@ from bench.analysis.noise import (
     smallest_of_night,
     trials_a_night,
 )
+from bench.analysis.regressions.detector import judge
+from bench.analysis.regressions.night import Night, TrialSample
+from bench.analysis.regressions.settings import SETTINGS
+from bench.analysis.regressions.state import SeriesState
 
 
 def _series(
@@ -75,18 +80,67 @@ def test_single_trials_tell_nothing() -> None:
     assert noise_of([[1.0], [1.1]]) == Absent(reason="no run of it has two trials")
 
 
-@pytest.mark.parametrize(("trials", "seed"), [(3, 1), (10, 2)])
-def test_the_smallest_change_of_a_night_is_shown_in_80_of_100_nights(trials: int, seed: int) -> None:
-    """By a two-sided test at 5 % against a level that is known."""
-    noise = Noise(trial=0.02, night=0.008, trials=100, nights=50)
-    change = smallest_of_night(noise, trials)
+# What is promised of the gate, held by its own detector.
+
+TRUE = Noise(trial=0.01, night=0.004, trials=300, nights=100)
+SERIES, FIRST_NIGHTS, CHANGED = 40, 20, 3
+
+
+def _night(random: np.random.Generator, number: int, level: float) -> Night:
+    assert isinstance(TRUE.night, float)
+    trials = random.normal(random.normal(level, TRUE.night), TRUE.trial, size=3).tolist()
+    return Night(number=number, trials=tuple(TrialSample(log_median=one, mad=0.0, steps=20) for one in trials))
+
+
+@pytest.fixture(scope="module")
+def settled() -> list[SeriesState]:
+    """What the detector knows of series of a hundred nights that are alike but for this noise."""
+    random = np.random.default_rng(1)
+    states = []
+    for _ in range(SERIES):
+        state: SeriesState | None = None
+        for number in range(SETTINGS.memory_nights):
+            state = judge(state, _night(random, number, 0.0)).state
+        assert state is not None
+        states.append(state)
+    return states
+
+
+def _is_within_its_interval(found: int, of: int) -> bool:
+    """Whether so many successes are what a chance of 80 % gives, in the middle 95 %."""
+    low, high = binom.interval(0.95, of, 0.8)
+    return bool(low <= found <= high)
+
+
+def test_the_smallest_change_of_a_night_is_suspected_on_80_of_100_first_nights(settled: list[SeriesState]) -> None:
+    change = smallest_of_night(TRUE, 3)
     assert isinstance(change, float)
-    deviation = math.hypot(0.008, 0.02 / math.sqrt(trials))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(2)
     nights = [
-        np.mean(math.log1p(change) + random.normal(0.0, 0.008) + random.normal(0.0, 0.02, trials)) for _ in range(4000)
+        judge(state, _night(random, SETTINGS.memory_nights, math.log1p(change)))
+        for state in settled
+        for _ in range(FIRST_NIGHTS)
     ]
-    assert np.mean(np.abs(nights) > 1.959964 * deviation) == pytest.approx(0.8, abs=0.02)
+    assert _is_within_its_interval(sum(one.verdict == "suspicion" for one in nights), len(nights))
+
+
+def test_after_as_many_nights_as_are_told_a_change_is_confirmed(settled: list[SeriesState]) -> None:
+    """Of the smallest change that takes no longer, in about four of five series."""
+    nights = 6
+    sizes = [size / 10_000 for size in range(50, 1000)]
+    change = next(size for size in sizes if (nights_needed(TRUE, size) or 99) <= nights)
+    random = np.random.default_rng(3)
+    confirmed = 0
+    for state in settled:
+        for _ in range(CHANGED):
+            now = state
+            for number in range(SETTINGS.memory_nights, SETTINGS.memory_nights + nights):
+                judged = judge(now, _night(random, number, math.log1p(change)))
+                now = judged.state
+                if judged.verdict == "page":
+                    confirmed += 1
+                    break
+    assert _is_within_its_interval(confirmed, SERIES * CHANGED)
 
 
 def test_as_many_trials_a_night_are_told_as_show_the_change() -> None:
@@ -103,5 +157,13 @@ def test_where_nights_differ_too_much_no_number_of_trials_is_told_but_nights_are
     noise = Noise(trial=0.01, night=0.02, trials=100, nights=50)
     found = trials_a_night(noise, 0.03)
     assert isinstance(found, Absent)
-    assert found.reason == ("nights differ by 2.0 %, so that no number of trials shows 3 % in one night; 4 nights do")
-    assert nights_needed(noise, 0.03) == 4
+    assert found.reason == (
+        "nights differ by 2.0 %, so that no number of trials shows 3 % in one night; nor do two weeks of nights"
+    )
+    assert nights_needed(noise, 0.03) is None
+
+
+def test_where_one_night_is_too_few_the_nights_are_told_after_which_the_gate_confirms_it() -> None:
+    found = trials_a_night(Noise(trial=0.01, night=0.01, trials=100, nights=50), 0.03)
+    assert isinstance(found, Absent)
+    assert found.reason == "nights differ by 1.0 %, so that no number of trials shows 3 % in one night; 5 nights do"
