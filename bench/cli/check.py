@@ -100,6 +100,8 @@ def command(
             checks = [
                 _explained(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
             ]
+        if has_details and format_name in ("table", "json"):
+            checks = [_with_regimes(history, check) for check in checks]
     with to_reader():
         _print(checks, format_name, has_details=has_details)
     return exit_code(checks)
@@ -113,6 +115,14 @@ def _explained(
 
     causes = explain(history, check.verdicts, check.groups, runs_folder, is_whole=is_whole, has_traces=has_traces)
     return replace(check, causes=causes)
+
+
+def _with_regimes(history: History, check: SuiteCheck) -> SuiteCheck:
+    """Return the check with the regimes of its figures."""
+    from bench.suites.gate.regimes import regimes_of
+
+    keys = list(dict.fromkeys(one.key for one in check.verdicts))
+    return replace(check, regimes=regimes_of(history, check.suite, keys))
 
 
 def _refuse_with_accept(*names: str) -> None:

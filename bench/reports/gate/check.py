@@ -14,6 +14,7 @@ from bench.suites.gate.check import SuiteCheck
 from bench.suites.gate.gated import NAMES, figure_words
 from bench.suites.gate.groups import Group
 from bench.suites.gate.missing import day_of
+from bench.suites.gate.regimes import SeriesRegimes
 from bench.suites.gate.verdicts import BAD, Outcome, SeriesKey, Verdict
 
 SCHEMA_VERSION = 1
@@ -71,10 +72,13 @@ def _percent(ratio: float) -> float:
 
 def since_words(one: Verdict) -> str:
     """Return since which night, with the first and last that it may be: `2026-11-18 (11-17 to 11-18)`."""
-    if one.since_ns is None:
-        return "-"
-    day = day_of(one.since_ns)
-    ends = [day_of(end) for end in (one.since_low_ns, one.since_high_ns) if end is not None]
+    return "-" if one.since_ns is None else onset_words(one.since_ns, one.since_low_ns, one.since_high_ns)
+
+
+def onset_words(since_ns: int, low_ns: int | None, high_ns: int | None) -> str:
+    """Return the night of an onset, with the first and last that it may be."""
+    day = day_of(since_ns)
+    ends = [day_of(end) for end in (low_ns, high_ns) if end is not None]
     return day if set(ends) <= {day} else f"{day} ({' to '.join(end[5:] for end in ends)})"
 
 
@@ -112,6 +116,7 @@ def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Con
         for cause in check.causes:
             names = [figure_name(one) for one in cause.figures]
             print_words(console, *cause_lines(cause, names, has_details=has_details))
+        print_words(console, *map(regimes_words, check.regimes))
     print_words(console, *exit_words(checks))
 
 
@@ -130,6 +135,16 @@ def check_lines(check: SuiteCheck) -> list[str]:
     lines += [f"insufficient data for {count} figure(s): {reason}" for reason, count in insufficient.items()]
     lines += [f"{one.kind.replace('_', ' ')}: {one.what}: {one.reason}" for one in check.missing]
     return lines
+
+
+def regimes_words(one: SeriesRegimes) -> str:
+    """Return the levels of a figure in a line: `levels of ddp, step: 18 nights from 2026-10-31; +5.8 % from ...`."""
+    parts = []
+    for before, now in zip((None, *one.regimes), one.regimes, strict=False):
+        change = "" if before is None else f"{_percent(now.value / before.value):+.1f} % from "
+        onset = onset_words(now.since_ns, now.since_low_ns, now.since_high_ns)
+        parts.append(f"{change or 'from '}{onset}, {now.nights} nights")
+    return f"levels of {one.figure.key.case}, {figure_name(one.figure)}: {'; '.join(parts)}"
 
 
 def reason_of(one: Verdict) -> str:
@@ -189,6 +204,15 @@ def check_document(check: SuiteCheck) -> dict[str, Any]:
             for group in check.groups
         ],
         "causes": [cause_document(cause) for cause in check.causes],
+        "regimes": [
+            {
+                "case": one.figure.key.case,
+                "figure": figure_name(one.figure),
+                "series": one.figure.key.series,
+                "regimes": msgspec.to_builtins(one.regimes),
+            }
+            for one in check.regimes
+        ],
     }
 
 

@@ -15,6 +15,7 @@ from bench.suites.gate.causes import Cause
 from bench.suites.gate.groups import Group, group_alerts
 from bench.suites.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
 from bench.suites.gate.nightly import judge_nights
+from bench.suites.gate.regimes import SeriesRegimes
 from bench.suites.gate.standing import standing_verdicts
 from bench.suites.gate.verdicts import (
     BAD,
@@ -39,7 +40,8 @@ class SuiteCheck:
     """What the gate says of a suite. night: its newest run that has ended; None where none has.
 
     verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
-    that were asked for besides, oldest first. causes: of what is worse, where they were asked for.
+    that were asked for besides, oldest first. causes: of what is worse; regimes: of figures with more than one; where
+    they were asked for.
     """
 
     suite: str
@@ -49,6 +51,7 @@ class SuiteCheck:
     missing: tuple[Missing, ...]
     groups: tuple[Group, ...]
     causes: tuple[Cause, ...] = ()
+    regimes: tuple[SeriesRegimes, ...] = ()
 
     @property
     def counts(self) -> dict[Outcome, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -77,6 +78,22 @@ def test_a_regression_is_told_with_its_cause_and_what_to_do_next(
 def test_details_show_figures_that_are_as_they_were(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--details", *slow]) == 5
     assert sum(line.startswith("fsdp ") for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_details_tell_levels_with_the_range_of_their_onset(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run(["check", "--details", *slow])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("levels of ")]
+    assert [line.split(": ")[0] for line in lines] == ["levels of ddp, mean step", "levels of ddp, step"]
+    assert re.fullmatch(
+        r"levels of ddp, step: from \d{4}-\d\d-\d\d, 30 nights; \+[78]\.\d % from \d{4}-\d\d-\d\d.*, 10 nights",
+        lines[1],
+    )
+    run(["check", "--details", "--format", "json", *slow])
+    (document,) = json.loads(capsys.readouterr().out)
+    before, now = next(one["regimes"] for one in document["regimes"] if one["figure"] == "step")
+    assert now["value"] / before["value"] == pytest.approx(1.08, abs=0.01)
+    assert now["since_low_ns"] <= now["since_ns"] <= now["since_high_ns"]
+    assert before["since_ns"] < now["since_ns"]
 
 
 def test_earlier_nights_are_shown_on_request(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
