@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from bench.errors import Misuse
@@ -42,6 +45,16 @@ def test_a_night_of_other_cases_does_not_hide_it(history: History) -> None:
     (step,) = _step(check)
     assert check.is_regression
     assert (step.outcome, step.reason) == ("confirmed", "not measured since 2024-10-27")
+
+
+def test_what_an_older_version_kept_does_not_hide_it_either(history: History) -> None:
+    nights = _with_a_regression(history)
+    assert _check(history, 23).is_regression
+    known = load_states(history, "nightly")
+    older = [replace(one, state=msgspec.structs.replace(one.state, is_worse=None)) for one in known.values()]
+    save_night(history, known, older, [])
+    nights.add(24, {"fsdp": STEP_S})
+    assert [one.outcome for one in _step(_check(history, 24))] == ["confirmed"]
 
 
 def test_another_machine_that_is_well_does_not_hide_it(history: History) -> None:
