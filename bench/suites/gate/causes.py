@@ -103,7 +103,7 @@ def with_causes(
         if blame is None and one.key in known:
             blame = known[one.key].state.blame
         # On top of an open change, whose cause stays until later nights confirm this one.
-        is_further = one.outcome == "regression" and state.open is not None
+        is_further = one.outcome in BAD and state.open is not None and one.since_ns != state.open.since_ns
         of_open = blame
         if one.outcome in BAD:
             if blame is None or one.is_new or is_further:

@@ -85,7 +85,7 @@ class Figure:
         is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
         if is_lost:
             reason = f"an improvement is lost: {reason}"
-        if outcome == "regression" and opened is not None:
+        if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
             reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
         if legs and outcome in ("regression", "confirmed", "improvement"):
             own_ratio, baseline_ratio = _legs_changed(legs, nights, said["since_ns"])
@@ -138,6 +138,10 @@ class Figure:
         """The sign of a change for the worse."""
         return 1 if self.value.metric.better == "lower" else -1
 
+    def _has_worse_alert(self, judged: Judged) -> bool:
+        """Whether reruns of this night, or of one of the last, show a change for the worse that is not confirmed."""
+        return judged.verdict == "alert" and judged.alert is not None and judged.alert.direction == self._worse
+
     def _has_worse_page(self, judged: Judged) -> bool:
         """Whether nights confirm a change for the worse, which the detector may take for the end of another change."""
         alert = judged.alert
@@ -149,26 +153,17 @@ class Figure:
     ) -> tuple[Outcome, OpenChange | None]:
         """Return the outcome of the night, and the change that is open after it.
 
-        A confirmed change for the worse stays open until the level is back, or a person accepts the new one. A further
-        one is told on its night as any other; once it is confirmed, the open change is both together, and it is dated
-        by the further one, of which nobody knows yet.
+        A confirmed change for the worse stays open until the level is back, or a person accepts the new one. Where
+        later nights confirm a further one, the open change is both together.
         """
-        alert = judged.alert
+        alert, times = judged.alert, dict(nights)
         if self._has_worse_page(judged) and alert is not None:  # Also a return: what went back was an improvement.
-            further = _opened(alert, judged, dict(nights))
-            if opened is None:
-                return "confirmed", further
-            first_ns = opened.since_ns if opened.first_ns is None else opened.first_ns
-            both = msgspec.structs.replace(
-                further, log_level=opened.log_level, half_width=opened.half_width, first_ns=first_ns
-            )
-            return "confirmed", both
-        if judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2 and opened is not None:
-            return ("recovered", None) if self._is_back(judged, opened) else ("confirmed", opened)
-        if judged.verdict == "alert" and alert is not None and alert.direction == self._worse:
-            return "regression", opened
+            return "confirmed", _opened(alert, judged, times) if opened is None else _further(opened, alert, times)
         if opened is not None:
-            return "confirmed", opened
+            is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
+            return ("recovered", None) if is_page and self._is_back(judged, opened) else ("confirmed", opened)
+        if self._has_worse_alert(judged):
+            return "regression", None
         if judged.verdict in ("alert", "page"):
             return "improvement", None
         return _OUTCOMES[judged.verdict], None
@@ -189,6 +184,11 @@ class Figure:
             change = _change_since(judged, opened)
             assert change is not None, "a confirmed change has nights after it"
             middle, half_width = change
+            if judged.alert is not None and self._has_worse_alert(judged):
+                # A further change that is not confirmed: the level does not have it yet.
+                middle += judged.alert.log_change
+                half_width = math.hypot(half_width, (judged.alert.log_change_high - judged.alert.log_change_low) / 2)
+                opened = _further(opened, judged.alert, times)
             return {
                 "change_ratio": math.exp(middle),
                 "low": math.exp(middle - half_width),
@@ -290,6 +290,17 @@ def _opened(alert: Alert, judged: Judged, times: Mapping[int, int]) -> OpenChang
         since_ns=times.get(alert.onset, max(times.values())),
         since_low_ns=times.get(alert.onset_low),
         since_high_ns=times.get(alert.onset_high),
+    )
+
+
+def _further(opened: OpenChange, alert: Alert, times: Mapping[int, int]) -> OpenChange:
+    """Return an open change with one on top of it, by which it is dated: of the first one people know."""
+    return msgspec.structs.replace(
+        opened,
+        since_ns=times.get(alert.onset, max(times.values())),
+        since_low_ns=times.get(alert.onset_low),
+        since_high_ns=times.get(alert.onset_high),
+        first_ns=opened.since_ns if opened.first_ns is None else opened.first_ns,
     )
 
 

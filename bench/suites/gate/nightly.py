@@ -162,7 +162,7 @@ def judge_night(
                 verdict, state = one.judge(after.get(key) or known.get(key), accepted.get(key))
                 verdicts.append(verdict)
                 after[key] = state
-    held = _held_back(verdicts, after)
+    held = _held_back(verdicts)
     for place, said in enumerate(verdicts):
         if (said.key, said.run) in held:
             verdicts[place] = msgspec.structs.replace(
@@ -185,7 +185,7 @@ def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> li
     ]
 
 
-def _held_back(verdicts: Sequence[Verdict], after: Mapping[SeriesKey, KnownSeries]) -> frozenset[tuple[SeriesKey, str]]:
+def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
     """Return new alerts of the night alone that are not among the discoveries of all its series.
 
     A further change of a figure that is worse already is none of them: it would be worse without it, too.
@@ -196,7 +196,6 @@ def _held_back(verdicts: Sequence[Verdict], after: Mapping[SeriesKey, KnownSerie
         (one.key, one.run)
         for one, found in zip(tested, is_found, strict=True)
         if one.is_new and one.reruns and one.outcome in ("regression", "improvement") and not found
-        if after[one.key].state.open is None
     )
 
 

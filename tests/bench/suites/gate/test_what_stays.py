@@ -97,10 +97,14 @@ def test_a_further_regression_is_rerun_told_dated_and_has_its_own_cause(history:
     assert (told[29].outcome, told[29].bad_run) == ("confirmed", "run0018-ddp")
     night = told[30]
     assert (night.outcome, night.reruns, night.good_run, night.bad_run) == (
-        *("regression", 3),
+        *("confirmed", 3),
         *("run0029-ddp", "run0030-ddp"),
     )
-    assert night.change_ratio == pytest.approx(1.3 / 1.03, rel=0.02)
+    assert night.is_new
+    assert (night.since_ns, night.first_ns) == (told[30].started_ns, told[18].started_ns)
+    assert night.change_ratio == pytest.approx(1.3, rel=0.02)
+    assert night.low is not None
+    assert night.low < 1.3
     assert night.reason.endswith("with its reruns; on top of what is worse since 2024-10-22")
     last = told[37]
     assert (last.outcome, last.good_run, last.bad_run) == ("confirmed", "run0029-ddp", "run0030-ddp")
@@ -121,7 +125,7 @@ def test_a_further_change_that_goes_again_leaves_the_first_one_with_its_cause(hi
     for number in range(31, 36):
         nights.add(number, {"ddp": STEP_S * 1.08})
     told = [one for one in judge_nights(history, "nightly") if one.key.metric == RUN_STEP_SECONDS.name]
-    assert (told[30].outcome, told[30].bad_run) == ("regression", "run0030-ddp")
+    assert (told[30].outcome, told[30].bad_run) == ("confirmed", "run0030-ddp")
     assert (told[35].outcome, told[35].since_ns, told[35].first_ns) == ("confirmed", told[18].started_ns, None)
     assert told[35].bad_run == told[29].bad_run == "run0018-ddp"
 
