@@ -136,9 +136,9 @@ _EQUAL: Mapping[str, tuple[str, bool]] = {
 """Fields of a machine that are the same on all nodes, each with its name, and whether a difference is fatal."""
 
 
-def judge(fleet: Fleet) -> tuple[Finding, ...]:
-    """Return what is wrong, by node and then by how the checks follow each other."""
-    found = [*_unlike(fleet), *_sick(fleet), *_off_clocks(fleet)]
+def judge(fleet: Fleet, failed: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+    """Return what is wrong, by node and then by how the checks follow each other. failed: measurements that did."""
+    found = [*_unlike(fleet), *_sick(fleet), *_off_clocks(fleet), *failed]
     if not fleet.shares_machines:  # Else it is of chance which of them gets less of what they share.
         found += [*_slow(fleet), *_slow_pairs(fleet)]
     return tuple(sorted(found, key=lambda one: (one.node is None, -1 if one.node is None else one.node)))
@@ -276,11 +276,12 @@ def _slow_pairs(fleet: Fleet) -> Iterator[Finding]:
 
 
 def lines_of(fleet: Fleet) -> list[str]:
-    """Return what is wrong, a line each, and what has changed since the last good check."""
+    """Return what is wrong, a line each, what was not measured, and what has changed since the last good check."""
     lines = [
         found.text if found.node is None else f"{fleet.name(found.node)} is bad: {found.text}"
         for found in fleet.findings
     ]
+    lines += fleet.absent
     if not lines:
         lines = [f"{len(fleet.nodes)} node(s), and nothing is wrong with any"]
     for node in fleet.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +11,12 @@ from pathlib import Path
 
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs
 from bench.case import Case, Purpose, find_spec, parse_options
-from bench.doctor.fleet import Fleet, FleetNode, PairRate, Rate, judge
+from bench.doctor.fleet import Finding, Fleet, FleetNode, PairRate, Rate, judge
 from bench.doctor.machine_diff import Difference, differences
 from bench.engines.cluster import ClusterEngine, Node, spread
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
+from bench.rank.messages import Cause, Outcome
 from bench.runner.measure import TrialSettings, alike, measure
 from collectors.metrics import probes as metrics
 from workloads.probes.cost_model import matmul_flops, moved_bytes
@@ -70,15 +72,18 @@ def check_fleet(
     found = judge(fleet)
     if any(one.is_fatal for one in found):  # What would be measured may not even start.
         return replace(fleet, findings=found, absent=("speeds are absent: the nodes cannot measure together",))
-    fleet = _measured(fleet, engine, nodes, ranks_per_node)
-    return replace(fleet, findings=judge(fleet))
+    fleet, failed = _measured(fleet, engine, nodes, ranks_per_node)
+    return replace(fleet, findings=judge(fleet, failed))
 
 
 def _changed(before: Machine | None, now: Machine) -> tuple[Difference, ...]:
     return () if before is None else differences(before, now)
 
 
-def _measured(fleet: Fleet, engine: ClusterEngine, nodes: Sequence[Node], ranks_per_node: int | None) -> Fleet:
+def _measured(
+    fleet: Fleet, engine: ClusterEngine, nodes: Sequence[Node], ranks_per_node: int | None
+) -> tuple[Fleet, list[Finding]]:
+    """Return the nodes with their rates, and what is found where a measurement failed."""
     gpus = min(len(node.ready.machine.gpus) for node in nodes)
     device: Device = "cuda" if gpus and nodes[0].ready.machine.torch_cuda_version is not None else "cpu"
     each = ranks_per_node or (gpus if device == "cuda" else 1)
@@ -86,15 +91,17 @@ def _measured(fleet: Fleet, engine: ClusterEngine, nodes: Sequence[Node], ranks_
     rates: list[Rate] = []
     pairs: list[PairRate] = []
     absent: list[str] = []
+    failed: list[Finding] = []
     for name in ("matmul", "copies", "pairs"):
         if name == "pairs" and len(nodes) < 2:
             continue
         options = [*SIZES[device][name], *((f"stride={each}",) if name == "pairs" else ())]
         case = _case(name, ranks, len(nodes), device, options)
-        folder, why = _run(engine, case, nodes[0].ready.machine)
+        folder, cause = _run(engine, case, nodes[0].ready.machine)
         try:
-            if why is not None:
-                absent.append(f"{name} is absent: {why}")
+            if cause is not None:
+                absent.append(f"{name} is absent: it failed")
+                failed.append(Finding(node=_node_of(cause.rank, ranks, nodes), text=f"{name} failed: {cause.text}"))
                 continue
             trials = tuple(read_rank_logs(folder, ranks, mark="probe").trials.values())
         finally:
@@ -105,7 +112,13 @@ def _measured(fleet: Fleet, engine: ClusterEngine, nodes: Sequence[Node], ranks_
             rates += _rates(name, trials, nodes, case)
     if fleet.shares_machines:
         absent.append("speeds are not judged: nodes share a machine, and each gets what the others leave")
-    return replace(fleet, rates=tuple(rates), pairs=tuple(pairs), absent=tuple(absent))
+    return replace(fleet, rates=tuple(rates), pairs=tuple(pairs), absent=tuple(absent)), failed
+
+
+def _node_of(rank: int | None, ranks: int, nodes: Sequence[Node]) -> int | None:
+    """Return the number of the node that has a rank; None where no rank is to blame."""
+    places = zip(nodes, spread(ranks, len(nodes)), strict=True)
+    return next((node.number for node, share in places if rank in share), None)
 
 
 def _case(name: str, ranks: int, nodes: int, device: Device, options: Iterable[str]) -> Case:
@@ -130,7 +143,7 @@ def _case(name: str, ranks: int, nodes: int, device: Device, options: Iterable[s
     return replace(case, options=spec.settled(case))
 
 
-def _run(engine: ClusterEngine, case: Case, machine: Machine) -> tuple[Path, str | None]:
+def _run(engine: ClusterEngine, case: Case, machine: Machine) -> tuple[Path, Cause | None]:
     """Run the probe; return its folder, and why it did not end well."""
     settings = TrialSettings(limit_s=LIMIT_S, purpose=_PURPOSE)
     measured = measure(
@@ -149,9 +162,19 @@ def _run(engine: ClusterEngine, case: Case, machine: Machine) -> tuple[Path, str
         raise InfrastructureFailed(
             "pre-flight: " + ("an agent is gone" if summary.cause is None else summary.cause.text)
         )
-    if summary.outcome == "done":
-        return run.folder, None
-    return run.folder, summary.outcome.replace("_", " ") if summary.cause is None else summary.cause.text
+    return run.folder, None if summary.outcome == "done" else _kept(summary.cause, summary.outcome, run.folder)
+
+
+def _kept(cause: Cause | None, outcome: Outcome, folder: Path) -> Cause:
+    """Return the cause in words that outlive the folder: the last line of what the rank printed, and not where it is.
+
+    Example: "rank 1 was killed by SIGSEGV in step 2; it said: ...".
+    """
+    if cause is None:
+        return Cause(kind="error", rank=None, step=None, text=outcome.replace("_", " "))
+    text = re.sub(rf"; [^;]*{re.escape(str(folder))}[^;]*", "", cause.text)
+    said = [line.strip() for line in cause.last_lines if line.strip()]
+    return replace(cause, text=f"{text}; it said: {said[-1]}" if said else text)
 
 
 def _rates(name: str, trials: Sequence[Sequence[RankTrial]], nodes: Sequence[Node], case: Case) -> list[Rate]:

@@ -53,7 +53,7 @@ class SuiteResult:
     cases: in the suite's order. levers: those that the suite judges.
     took_s: time in which a process worked on it; None where that is not known.
     folder: None where it is not on this machine: then cases that did not run are not named.
-    preflight: a line on each thing that was wrong with a node before it, or had changed.
+    preflight: a line on each thing that was wrong with a node before it, was not measured, or had changed.
     """
 
     id: str
@@ -116,7 +116,7 @@ def _preflight(folder: Path) -> tuple[str, ...]:
     found = fleet.read(folder)
     if isinstance(found, str):
         return (found,)
-    if found is None or not (found.findings or any(node.changed for node in found.nodes)):
+    if found is None or not (found.findings or found.absent or any(node.changed for node in found.nodes)):
         return ()
     return tuple(f"pre-flight: {line}" for line in fleet.lines_of(found))
 

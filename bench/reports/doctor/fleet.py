@@ -49,7 +49,7 @@ def _print_tables(fleet: Fleet, console: Console) -> None:
         print_figures(console, table_of(("between", "both ways at once, each"), pairs), keys=1)
     if fleet.rates or fleet.pairs:
         print_words(console, RATES)
-    print_words(console, *fleet.absent, *lines_of(fleet))
+    print_words(console, *lines_of(fleet))
 
 
 def _bracketed(value: float, trials: tuple[float, ...], unit: str) -> str:

@@ -211,3 +211,7 @@ def test_each_line_names_its_node() -> None:
         "n1 has changed since its last good check: driver was 570, and is 580",
     ]
     assert fleet.lines_of(_fleet(_node(0))) == ["1 node(s), and nothing is wrong with any"]
+
+
+def test_where_something_was_not_measured_nothing_is_called_well() -> None:
+    assert fleet.lines_of(_fleet(_node(0), absent=("copies is absent: it failed",))) == ["copies is absent: it failed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from bench.engines.agent_link import NodeCheck
 from bench.engines.cluster import ClusterEngine, Request
 from bench.engines.local import LocalAllocation, LocalNodes
 from bench.errors import InfrastructureFailed
+from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,6 +43,29 @@ def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> 
     assert [pair.nodes for pair in fleet.pairs] == [(0, 1)]
     assert fleet.absent == ("speeds are not judged: nodes share a machine, and each gets what the others leave",)
     assert fleet.findings == ()
+    assert list(engine.runs.iterdir()) == []
+
+
+@pytest.mark.parametrize(("rank", "node"), [(0, 0), (1, 1), (None, None)])
+def test_a_measurement_that_fails_is_found_against_the_node_of_its_rank(
+    rank: int | None, node: int | None, engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        if order.case.strategy != "copies":
+            return ClusterEngine.run(engine, order, progress)
+        where = f"its last lines are in {engine.runs}/{order.run}/rank{rank}.err"
+        text = f"rank {rank} was killed by SIGSEGV in step 2; {where}"
+        cause = Cause(kind="killed", rank=rank, step=2, text=text, last_lines=("one", "Bus error"))
+        return TrialEnded(run=order.run, trial=order.trial, outcome="failed", cause=cause)
+
+    monkeypatch.setattr(engine, "run", run)
+    fleet = check_fleet(engine, tell=lambda line: None)
+    assert fleet.findings == (
+        Finding(node=node, text=f"copies failed: rank {rank} was killed by SIGSEGV in step 2; it said: Bus error"),
+    )
+    assert fleet.bad == (() if node is None else (node,))
+    assert {rate.what for rate in fleet.rates} == {"matmul"}
+    assert fleet.absent[0] == "copies is absent: it failed"
     assert list(engine.runs.iterdir()) == []
 
 

@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from bench.analysis.estimate import estimate
+from bench.doctor import fleet
+from bench.doctor.fleet import Fleet
 from bench.reports.suites.results import counted, print_suite, print_suite_runs
 from bench.runs.history import History
 from bench.suites.suite_file import Expected
@@ -46,6 +48,15 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> FakeNight:
 def result(night: FakeNight) -> SuiteResult:
     """It, read again."""
     return read_result(next(suite_run_folders(night.runs)))
+
+
+def test_what_the_check_of_nodes_could_not_measure_is_told(night: FakeNight) -> None:
+    folder = next(suite_run_folders(night.runs))
+    fleet.save(Fleet(engine="slurm", time_ns=1, nodes=(), absent=("copies is absent: it failed",)), folder)
+    try:
+        assert "pre-flight: copies is absent: it failed" in printed(read_result(folder))
+    finally:
+        (folder / fleet.PREFLIGHT).unlink()
 
 
 def printed(result: SuiteResult, width: int = 200) -> list[str]:
