@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median, median_high, median_low, quantiles
 
 import msgspec
 
@@ -217,10 +217,18 @@ def _sick(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _off_clocks(fleet: Fleet) -> Iterator[Finding]:
-    """Yield the clocks that differ from the median of all by more than can be the way's fault."""
-    middle_s = median(node.check.offset_s for node in fleet.nodes)
-    for node in fleet.nodes:
-        off_s = node.check.offset_s - middle_s
+    """Yield the clocks that differ from the others' median by more than can be the way's fault.
+
+    Of an even number of others it is the middle one that is nearer: of three clocks the two that agree are right. Of
+    two nodes the one that is further from the runner's own clock is to blame.
+    """
+    offsets_s = {node.number: node.check.offset_s for node in fleet.nodes}
+    judged = fleet.nodes
+    if len(fleet.nodes) == 2:
+        judged = (max(fleet.nodes, key=lambda node: abs(node.check.offset_s)),)
+    for node in judged if len(fleet.nodes) > 1 else ():
+        others_s = [offset_s for number, offset_s in offsets_s.items() if number != node.number]
+        off_s = min((node.check.offset_s - middle(others_s) for middle in (median_low, median_high)), key=abs)
         sure_s = abs(off_s) - node.check.offset_error_s
         if sure_s > CLOCK_ODD_S:
             way = "ahead of" if off_s > 0 else "behind"

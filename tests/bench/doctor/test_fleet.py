@@ -119,6 +119,32 @@ def test_less_than_a_second_is_no_finding() -> None:
     assert judge(_four(_node(3, offset_s=0.9))) == ()
 
 
+def _two(offset_s: float) -> Fleet:
+    return _fleet(_node(0), _node(1, offset_s=offset_s))
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "words", "is_fatal"),
+    [(1.5, "1.5 s ahead of", False), (-59.0, "59.0 s behind", False), (100.0, "1.7 min ahead of", True)],
+)
+def test_of_two_clocks_the_one_that_is_further_from_the_runner_s_is_told_with_the_whole_difference(
+    offset_s: float, words: str, is_fatal: bool
+) -> None:
+    text = f"its clock is {words} the others'; have its time synchronised (NTP)"
+    assert judge(_two(offset_s)) == (Finding(node=1, text=text, is_fatal=is_fatal),)
+    (found,) = judge(_fleet(_node(0, offset_s=offset_s), _node(1)))
+    assert found == Finding(node=0, text=text, is_fatal=is_fatal)
+
+
+def test_of_three_clocks_the_two_that_agree_are_right() -> None:
+    (found,) = judge(_fleet(_node(0), _node(1, offset_s=100.0), _node(2)))
+    assert (found.node, found.text[:30]) == (1, "its clock is 1.7 min ahead of ")
+
+
+def test_one_clock_alone_is_compared_with_none() -> None:
+    assert judge(_fleet(_node(0, offset_s=500.0))) == ()
+
+
 def test_a_runner_whose_own_clock_is_off_blames_no_node() -> None:
     assert judge(_fleet(*(_node(number, offset_s=-400.0) for number in range(3)))) == ()
 
