@@ -85,7 +85,8 @@ class FleetNode:
 class Finding:
     """What is wrong with a node, in words with the evidence.
 
-    node: None for a link between two. is_fatal: what is measured with this node tells nothing, or cannot start.
+    node: None for a link between two, for what is no node's fault, and for a node that did not answer.
+    is_fatal: what is measured with this node tells nothing, or cannot start.
     """
 
     node: int | None

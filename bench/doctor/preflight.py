@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from bench.doctor.fleet import Fleet, lines_of
+from bench.doctor.fleet import Finding, Fleet, lines_of
 from bench.doctor.fleet_check import check_fleet
 from bench.engines.cluster import ClusterEngine
 from bench.engines.registry import Allocation, Engine
@@ -24,7 +25,7 @@ class Preflight:
     ) -> None:
         self._allocation, self._runs, self._ranks_per_node, self._tell = allocation, runs, ranks_per_node, tell
         self._checked: ClusterEngine | None = None  # Until the suite takes it.
-        self._dropped: frozenset[int] = frozenset()
+        self._dropped: frozenset[str] = frozenset()
 
     def __enter__(self) -> Preflight:
         return self
@@ -36,7 +37,8 @@ class Preflight:
     def check(self, before: Mapping[str, Machine], *, is_dropping: bool) -> Fleet | None:
         """Check the nodes; return what was found, None where the engine has no agents on nodes.
 
-        before: the machine of each host at its last good check. is_dropping: leave out nodes that are bad.
+        before: the machine of each host at its last good check. is_dropping: leave out nodes that are bad, or whose
+        agents do not come.
 
         Raises:
             InfrastructureFailed: an agent is gone; or a node is bad, nothing can be measured with it, and it is not to
@@ -47,22 +49,27 @@ class Preflight:
             engine.stop()
             return None
         self._checked = engine
+        missing = engine.drop_missing() if is_dropping else {}
         fleet = check_fleet(engine, ranks_per_node=self._ranks_per_node, before=before, tell=self._tell)
+        absent = [
+            Finding(node=None, text=f"{name} is bad: {reason}", is_fatal=True) for name, reason in missing.items()
+        ]
+        fleet = replace(fleet, findings=(*fleet.findings, *absent))
         for line in lines_of(fleet):
             self._tell(f"pre-flight: {line}")
         fatal = [found for found in fleet.findings if found.is_fatal]
         if is_dropping:
-            self._dropped = frozenset(fleet.bad)
-            if len(self._dropped) == len(fleet.nodes):
-                raise InfrastructureFailed(f"pre-flight: all {len(fleet.nodes)} node(s) are bad, and none is left")
+            names = [*missing, *(fleet.name(number) for number in fleet.bad)]
+            if len(fleet.bad) == len(fleet.nodes):
+                raise InfrastructureFailed(f"pre-flight: all {len(names)} node(s) are bad, and none is left")
+            self._dropped = frozenset(names)
             engine.drop(self._dropped)
-            if self._dropped:
-                names = ", ".join(fleet.name(number) for number in sorted(self._dropped))
-                self._tell(f"pre-flight: goes on without {names}")
+            if names:
+                self._tell(f"pre-flight: goes on without {', '.join(names)}")
         elif fatal:
-            names = ", ".join(dict.fromkeys(fleet.name(found.node) for found in fatal if found.node is not None))
+            bad = ", ".join(dict.fromkeys(fleet.name(found.node) for found in fatal if found.node is not None))
             raise InfrastructureFailed(
-                f"pre-flight: {names}: nothing can be measured with such nodes; mend them, or leave them out with"
+                f"pre-flight: {bad}: nothing can be measured with such nodes; mend them, or leave them out with"
                 " --drop-bad"
             )
         return fleet
@@ -80,8 +87,4 @@ class Preflight:
         """
         engine: Engine | None = self._checked
         self._checked = None
-        if engine is None:
-            engine = self._allocation.open(self._runs)
-            if isinstance(engine, ClusterEngine):
-                engine.drop(self._dropped)
-        return engine
+        return engine or self._allocation.open(self._runs, self._dropped)

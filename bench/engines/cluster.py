@@ -35,6 +35,8 @@ SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
 LEAST_S = 5.0
 """The least time that is worth a trial."""
+LATE_S = 60.0
+"""How long other agents may still take to come where one will not, and its node is to be left out."""
 LOOK_S = 0.5
 """How often the placement is asked whether the agents may still come."""
 STOP_S = 10.0
@@ -146,10 +148,17 @@ class ClusterEngine:
 
     runs: where the runner keeps the folders of runs; files of the nodes are sent there.
     silent_s: see `AgentLink`. entrance: where agents come by themselves; otherwise key and port are new ones.
+    dropped: names of nodes that are left out, whose agents are not waited for.
     """
 
     def __init__(
-        self, placement: Placement, runs: Path, *, silent_s: float = SILENT_S, entrance: Entrance | None = None
+        self,
+        placement: Placement,
+        runs: Path,
+        *,
+        silent_s: float = SILENT_S,
+        entrance: Entrance | None = None,
+        dropped: Iterable[str] = (),
     ) -> None:
         self.name = placement.name
         self._placement, self.runs = placement, runs
@@ -157,10 +166,11 @@ class ClusterEngine:
         self._within_s = LOADING_S if entrance is None else entrance.within_s
         self._nodes: tuple[Node, ...] = ()
         self._links: dict[int, AgentLink] = {}
+        self._ready: dict[int, Ready] = {}
         self._trials = itertools.count()
         self._watched: set[str] = set()
         self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
-        self._dropped: frozenset[int] = frozenset()
+        self._dropped = frozenset(dropped)
         with ExitStack() as stack:
             key = new_key() if entrance is None else entrance.key
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
@@ -196,24 +206,49 @@ class ClusterEngine:
             InfrastructureFailed: as `machine`.
         """
         if not self._nodes:
-            until_s = time.monotonic() + self._within_s
-            while len(self._links) < len(self._placement.nodes):
-                self._meet(until_s)
-            ready = {number: link.ready() for number, link in sorted(self._links.items())}
+            # What is told of an agent may be of one that is left out.
+            missing, reason = self._gather(LATE_S if self._dropped else 0.0)
+            if missing:
+                raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not come: {reason}")
+            names = self._placement.nodes
+            for number, link in self._links.items():
+                if number not in self._ready and names[number] not in self._dropped:
+                    self._ready[number] = link.ready()
             self._nodes = tuple(
-                Node(number=number, name=self._placement.nodes[number], link=self._links[number], ready=one)
-                for number, one in ready.items()
+                Node(number=number, name=names[number], link=self._links[number], ready=ready)
+                for number, ready in sorted(self._ready.items())
             )
             self.drop(self._dropped)
         return self._nodes
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Leave out the nodes of these numbers from now on; their agents are ended."""
-        self._dropped |= frozenset(numbers)
-        for node in self._nodes:
-            if node.number in self._dropped:
-                node.link.hang_up(0.0)
-        self._nodes = tuple(node for node in self._nodes if node.number not in self._dropped)
+    def drop_missing(self) -> dict[str, str]:
+        """Leave out the nodes whose agents do not come or do not start, when all others have; return why, by name.
+
+        Raises:
+            InfrastructureFailed: no agent comes.
+        """
+        missing, reason = self._gather(LATE_S)
+        why = dict.fromkeys(missing, f"its agent has not come: {reason}")
+        for number, link in self._links.items():
+            if number in self._ready:
+                continue
+            try:
+                self._ready[number] = link.ready()
+            except InfrastructureFailed as error:
+                why[self._placement.nodes[number]] = str(error)
+        if not self._ready:
+            raise InfrastructureFailed("; ".join(f"{name}: {reason}" for name, reason in why.items()))
+        self.drop(why)
+        return why
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Leave out the nodes of these names from now on; their agents are ended."""
+        self._dropped |= frozenset(names)
+        for number, link in self._links.items():
+            if self._placement.nodes[number] in self._dropped:
+                link.hang_up(0.0)
+                self._ready.pop(number, None)
+        self._nodes = tuple(node for node in self._nodes if node.name not in self._dropped)
 
     def check(self) -> tuple[NodeCheck, ...]:
         """Ask each node for its state and clock, all at the same time; in the order of `nodes`.
@@ -225,8 +260,27 @@ class ClusterEngine:
         with ThreadPoolExecutor(max(1, len(nodes))) as pool:
             return tuple(pool.map(lambda node: node.link.check(), nodes))
 
-    def _meet(self, until_s: float) -> None:
-        """Take the next agent that comes."""
+    def _gather(self, late_s: float) -> tuple[list[str], str | None]:
+        """Take the agents until all have come, or so long after one was told not to; return whose are missing, and why.
+
+        Which node's it is that will not come, not each placement can tell.
+        """
+        until_s, why = time.monotonic() + self._within_s, None
+        while missing := self._missing():
+            reason = self._meet(until_s)
+            if why is None and reason is not None:
+                why, until_s = reason, min(until_s, time.monotonic() + late_s)
+            if why is not None and time.monotonic() >= until_s:
+                break
+        return missing, why
+
+    def _missing(self) -> list[str]:
+        """Return the names of the nodes whose agents are waited for."""
+        names = enumerate(self._placement.nodes)
+        return [name for number, name in names if number not in self._links and name not in self._dropped]
+
+    def _meet(self, until_s: float) -> str | None:
+        """Take the next agent that comes; where none has, return why those that are missing need not be waited for."""
         if (wire := self._listener.accept(LOOK_S)) is not None:
             assert wire.peer is not None, "the sides have met"
             number = wire.peer.node
@@ -240,13 +294,11 @@ class ClusterEngine:
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
             )
-            return
+            return None
         reason = self._placement.failure()
         if reason is None and time.monotonic() >= until_s:
-            reason = f"nothing was heard of it for {self._within_s:g} s"
-        if reason is not None:
-            missing = [name for number, name in enumerate(self._placement.nodes) if number not in self._links]
-            raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not come: {reason}")
+            return f"nothing was heard of it for {self._within_s:g} s"
+        return reason
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
         """Run one trial on as many nodes as its case says; return how it ended, when no rank of it is left.
@@ -309,7 +361,7 @@ class ClusterEngine:
         until_s = time.monotonic() + STOP_S
         for link in self._links.values():
             link.join(max(0.0, until_s - time.monotonic()))
-        self._links, self._nodes = {}, ()
+        self._links, self._ready, self._nodes = {}, {}, ()
         self._stack.close()
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -175,6 +175,6 @@ class LocalAllocation:
     def __exit__(self, *error: object) -> None:
         """Nothing is to be given back."""
 
-    def open(self, runs: Path) -> LocalEngine | ClusterEngine:
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> LocalEngine | ClusterEngine:
         """See `Allocation`."""
-        return LocalEngine(runs) if self._nodes == 1 else ClusterEngine(LocalNodes(self._nodes), runs)
+        return LocalEngine(runs) if self._nodes == 1 else ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)

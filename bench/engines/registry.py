@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -40,14 +40,15 @@ class Engine(Protocol):
 class Allocation(Protocol):
     """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is given back.
 
-    open: opens an engine, with the folder of runs; raises InfrastructureFailed where the nodes are no longer there.
+    open: opens an engine, with the folder of runs, and without the nodes of these names; raises InfrastructureFailed
+    where the others are no longer there.
     """
 
     def __enter__(self) -> Allocation: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def open(self, runs: Path) -> Engine: ...
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> Engine: ...
 
 
 ENGINES: dict[str, Callable[[Request], Allocation]] = {

@@ -98,9 +98,9 @@ class Reruns:
             engine.stop()
         engine = self.open_engine()
         if isinstance(engine, ClusterEngine):
-            numbers = [node.number for node in engine.nodes()]
-            if len(numbers) >= 2 * nodes:
-                engine.drop(numbers[:nodes])
+            names = [node.name for node in engine.nodes()]
+            if len(names) >= 2 * nodes:
+                engine.drop(names[:nodes])
         return engine
 
     def _measure(self, together: Sequence[PlannedCase], engine: Engine) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -63,7 +64,7 @@ class PodAllocation:
         if self._socket is not None:
             self._socket.close()  # By this the agents know that the suite has ended.
 
-    def open(self, runs: Path) -> ClusterEngine:
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
         """See `Allocation`."""
         if self._socket is None:
             raise InfrastructureFailed("the port for agents is closed")
@@ -71,7 +72,8 @@ class PodAllocation:
         if self._within_s == COMING_S and self._request.nodes > 1:
             self._request.tell(f"waits for the agents of {self._request.nodes} pods")
         self._within_s = LOADING_S  # The pods have come; from now on it is only their agents that come again.
-        return ClusterEngine(PodPlacement(self._settings, self._request.nodes), runs, entrance=entrance)
+        placement = PodPlacement(self._settings, self._request.nodes)
+        return ClusterEngine(placement, runs, entrance=entrance, dropped=dropped)
 
 
 class PodPlacement:

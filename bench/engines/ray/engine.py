@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -141,13 +141,13 @@ class RayAllocation:
         if self._driver is not None:
             self._driver.close()
 
-    def open(self, runs: Path) -> ClusterEngine:
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
         """Open an engine on the reserved nodes, of which others may have come in place of those that died.
 
         Raises:
             InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
         """
-        return ClusterEngine(RayPlacement(self, self.names()), runs)
+        return ClusterEngine(RayPlacement(self, self.names()), runs, dropped=dropped)
 
     @property
     def driver(self) -> RayDriver:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -129,8 +129,8 @@ class SlurmAllocation:
     ) -> None:
         self._give_back()
 
-    def open(self, runs: Path) -> ClusterEngine:
-        """Open an engine on the job's nodes.
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
+        """Open an engine on the job's nodes, without those of these names.
 
         Raises:
             InfrastructureFailed: the job has ended or is about to, or too few of its nodes are up.
@@ -141,10 +141,12 @@ class SlurmAllocation:
             raise InfrastructureFailed(
                 f"job {self.job} ends in {max(0.0, left_s):.0f} s, too few for a trial; --resume goes on in another job"
             )
-        return ClusterEngine(SlurmPlacement(self, self.nodes()), runs)
+        return ClusterEngine(SlurmPlacement(self, self.nodes(dropped)), runs)
 
-    def nodes(self) -> tuple[str, ...]:
+    def nodes(self, dropped: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of the nodes that are used, in Slurm's order; of a larger job, those that are up.
+
+        dropped: names of nodes that are left out, so that fewer are used.
 
         Raises:
             InfrastructureFailed: so many of the job's nodes are down that too few are left.
@@ -153,15 +155,15 @@ class SlurmAllocation:
         self._names += [
             name for name in names if name not in self._names
         ]  # Slurm takes those that are lost off its list.
-        states = {name: node_state(name) for name in self._names}
-        well = [name for name in names if states[name] is None]
-        if len(well) < self._request.nodes:
-            lost = "; ".join(f"{name} is {states[name] or 'gone'}" for name in self._names if name not in well)
+        states = {name: node_state(name) for name in self._names if name not in dropped}
+        well = [name for name in names if name in states and states[name] is None]
+        wanted = self._request.nodes - len(dropped)
+        if len(well) < wanted:
+            lost = "; ".join(f"{name} is {state or 'gone'}" for name, state in states.items() if name not in well)
             raise InfrastructureFailed(
-                f"job {self.job} has {len(well)} of {self._request.nodes} node(s) left: {lost}; --resume goes on in"
-                " another job"
+                f"job {self.job} has {len(well)} of {wanted} node(s) left: {lost}; --resume goes on in another job"
             )
-        return tuple(well[: self._request.nodes])
+        return tuple(well[:wanted])
 
     def state(self) -> dict[str, str]:
         """Return what Slurm says of the job; only its state where it has forgotten the rest, as accounting knows it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bench.doctor.fleet import Finding, Fleet, FleetNode
 from bench.doctor.fleet_check import check_fleet
 from bench.doctor.preflight import Preflight
 from bench.engines.agent_link import NodeCheck
-from bench.engines.cluster import ClusterEngine, Request
+from bench.engines.cluster import ClusterEngine, Node, Request
 from bench.engines.local import LocalAllocation, LocalNodes
 from bench.errors import InfrastructureFailed
 from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
@@ -93,7 +93,7 @@ class TwoNodes(LocalAllocation):
         super().__init__(Request(nodes=2))
         self._engines = list(engines)
 
-    def open(self, runs: Path) -> ClusterEngine:
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
         return self._engines.pop(0)
 
 
@@ -158,6 +158,62 @@ def test_a_node_that_is_left_out_is_so_in_each_engine(monkeypatch: pytest.Monkey
         with preflight.open() as engine:
             assert isinstance(engine, ClusterEngine)
             assert [node.number for node in engine.nodes()] == [0]
+
+
+class FakeEngine(ClusterEngine):
+    """Two nodes of three, whose third has no agent; what is left out of it stays."""
+
+    def __init__(self, engine: ClusterEngine) -> None:
+        self._engine, self.runs = engine, engine.runs
+        self.dropped: list[str] = []
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._engine.nodes()
+
+    def check(self) -> tuple[NodeCheck, ...]:
+        return self._engine.check()
+
+    def drop_missing(self) -> dict[str, str]:
+        return {"node 2": "its agent has not come: another version"}
+
+    def drop(self, names: Iterable[str]) -> None:
+        self.dropped += names
+
+    def stop(self) -> None:
+        pass
+
+
+class Handing(LocalAllocation):
+    """Hands out one engine again and again, and keeps which nodes it was to leave out."""
+
+    def __init__(self, engine: ClusterEngine) -> None:
+        super().__init__(Request(nodes=3))
+        self.engine = engine
+        self.dropped: list[Collection[str]] = []
+
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
+        self.dropped.append(dropped)
+        return self.engine
+
+
+def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
+    engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(SLOW))
+    allocation, told = Handing(fake := FakeEngine(engine)), list[str]()
+    preflight = Preflight(allocation, engine.runs, ranks_per_node=None, tell=told.append)
+    fleet = preflight.check({}, is_dropping=True)
+    assert told == [
+        f"pre-flight: node 1 is bad: {SLOW.text}",
+        "pre-flight: node 2 is bad: its agent has not come: another version",
+        "pre-flight: goes on without node 2, node 1",
+    ]
+    assert fleet is not None
+    assert [found.is_fatal for found in fleet.findings] == [False, True]
+    assert preflight.dropped == 2
+    assert sorted(fake.dropped) == ["node 1", "node 2"]
+    assert preflight.open() is preflight.open() is fake
+    assert allocation.dropped == [(), {"node 1", "node 2"}]
 
 
 def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def test_each_node_tells_its_state_and_a_clock_that_is_the_runner_s(engine: Clus
 @pytest.mark.slow
 def test_a_node_that_is_dropped_gets_no_rank_and_its_agent_ends(tmp_path: Path) -> None:
     with ClusterEngine(LocalNodes(2), tmp_path) as engine:
-        engine.drop({0})
+        engine.drop({"node 0"})
         (left,) = engine.nodes()
         assert left.number == 1
         assert engine.machine().nodes_here == 1
@@ -203,6 +203,44 @@ class Absent(LocalNodes):
     def failure(self) -> str | None:
         """Say so."""
         return "the partition is down"
+
+
+class OneIsAnother(LocalNodes):
+    """Its second agent ends at once, as one of another version would, which is told when `is_time` says so."""
+
+    is_time: Callable[[], bool] = staticmethod(lambda: True)
+
+    def start(self, meeting: Meeting) -> None:
+        """Start the second one with words that it does not know."""
+        super().start(OneUnknown(host=meeting.host, port=meeting.port, key_file=meeting.key_file))
+
+    def failure(self) -> str | None:
+        """Tell of the second one."""
+        return super().failure() if self._agents[1].wait() and self.is_time() else None
+
+
+class OneUnknown(Meeting):
+    """The second node's words are none of an agent's."""
+
+    def words(self, node: int) -> list[str]:
+        """See `Meeting`."""
+        return [*super().words(node), *(["--of-a-newer-version"] if node == 1 else [])]
+
+
+def test_a_node_whose_agent_does_not_come_is_left_out_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = OneIsAnother(2)
+    with ClusterEngine(placement, tmp_path) as engine, monkeypatch.context() as patch:
+        patch.setattr("bench.engines.cluster.LATE_S", 0.0)
+        placement.is_time = lambda: 0 in engine._links
+        missing = engine.drop_missing()
+        assert set(missing) == {"node 1"}
+        assert missing["node 1"].startswith("its agent has not come: it ended with code 2; it said: ")
+        assert "--of-a-newer-version" in missing["node 1"]
+        assert [node.name for node in engine.nodes()] == ["node 0"]
+    with ClusterEngine(OneIsAnother(2), tmp_path, dropped=["node 1"]) as engine:
+        assert [node.name for node in engine.nodes()] == ["node 0"]
 
 
 def test_an_agent_that_does_not_come_is_told_with_the_reason(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,45 @@ def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:
     slurm.write("sinfo", "echo 'sinfo: error: Unable to contact controller' >&2; exit 1", is_script=True)
     with pytest.raises(InfrastructureFailed, match=r"sinfo --noheader .*: sinfo: error: Unable to contact controller"):
         _capacity("gpu")
+
+
+def _job_of(slurm: Recorded, *names: str, down: Collection[str] = ()) -> None:
+    """Say that the job has these nodes, some of which are lost: Slurm takes them off its list."""
+    nodes = "\n".join(
+        f"*'show node {name}') echo 'NodeName={name} State={'DOWN Reason=gone' if name in down else 'ALLOCATED'}';;"
+        for name in names
+    )
+    there = "\\n".join(name for name in names if name not in down)
+    rest = f"*'show job'*) echo 'JobState=RUNNING NodeList=n EndTime=Unknown';; *hostnames*) printf '{there}\\n';;"
+    slurm.write("scontrol", f'case "$*" in\n{nodes}\n{rest}\nesac', is_script=True)
+
+
+def _allocation(nodes: int) -> SlurmAllocation:
+    allocation = SlurmAllocation(Request(nodes=nodes))
+    allocation.job = "7"
+    return allocation
+
+
+def test_a_node_that_was_left_out_does_not_come_back_when_another_is_lost(slurm: Recorded) -> None:
+    allocation = _allocation(3)
+    _job_of(slurm, "n0", "n1", "n2", "n3")
+    assert allocation.nodes() == ("n0", "n1", "n2")
+    assert allocation.nodes({"n1"}) == ("n0", "n2")
+    _job_of(slurm, "n0", "n1", "n2", "n3", down={"n0"})
+    assert allocation.nodes({"n1"}) == ("n2", "n3")
+
+
+def test_a_node_that_was_left_out_may_be_lost(slurm: Recorded) -> None:
+    allocation = _allocation(3)
+    _job_of(slurm, "n0", "n1", "n2")
+    assert allocation.nodes() == ("n0", "n1", "n2")
+    _job_of(slurm, "n0", "n1", "n2", down={"n1"})
+    assert allocation.nodes({"n1"}) == ("n0", "n2")
+    with pytest.raises(InfrastructureFailed, match=r"job 7 has 2 of 3 node\(s\) left: n1 is "):
+        allocation.nodes()
+    _job_of(slurm, "n0", "n1", "n2", down={"n1", "n2"})
+    with pytest.raises(InfrastructureFailed, match=r"job 7 has 1 of 2 node\(s\) left: n2 is "):
+        allocation.nodes({"n1"})
 
 
 def test_a_job_that_slurm_has_forgotten_is_told_as_accounting_knows_it(slurm: Recorded) -> None:

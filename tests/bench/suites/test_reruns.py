@@ -124,23 +124,23 @@ class FakeCluster(ClusterEngine):
     """An engine of so many nodes, which only notes what it is told."""
 
     def __init__(self, count: int) -> None:
-        self.dropped: list[int] = []
+        self.dropped: list[str] = []
         self._nodes = tuple(Node(number=number, name=f"n{number}", link=None, ready=None) for number in range(count))  # type: ignore[arg-type]
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes."""
         return self._nodes
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Note the numbers."""
-        self.dropped += numbers
+    def drop(self, names: Iterable[str]) -> None:
+        """Note the names."""
+        self.dropped += names
 
     def stop(self) -> None:
         """Nothing runs."""
 
 
-@pytest.mark.parametrize(("nodes", "dropped"), [(4, [0, 1]), (3, [])], ids=["others are there", "too few others"])
-def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes: int, dropped: list[int]) -> None:
+@pytest.mark.parametrize(("nodes", "dropped"), [(4, ["n0", "n1"]), (3, [])], ids=["others are there", "too few others"])
+def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes: int, dropped: list[str]) -> None:
     night = _night(tmp_path, {})
     engine = FakeCluster(nodes)
     with night.store() as store, begin(plan_of(planned("ddp")).suite, night.runs) as ledger:
