@@ -8,6 +8,7 @@ import ipaddress
 import operator
 import re
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -81,6 +82,22 @@ def _refusal(path: Path | None, given: dict[str, Any], text: str, form: type[msg
 def _in_words(types: re.Match[str]) -> str:
     """Return what a value may be; that a field may be left out, nobody asks who gives it."""
     return " or ".join(_KINDS.get(kind, kind) for kind in types[1].split(" | ") if kind != "null")
+
+
+SETUP_FAILED = "setup failed with code"
+
+
+def setup_lines(setup: str) -> list[str]:
+    """Return lines of a shell that run those of the user, without its input (the key), and end it where these fail."""
+    return ["{", ":", setup.rstrip("\n"), "} </dev/null || {", f'  echo "{SETUP_FAILED} $?" >&2', "  exit 1", "}"]
+
+
+def last_words(printed: Sequence[str]) -> str:
+    """Return the last line that a node printed, and the one before where that tells why a setup failed."""
+    said = [line.strip() for line in printed if line.strip()]
+    if len(said) > 1 and said[-1].startswith(SETUP_FAILED):
+        return f"{said[-1]}: {said[-2]}"
+    return said[-1] if said else ""
 
 
 def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:

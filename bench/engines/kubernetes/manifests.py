@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from bench.engines.kubernetes.settings import KubernetesSettings, check_name, name_after
+from bench.engines.settings_file import setup_lines
 from bench.engines.wire.frames import key_line, new_key
 from bench.errors import Misuse
 
@@ -325,7 +326,7 @@ def command(job: SuiteJob) -> str:
     ]
     return "\n".join(
         [
-            *([settings.setup.rstrip("\n")] if settings.setup else []),
+            *(setup_lines(settings.setup) if settings.setup else []),
             f"{python} -P -c 'import bench.engines.kubernetes.pod' 2>/dev/null || {{ echo {missing} >&2; exit 2; }}",
             " \\\n  ".join(lines) + "\n",
         ]

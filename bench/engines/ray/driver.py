@@ -42,6 +42,7 @@ from bench.engines.ray.orders import (
     has,
     in_words,
 )
+from bench.engines.settings_file import SETUP_FAILED
 from bench.errors import InfrastructureFailed, Misuse
 
 REACH_S = 10.0
@@ -95,8 +96,11 @@ class NodeActor:
         if code is None:
             return None
         self._said.seek(0)
-        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"it ended with code {code}{f'; it said: {lines[-1].strip()}' if lines else ''}"
+        said = self._said.read().decode(errors="replace").splitlines()
+        lines = [line.strip() for line in said if line.strip()]
+        if len(lines) > 1 and lines[-1].startswith(SETUP_FAILED):  # As `last_words`, which Ray's workers lack.
+            lines.append(f"{lines[-1]}: {lines[-2]}")
+        return f"it ended with code {code}{f'; it said: {lines[-1]}' if lines else ''}"
 
     def stop(self, within_s: float) -> str | None:
         """Wait for the agent's end, and end it if it lives on; return how it ended. Nothing follows."""

@@ -45,7 +45,7 @@ from bench.engines.ray.orders import (
     has,
     in_words,
 )
-from bench.engines.settings_file import exporter_words, read_settings
+from bench.engines.settings_file import exporter_words, read_settings, setup_lines
 from bench.engines.wire.frames import new_key, write_key
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -240,8 +240,8 @@ class RayPlacement:
         settings = self._settings
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._exporter
-        lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
-        lines.append(f'exec {shlex.join([settings.python, "-c", LIFELINE, *agent])} --send-files "$@"')
+        agent = [settings.python, "-c", LIFELINE, *agent]
+        lines = [*setup_lines(settings.setup), f'exec {shlex.join(agent)} --send-files "$@"']
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
         order = StartAgents(
             words=("sh", "-c", "\n".join(lines), "sh"),

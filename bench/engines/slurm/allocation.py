@@ -26,7 +26,7 @@ import msgspec
 
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.local import PROFILERS
-from bench.engines.settings_file import exporter_words, read_settings
+from bench.engines.settings_file import exporter_words, last_words, read_settings, setup_lines
 from bench.engines.slurm.nodes import (
     call,
     capacity_of_job,
@@ -284,8 +284,7 @@ class SlurmPlacement:
         settings, count = self._allocation.settings, len(self.nodes)
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._allocation.exporter
-        lines = ["{", ":", settings.setup, "} </dev/null"]  # Standard input has the key.
-        lines.append(f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"')
+        lines = [*setup_lines(settings.setup), f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"']
         words = [
             *("srun", f"--jobid={self._allocation.job}", f"--nodes={count}", f"--ntasks={count}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(self.nodes)}", "--overlap", "--kill-on-bad-exit=0"),
@@ -381,8 +380,9 @@ def _read_said(text: str, nodes: Sequence[str], python: str) -> _Said:
                 has_ended=has_ended,
             )
     if of_nodes:
-        node, line = of_nodes[-1]
-        return _Said(told=f"; {node} said: {line}", has_ended=has_ended)
+        node, _ = of_nodes[-1]
+        words = last_words([line for whose, line in of_nodes if whose == node])
+        return _Said(told=f"; {node} said: {words}", has_ended=has_ended)
     line = last_line("\n".join(own))
     return _Said(told=f"; it said: {line}" if line else "", has_ended=has_ended)
 

@@ -8,10 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.engines.cluster import Request
+from bench.engines.cluster import Meeting, Request
 from bench.engines.ray.driver import NodeActor
-from bench.engines.ray.engine import RayAllocation, RaySettings, capacity_of, cluster_address
-from bench.engines.ray.orders import Answer, Connect, Listed, Order, RayNode, Reserve, StartAgents, alive_nodes, bundle
+from bench.engines.ray.engine import RayAllocation, RayPlacement, RaySettings, capacity_of, cluster_address
+from bench.engines.ray.orders import (
+    Answer,
+    Connect,
+    Done,
+    Listed,
+    Order,
+    RayNode,
+    Reserve,
+    StartAgents,
+    alive_nodes,
+    bundle,
+)
 from bench.engines.registry import CAPACITIES
 from bench.engines.settings_file import read_settings
 from bench.errors import InfrastructureFailed, Misuse
@@ -196,6 +207,37 @@ def test_an_actor_s_agent_gets_the_key_and_nothing_of_ray_s_environment(monkeypa
     )
     actor.start([sys.executable, "-c", program], b"secret", {"OURS": "1"})
     assert actor.stop(60) == "it ended with code 3; it said: secret [] 2,3 1"
+
+
+class FakeDriver:
+    """Keeps the order to start agents."""
+
+    def __init__(self) -> None:
+        self.orders: list[StartAgents] = []
+
+    def ask(self, order: StartAgents, kind: type[Done], within_s: float) -> Done:
+        self.orders.append(order)
+        return kind()
+
+
+class FakeAllocation:
+    """What a placement asks of an allocation."""
+
+    runner, exporter = "127.0.0.1", ()
+
+    def __init__(self, settings: RaySettings) -> None:
+        self.settings, self.driver = settings, FakeDriver()
+
+
+def test_a_setup_that_fails_is_told_with_what_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("the key")
+    allocation = FakeAllocation(RaySettings(setup="echo no such module\n(exit 3)\n"))
+    placement = RayPlacement(allocation, ("n0",))  # type: ignore[arg-type]
+    placement.start(Meeting(host="h", port=1, key_file=tmp_path / "key"))
+    (order,) = allocation.driver.orders
+    actor = NodeActor()
+    actor.start([*order.words, "--node", "0"], order.key, order.environment)
+    assert actor.stop(60) == "it ended with code 1; it said: setup failed with code 3: no such module"
 
 
 def test_an_actor_ends_an_agent_that_does_not_end_by_itself() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.engines.cluster import Capacity, Request
-from bench.engines.slurm.allocation import SlurmAllocation
+from bench.engines.cluster import Capacity, Meeting, Request
+from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement
 from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -162,6 +162,53 @@ def test_a_node_that_was_left_out_may_be_lost(slurm: Recorded) -> None:
     _job_of(slurm, "n0", "n1", "n2", down={"n1", "n2"})
     with pytest.raises(InfrastructureFailed, match=r"job 7 has 1 of 2 node\(s\) left: n2 is "):
         allocation.nodes({"n1"})
+
+
+SRUN = """while [ "$1" != sh ]; do shift; done
+{ { "$@" 2>&1; echo $? >&3; } | sed 's/^/1: /' >&2; } 3>&1 | { read -r code; exit "$code"; }
+"""
+"""An srun that runs the second node's agent here."""
+
+
+def test_a_setup_that_fails_is_told_with_what_it_printed(slurm: Recorded, tmp_path: Path) -> None:
+    _job_of(slurm, "n0", "n1")
+    slurm.write("srun", SRUN, is_script=True)
+    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, "setup = 'echo no such module; false'")))
+    allocation.job = "7"
+    assert _agent_said(allocation, tmp_path) == (
+        "its step ended with code 1; n1 said: setup failed with code 1: no such module"
+    )
+
+
+def test_a_setup_that_ends_well_is_followed_by_the_agent_which_has_the_input(slurm: Recorded, tmp_path: Path) -> None:
+    _job_of(slurm, "n0", "n1")
+    slurm.write("srun", SRUN, is_script=True)
+    slurm.write("agent", 'echo "$OURS, $*, $(cat)"; exit 3', is_script=True)
+    text = f"setup = 'read line; export OURS=set'\npython = '{tmp_path}/agent'"
+    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, text)))
+    allocation.job = "7"
+    said = _agent_said(allocation, tmp_path)
+    assert said.startswith("its step ended with code 3; n1 said: set, -P -m bench.engines.node.agent --connect h:1 ")
+    assert said.endswith(", the key")
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "slurm.toml"
+    path.write_text(f'address = "127.0.0.1"\n{text}\n')
+    return path
+
+
+def _agent_said(allocation: SlurmAllocation, folder: Path) -> str:
+    """Start the agents' step, wait for its end, and return what is told of it."""
+    (folder / "key").write_text("the key")
+    placement = SlurmPlacement(allocation, ("n0", "n1"))
+    placement.start(Meeting(host="h", port=1, key_file=folder / "key"))
+    assert placement._step is not None
+    placement._step.wait()
+    said = placement.failure()
+    placement.stop()
+    assert said is not None
+    return said
 
 
 def test_a_job_that_slurm_has_forgotten_is_told_as_accounting_knows_it(slurm: Recorded) -> None:

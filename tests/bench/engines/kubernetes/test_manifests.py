@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,13 @@ def test_the_command_is_one_of_suite_run(container: dict[str, Any]) -> None:
     assert asked["store_url"] is None  # From the environment, by a Secret.
     (store,) = [one for one in container["env"] if one["name"] == "OBSERVATORY_STORE"]
     assert store["valueFrom"] == {"secretKeyRef": {"name": "history", "key": "url"}}
+
+
+def test_a_setup_that_fails_ends_the_pod_with_what_it_printed() -> None:
+    job = dataclasses.replace(JOB, settings=msgspec.structs.replace(FULL, setup="echo no such limit >&2\nfalse\n"))
+    (container,) = _replicated(job)["template"]["spec"]["containers"]
+    done = subprocess.run(container["command"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (1, ["no such limit", "setup failed with code 1"])
 
 
 # The command
