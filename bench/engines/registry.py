@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from bench.case import Case
 from bench.engines.cluster import Capacity, Request
 from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
@@ -64,3 +65,8 @@ CAPACITIES: dict[str, Callable[[Request], Capacity | None]] = {
 }
 """What tells of an engine's nodes before they are ours; None, as for other engines, where this machine is all of them,
 or nobody tells: cases are then planned by this machine."""
+
+
+def nodes_to_ask(engine: str, nodes: int, cases: Iterable[Case]) -> int:
+    """Return how many nodes are asked for: of a cluster no more than one of the cases uses."""
+    return max((case.nodes for case in cases), default=nodes) if engine in CAPACITIES else nodes

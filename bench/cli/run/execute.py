@@ -13,7 +13,7 @@ from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, inter
 from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
 from bench.engines.cluster import Request
-from bench.engines.registry import ENGINES
+from bench.engines.registry import ENGINES, nodes_to_ask
 from bench.errors import say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
@@ -53,12 +53,13 @@ def execute(plan: Plan, options: RunOptions) -> Results:
     interrupt_in_order()
     folder, store = options.runs_folder, options.store_url
     cases = [case for case, _ in plan.cases]
-    request = Request(nodes=options.nodes, file=options.engine_file, tell=options.tell)
+    asked = nodes_to_ask(options.engine_name, options.nodes, cases)
+    request = Request(nodes=asked, file=options.engine_file, tell=options.tell)
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
     with (
-        ENGINES[options.engine_name](request) as allocation,
         History(store) as history,
         serving(folder, store, port=options.port, on_notice=options.tell),
+        ENGINES[options.engine_name](request) as allocation,
     ):
         for notice in recover_runs(folder, history, store).notices():
             options.tell(notice)

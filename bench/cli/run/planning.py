@@ -17,6 +17,7 @@ from bench.case import (
 )
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
 from bench.engines.cluster import Capacity
+from bench.engines.registry import nodes_to_ask
 from bench.errors import Misuse, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
@@ -164,6 +165,10 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         explicit_baseline = find_run(options.baseline_run, options.store_url, is_glance=options.is_dry)
         check_baseline(case, explicit_baseline)
     check_place(options.runs_folder)
+    cluster = node.cluster
+    asked = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
+    if options.is_dry and asked != options.nodes:  # Which then says what would be asked for.
+        cluster = read_node(asked, engine=options.engine_name, engine_file=options.engine_file).cluster
     return Plan(
         cases=tuple(cases),
         is_curve=is_curve,
@@ -171,7 +176,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         explicit_baseline=explicit_baseline,
         device_reason=None if args.device is not None else f"device: {case.device} ({_why_device(node)})",
         crowds=tuple(dict.fromkeys(crowds)),
-        cluster=node.cluster,
+        cluster=cluster,
     )
 
 

@@ -20,6 +20,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 if TYPE_CHECKING:
     from bench.runner.patient_store import PatientStore
     from bench.runs.history import History
+    from bench.suites.choice import Choice
     from bench.suites.ledger import LedgerWriter
     from bench.suites.suite_results import SuiteResult
     from bench.suites.suite_run import SuiteEnd
@@ -101,7 +102,7 @@ def run(
     from bench.doctor.fleet import last_good, save
     from bench.doctor.preflight import Preflight
     from bench.engines.cluster import Request
-    from bench.engines.registry import ENGINES
+    from bench.engines.registry import ENGINES, nodes_to_ask
     from bench.exporter.server import serving
     from bench.reports.format import to_reader
     from bench.reports.progress import SuiteProgress
@@ -135,6 +136,12 @@ def run(
     suite = planned.suite
     is_gated = has_gate if has_gate is not None else suite.is_nightly
     check_place(runs_folder)
+
+    def asked_for(choice: Choice) -> int:
+        """Return how many nodes the suite takes: where bad ones are left out, or reruns take others, some are spare."""
+        cases = [one.case for one in choice.cases if one.case is not None]
+        return nodes if is_dropping or is_gated else nodes_to_ask(engine_name, nodes, cases)
+
     if is_dry:
         state, tags = SuiteState(), only
         if resumed is not None or repeat_failed:
@@ -142,6 +149,8 @@ def run(
             state = fold(read_ledger(folder / LEDGER).records)
             tags = only or (() if state.begun is None else state.begun.tags)
         choice = choose(planned, state, tags=tags, budget_s=budget_s, is_failed_repeated=repeat_failed)
+        if (asked := asked_for(choice)) != nodes:
+            node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file)
         with to_reader():
             print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
             if format_name == "table":
@@ -165,12 +174,16 @@ def run(
     interrupt_in_order()
     is_drawn = False if verbose else None  # What is drawn in place would hide the lines of --verbose.
     progress = SuiteProgress(suite.name, is_drawn=is_drawn, is_long=verbose, is_quiet=quiet)
-    request = Request(nodes=nodes, file=engine_file, tell=progress.tell)
+    request = Request(nodes=asked_for(choice), file=engine_file, tell=progress.tell)
+    if request.nodes < nodes:
+        progress.tell(f"no case uses more than {request.nodes} of {nodes} nodes, so that no more are asked for")
+    if not choice.cases and not (is_gated and resumed_ledger is not None):  # Nothing runs on a node.
+        engine_name, request = "local", Request()
     with (
-        ENGINES[engine_name](request) as allocation,
-        Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
         History(store_url) as history,
         serving(runs_folder, store_url, port=port, on_notice=progress.tell),
+        ENGINES[engine_name](request) as allocation,
+        Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
     ):
         for notice in recover_runs(runs_folder, history, store_url).notices():
             progress.tell(notice)

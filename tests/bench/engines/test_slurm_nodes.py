@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.cli import main
 from bench.engines.cluster import Capacity, Meeting, Request
 from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement
 from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
@@ -162,6 +163,45 @@ def test_a_node_that_was_left_out_may_be_lost(slurm: Recorded) -> None:
     _job_of(slurm, "n0", "n1", "n2", down={"n1", "n2"})
     with pytest.raises(InfrastructureFailed, match=r"job 7 has 1 of 2 node\(s\) left: n2 is "):
         allocation.nodes({"n1"})
+
+
+def _asked(slurm: Recorded, folder: Path, suite: str, *words: str) -> tuple[int, list[str]]:
+    """Run a suite on a Slurm that gives nothing; return the exit code, and which nodes it was asked for."""
+    slurm.write("salloc", f'echo "$*" >> {folder}/asked; echo "salloc: error: no" >&2; exit 1', is_script=True)
+    (folder / "own.toml").write_text(f"schema_version = 1\n[defaults]\ndevice = 'cpu'\n{suite}")
+    places = ["--runs", str(folder / "runs"), "--port", "0"]
+    if "--store" not in words:
+        places += ["--store", f"sqlite:///{folder}/store.sqlite"]
+    code = main.run(["suite", "run", str(folder / "own.toml"), "--engine", "slurm", "--nodes", "3", *places, *words])
+    lines = (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
+    return code, [word for line in lines for word in line.split() if word.startswith("--nodes=")]
+
+
+TWO = "[case.ddp]\nranks = 2\n[case.fsdp]\nranks = 4\ntags = ['extra']\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"), [([], "--nodes=2"), (["--only", "all"], "--nodes=3"), (["--drop-bad"], "--nodes=3")]
+)
+def test_slurm_is_asked_for_as_many_nodes_as_a_case_uses_or_for_some_to_spare(
+    words: list[str], asked: str, slurm: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _asked(slurm, tmp_path, TWO, *words) == (4, [asked])
+    assert ("no case uses more than 2 of 3 nodes" in capsys.readouterr().err) == (asked == "--nodes=2")
+
+
+def test_slurm_is_asked_for_nothing_where_no_case_can_run(slurm: Recorded, tmp_path: Path) -> None:
+    assert _asked(slurm, tmp_path, "[case.ddp]\ndevice = 'cuda'\nranks = 2\n") == (3, [])
+
+
+def test_slurm_is_asked_for_nothing_where_results_cannot_be_kept(slurm: Recorded, tmp_path: Path) -> None:
+    assert _asked(slurm, tmp_path, TWO, "--store", "sqlite:////nowhere/store") == (4, [])
+
+
+def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--engine", "slurm", "--nodes", "3", "--device", "cpu", "--ranks", "2", "--dry-run"]
+    assert main.run(["run", "ddp", *words]) == 0
+    assert "salloc --no-kill --nodes=2 " in capsys.readouterr().out
 
 
 SRUN = """while [ "$1" != sh ]; do shift; done
